@@ -1,0 +1,40 @@
+# Each target does all of its own set-up in .venv; a machine with Python 3.11 or later is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-full bench lint types docs clean
+
+.venv/user: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/dev: .venv/user
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/user
+	OMP_NUM_THREADS=2 $(BIN)/normscope demo
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest -q -n $(WORKERS)
+
+test-full: .venv/dev
+	$(BIN)/pytest -q -n $(WORKERS) -m 'full or not full'
+
+bench: .venv/dev
+	@echo "bench/ compares with peers: see docs/benchmarks.md for how their environment is made"
+	OMP_NUM_THREADS=2 $(BIN)/python -m bench
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,17 @@
+"""See what normalization does to your network."""
+
+from normscope import rules
+from normscope.auditing import Audit, audit
+from normscope.certify.lipschitz import lipschitz
+from normscope.certify.operator_norm import operator_norm
+from normscope.core.bracket import Bracket
+from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
+from normscope.core.magnitude import Magnitude
+from normscope.version import __version__
+
+
+
+__all__ = [
+    "Audit", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__", "audit", "lipschitz",
+    "operator_norm", "rules",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Certified upper bounds and witnessed lower bounds on the Lipschitz constant of a traced model."""

@@ -1,0 +1,221 @@
+"""Chains of dense layers with entrywise activations, bounded as a whole and usually well below the product of norms.
+
+y ↦ W_K φ_{K−1}(W_{K−1} … φ_1(W_1 y)), each φ_i entrywise with slopes in [a_i, b_i]. All bounds are homogeneous in every
+W_i and are computed on W_i/‖W_i‖, so no scale of the weights and no depth overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from normscope.core.magnitude import ZERO, Magnitude, product, total
+from normscope.operators.dense import UNIT_ROUNDOFF, lanczos, spectral_norm
+
+PATTERN_NEURONS = 12  # every activation pattern is enumerated up to here
+LIPLT_DEPTH = 32
+LIPLT_WORK = 2e9  # depth² × width³ of the chains that LipLT is tried on
+SDP_NEURONS = 120
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One affine map of a chain and the slopes of the activation that follows it, (1, 1) for none.
+
+    `norm` is a certified bound on ‖W‖; `matrix` makes W (out, in) in float64 when it is needed.
+    """
+
+    matrix: Callable[[], torch.Tensor]
+    norm: Magnitude
+    width: int
+    slopes: tuple[float, float] = (1.0, 1.0)
+
+    def unit(self) -> torch.Tensor:
+        """W/‖W‖, so of norm at most 1."""
+        matrix = self.matrix()
+        largest = float(matrix.abs().max())
+        return (matrix / largest) / float(self.norm / largest)
+
+    @property
+    def steepest(self) -> float:
+        return max(abs(self.slopes[0]), abs(self.slopes[1]))
+
+
+def bound(layers: Sequence[Layer]) -> tuple[Magnitude, str]:
+    """The smallest of all bounds that apply to the chain, and its name."""
+    plain = product(layer.norm * layer.steepest for layer in layers)
+    inner, last = layers[:-1], layers[-1]
+    if not plain or not plain.finite or not inner:
+        return plain, "product"
+    scale = product(layer.norm for layer in layers) * last.steepest
+    found = {"product": product(Magnitude(layer.steepest) for layer in inner)}
+    for name, method in METHODS.items():
+        value = method(layers)
+        if value is not None:
+            found[name] = value
+            if name == "patterns":
+                break  # nothing that bounds all patterns at once can be smaller
+    name = min(found, key=lambda key: found[key])
+    return scale * found[name], name
+
+
+def patterns(layers: Sequence[Layer]) -> Magnitude | None:
+    """max ‖W_K D_{K−1} … D_1 W_1‖ over all diagonal D_i with entries a_i or b_i.
+
+    The norm is convex in each D_i, so its maximum over all slopes in [a_i, b_i] is at such a corner. Not every corner
+    is reached by an input, but no method that treats neurons one by one (LipSDP included) can go below it.
+    """
+    if sum(layer.width for layer in layers[:-1] if layer.slopes[0] != layer.slopes[1]) > PATTERN_NEURONS:
+        return None
+    stack, error = layers[0].unit()[None], 0.0
+    for layer, following in zip(layers, layers[1:], strict=False):
+        low, high = layer.slopes
+        unit = following.unit()
+        if low == high:
+            corners = torch.full((1, layer.width), low, dtype=torch.float64)
+        else:
+            corners = torch.cartesian_prod(*[torch.tensor([low, high], dtype=torch.float64)] * layer.width).reshape(-1, layer.width)
+        error = _product_error(unit, stack, error) * layer.steepest
+        stack = (unit * corners[:, None, :])[None, :] @ stack[:, None]  # (before, now, out, in)
+        stack = stack.flatten(0, 1)
+    return spectral_norm(stack, error)
+
+
+def liplt(layers: Sequence[Layer]) -> Magnitude | None:
+    """LipLT (Fazlyab et al. 2023): φ(y) = c y + r ψ(y) with c = (a+b)/2, r = (b−a)/2 and ψ 1-Lipschitz gives
+
+    m_k = ‖W_k c_{k−1} W_{k−1} ⋯ c_1 W_1‖ + Σ_{j<k} ‖W_k c_{k−1} ⋯ c_{j+1} W_{j+1}‖ r_j m_j.
+    """
+    depth = len(layers)
+    width = max(max(layer.width for layer in layers), layers[0].matrix().shape[1])
+    if depth > LIPLT_DEPTH or depth**2 * width**3 > LIPLT_WORK:
+        return None
+    units = [layer.unit() for layer in layers]
+    centers = [(low + high) / 2 for low, high in (layer.slopes for layer in layers)]
+    radii = [(high - low) / 2 * (1 + 4 * UNIT_ROUNDOFF) for low, high in (layer.slopes for layer in layers)]
+    products: list[tuple[torch.Tensor, float]] = []  # after step k: W_k c ⋯ W_{j+1} for j = 0 … k−1, each with its error
+    reached: list[Magnitude] = []
+    for k, unit in enumerate(units):
+        products = [(centers[k - 1] * (unit @ p), abs(centers[k - 1]) * _product_error(unit, p, e)) for p, e in products]
+        products.append((unit, 0.0))
+        norms = [spectral_norm(p, e) for p, e in products]
+        reached.append(norms[0] + total(norms[j] * radii[j - 1] * reached[j - 1] for j in range(1, k + 1)))
+    return reached[-1]
+
+
+def eclipse_fast(layers: Sequence[Layer]) -> Magnitude | None:
+    """ECLipsE-Fast (Xu & Sivaranjani 2024), for slopes in [0, b_i].
+
+    X_0 = I, M_i = W_i X_{i−1}^{-1} W_iᵀ, X_i = λ_i I − λ_i² M_i/4 with λ_i = 2/‖M_i‖, L² = ‖W_K X_{K−1}^{-1} W_Kᵀ‖. The
+    proof needs no exact λ_i, only X_i ⪯ λ_i I − λ_i² M_i/4 (docs/laws.md), so adding a bound on the rounding of M_i
+    keeps it a theorem. X_i/λ_i has eigenvalues in [1/2, 1], which is what makes that bound small.
+    """
+    if any(layer.slopes[0] < 0 for layer in layers[:-1]):
+        return None
+    result = product(Magnitude(layer.slopes[1]) for layer in layers[:-1])
+    if not result:
+        return ZERO
+    factor: torch.Tensor | None = None  # the Cholesky factor of X_{i−1}/λ_{i−1}
+    for layer in layers[:-1]:
+        half = _whitened(layer.unit(), factor)
+        gram = half.mT @ half
+        size = max(half.shape)
+        largest = max(_largest(half), 1e-150)
+        rounding = 64 * (size + 8) ** 2 * UNIT_ROUNDOFF
+        metric = -gram / (2 * largest)
+        metric.diagonal().add_(1 - rounding / (2 * largest))
+        factor, info = torch.linalg.cholesky_ex(metric)
+        if info != 0 or rounding > 1e-3 * largest:
+            return None
+        result = result * Magnitude(largest / 2).sqrt()
+    half = _whitened(layers[-1].unit(), factor)
+    return result * (spectral_norm(half) ** 2 + 64 * (max(half.shape) + 8) ** 2 * UNIT_ROUNDOFF).sqrt()
+
+
+def _whitened(unit: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    """R^{-1} Wᵀ with X = R Rᵀ, so that its Gram matrix is W X^{-1} Wᵀ."""
+    return unit.mT if factor is None else torch.linalg.solve_triangular(factor, unit.mT, upper=False)
+
+
+def _largest(half: torch.Tensor) -> float:
+    """‖A‖², estimated: ECLipsE's proof does not need it exact."""
+    return float(torch.linalg.matrix_norm(half, 2)) ** 2 if min(half.shape) <= 64 else lanczos(half, 1e-6)
+
+
+def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:
+    """LipSDP-Neuron (Fazlyab et al. 2019), where cvxpy and Clarabel are installed.
+
+    The solver proposes multipliers T ≥ 0; the bound is the smallest ρ for which the matrix inequality with that T is
+    then proved by a Cholesky factorization, so the solver need not be trusted.
+    """
+    widths = [layers[0].matrix().shape[1], *(layer.width for layer in layers[:-1])]
+    if sum(widths[1:]) > SDP_NEURONS or len(layers) < 2:
+        return None
+    try:
+        import cvxpy
+    except ImportError:
+        return None
+    units = [layer.unit().numpy() for layer in layers]
+    size, ends = sum(widths), np.cumsum([0, *widths])
+    multiplier = cvxpy.Variable(sum(widths[1:]), nonneg=True)
+    squared = cvxpy.Variable(nonneg=True)
+    pieces = _sdp_pieces(units, [layer.slopes for layer in layers], ends, size)
+    first = np.diag((np.arange(size) < widths[0]).astype(float))
+    inequality = squared * first - pieces[0] - sum(multiplier[i] * piece for i, piece in enumerate(pieces[1:]))
+    problem = cvxpy.Problem(cvxpy.Minimize(squared), [(inequality + inequality.T) / 2 >> 0])
+    try:
+        problem.solve(solver=cvxpy.CLARABEL)
+    except (cvxpy.SolverError, ValueError, ArithmeticError):
+        return None
+    if multiplier.value is None or squared.value is None:
+        return None
+    fixed = pieces[0] + sum(max(t, 0.0) * piece for t, piece in zip(multiplier.value, pieces[1:], strict=True))
+    return _smallest_proved(first, fixed, float(squared.value))
+
+
+def _sdp_pieces(units: Sequence[Any], slopes: Sequence[tuple[float, float]], ends: Any, size: int) -> list[Any]:
+    """The output's energy, then one matrix a neuron: its quadratic constraint (z − a y)(b y − z) ≥ 0, y = w·z_before."""
+    energy = np.zeros((size, size))
+    energy[ends[-2] :, ends[-2] :] = units[-1].T @ units[-1]
+    pieces = [energy]
+    for k, unit in enumerate(units[:-1]):
+        low, high = slopes[k]
+        for neuron, row in enumerate(unit):
+            y, z = np.zeros(size), np.zeros(size)
+            y[ends[k] : ends[k + 1]] = row
+            z[ends[k + 1] + neuron] = 1.0
+            piece = np.outer(z - low * y, high * y - z)
+            pieces.append(piece + piece.T)
+    return pieces
+
+
+def _smallest_proved(first: Any, fixed: Any, squared: float) -> Magnitude | None:
+    """√ of the smallest ρ ≥ squared, on a growing grid, for which ρ·first − fixed is proved positive semidefinite."""
+    size = len(fixed)
+    for slack in (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
+        rho = squared * (1 + slack) + slack * 1e-3
+        candidate = rho * first - fixed
+        shift = 16 * (size + 2) * UNIT_ROUNDOFF * (np.abs(candidate).sum() + 1)
+        if torch.linalg.cholesky_ex(torch.from_numpy(candidate - shift * np.eye(size))).info == 0:
+            return Magnitude(rho).sqrt().widened(1e-12)
+    return None
+
+
+def _product_error(left: torch.Tensor, right: torch.Tensor, error: float) -> float:
+    """‖fl(AB') − AB‖_F for ‖A‖ ≤ 1 and ‖B' − B‖_F ≤ error."""
+    inner = left.shape[-1]
+    frobenius = float(torch.linalg.vector_norm(left)) * float(torch.linalg.matrix_norm(right).max())
+    return error * (1 + 1e-12) + 4 * (inner + 4) * UNIT_ROUNDOFF * frobenius
+
+
+METHODS: dict[str, Callable[[Sequence[Layer]], Magnitude | None]] = {
+    "patterns": patterns,
+    "LipLT": liplt,
+    "ECLipsE-Fast": eclipse_fast,
+    "LipSDP-Neuron": lipsdp_neuron,
+}

@@ -1,0 +1,80 @@
+"""`ns.lipschitz`: the bracket of a model's Lipschitz constant."""
+
+from __future__ import annotations
+
+import torch
+from torch.export import ExportedProgram
+
+from normscope.certify.lower import Space, lower
+from normscope.certify.upper import Report, Upper, upper
+from normscope.core.bracket import Bracket
+from normscope.core.data import Call, Data, Example, calls
+from normscope.graph.graph import Graph, check_finite
+from normscope.graph.trace import check_samples_independent, trace
+
+MOST_SEEDS = 64
+
+
+def lipschitz(
+    model: torch.nn.Module | ExportedProgram,
+    example: Example,
+    mode: str = "eval",
+    output: str | int | None = None,
+    data: Data | None = None,
+    effort: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Bracket:
+    """Bracket the Lipschitz constant of `model` with respect to its input, in ℓ2, per sample.
+
+    >>> import torch
+    >>> bracket = lipschitz(torch.nn.Linear(3, 2), torch.zeros(1, 3))
+    >>> bracket.lower <= bracket.upper
+    True
+
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
+    mode: "eval"; "train"; or "batch", the whole batch as one input, for models with batch statistics.
+    output: name or position of the output to bound, where the model returns several.
+    data: where the search for the lower bound starts, beside the example. effort: how long it searches.
+    """
+    graph = certifiable_graph(model, example, mode, output)
+    return bracket(graph, upper(graph), Call.of(example), data, effort, generator)
+
+
+def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
+    """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
+    graph = trace(model, example, mode, output)
+    check_finite(graph)
+    if mode != "batch" and isinstance(model, torch.nn.Module) and not _batch_statistics(graph):
+        check_samples_independent(model, example, mode)
+    return graph
+
+
+def _batch_statistics(graph: Graph) -> bool:
+    """Whether a BN reads the batch: its rule refuses with better advice than the probe for mixed samples."""
+    return any(node.op == "batch_norm" and (node.args[5] or node.args[4] is None) for node in graph)
+
+
+def bracket(
+    graph: Graph, above: Upper, example: Call, data: Data | None = None, effort: float = 1.0, generator: torch.Generator | None = None
+) -> Bracket:
+    """Both sides of a bracket, given the upper one."""
+    found, witness = lower(graph, seeds(graph, example, data), effort, generator)
+    return Bracket(found, above.bound, witness, above.certificate, above.certificate.steps)
+
+
+def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:
+    """(points, d): the samples of the example and the first few of the data."""
+    space = Space(graph)
+    if graph.whole_batch:
+        return space.flat([value[None] for value in example.floats()])
+    collected = [space.flat(example.floats())]
+    if data is not None:
+        for call in calls(data, example):
+            collected.append(space.flat(call.floats()))
+            if sum(map(len, collected)) >= MOST_SEEDS:
+                break
+    points = torch.cat([part.to(collected[0].dtype) for part in collected])[:MOST_SEEDS]
+    return points[points.isfinite().all(1)] if bool(points.isfinite().all(1).any()) else torch.zeros(1, space.dimension)
+
+
+__all__ = ["Report", "bracket", "certifiable_graph", "lipschitz", "seeds"]

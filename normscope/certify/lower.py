@@ -1,0 +1,230 @@
+"""The lower bound: two points and their difference quotient, found by power iteration and ascent, replayed in float64.
+
+An autograd Jacobian is not a lower bound (at a kink it may belong to no nearby point), so it only guides the search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from normscope.core.bracket import Witness
+from normscope.core.magnitude import ZERO, Magnitude
+from normscope.graph.graph import Graph
+
+Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
+
+SEARCH_ENTRIES = 3_000_000  # activations that one evaluation of the pool may hold
+MOST_POINTS = 512
+SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
+ROUNDINGS = 3
+VERIFIED_PAIRS = 2
+
+
+@dataclass(frozen=True)
+class Space:
+    """The inputs of a graph as one vector a sample, and back."""
+
+    graph: Graph
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [node.shape if self.graph.whole_batch else node.shape[1:] for node in self.graph.inputs]
+
+    @property
+    def dimension(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flat(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(points, d) from one tensor an input, each (points, …)."""
+        return torch.cat([value.reshape(len(value), -1) for value in inputs], 1)
+
+    def unflat(self, points: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = points.split([math.prod(shape) for shape in self.shapes], 1)
+        return tuple(part.reshape(len(points), *shape) for part, shape in zip(parts, self.shapes, strict=True))
+
+    def function(self, dtype: torch.dtype) -> Function:
+        batched = self.graph.batched(dtype)
+        return lambda points: batched(*self.unflat(points)).flatten(1)
+
+    def single(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The graph's own inputs for one point."""
+        parts = self.unflat(point[None])
+        return tuple(part[0] if self.graph.whole_batch else part for part in parts)
+
+
+def lower(graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: torch.Generator | None = None) -> tuple[Magnitude, Witness | None]:
+    """A lower bound on the Lipschitz constant with its witness, from a search that starts at `points` (count, d).
+
+    effort multiplies the number of points and rounds.
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    space = Space(graph)
+    if space.dimension == 0:
+        return ZERO, None
+    search = _Search(space, generator, effort)
+    pairs = search.run(points.to(graph.compute_dtype))
+    best, witness = ZERO, None
+    for first, second in _best_pairs(space, _candidate_pairs(*pairs)):
+        value = quotient(graph, space, first, second)
+        if value > best:
+            best, witness = value, (first, second)
+    if witness is None:
+        return ZERO, None
+    ends = tuple(space.single(point) for point in witness)
+    return best, Witness(ends[0], ends[1], lambda: quotient(graph, space, *witness))
+
+
+def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tensor) -> Magnitude:
+    """‖f(x) − f(y)‖/‖x − y‖ in float64, less the roundoff that randomly perturbed evaluations show.
+
+    Each of a few more evaluations multiplies every intermediate value by 1 ± 2u at random, as its own rounding might
+    have (discrete stochastic arithmetic); `SAFETY` times the largest change is subtracted.
+    """
+    distance = float(torch.linalg.vector_norm(first - second))
+    if distance == 0:
+        return ZERO
+    generator = torch.Generator().manual_seed(1)
+
+    def rounding(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value
+        sign = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        return value * (1 + 2.0**-52 * sign)
+
+    with torch.no_grad():
+        changes = [
+            graph.run(space.single(first), torch.float64, noise=noise)[0] - graph.run(space.single(second), torch.float64, noise=noise)[0]
+            for noise in (None, *[rounding] * ROUNDINGS)
+        ]
+    scale = max(float(change.abs().max()) for change in changes)
+    if not math.isfinite(scale) or scale == 0:
+        return ZERO
+    sizes = [float(torch.linalg.vector_norm(change / scale)) for change in changes]
+    noise = max(float(torch.linalg.vector_norm((change - changes[0]) / scale)) for change in changes[1:])
+    size = sizes[0] - SAFETY * noise
+    if size <= 0:
+        return ZERO
+    return (Magnitude(size) * scale / distance).narrowed(4 * (changes[0].numel() + space.dimension + 8) * 2.0**-53)
+
+
+def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The pairs with the largest quotients in float64, roundoff not yet taken off."""
+    points = torch.stack([point for pair in pairs for point in pair])
+    function = space.function(torch.float64)
+    with torch.no_grad():
+        values = torch.cat([function(some) for some in points.split(8)])
+    largest = values.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-300)
+    changes = torch.linalg.vector_norm(values[0::2] / largest - values[1::2] / largest, dim=1)
+    quotients = (changes / torch.linalg.vector_norm(points[0::2] - points[1::2], dim=1)).nan_to_num(0, 0, 0)
+    return [pairs[i] for i in quotients.argsort(descending=True)[:VERIFIED_PAIRS].tolist()]
+
+
+def _candidate_pairs(starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For the best points, the pair that ascent found and steps of several lengths along the steepest direction."""
+    pairs = []
+    for start, direction, end in zip(starts.double(), directions.double(), ends.double(), strict=True):
+        if float(torch.linalg.vector_norm(end - start)) > 0:
+            pairs.append((start, end))
+        size = max(float(torch.linalg.vector_norm(start)), 1e-3)
+        for relative in (1e-2, 1e-4, 1e-6):
+            pairs.append((start - direction * (size * relative / 2), start + direction * (size * relative / 2)))
+    return pairs
+
+
+class _Search:
+    """Evolution over input points, each with its own steepest direction, then ascent on pairs."""
+
+    def __init__(self, space: Space, generator: torch.Generator, effort: float) -> None:
+        self.space, self.generator, self.effort = space, generator, effort
+        self.function = space.function(space.graph.compute_dtype)
+        self.dtype = space.graph.compute_dtype
+        held = sum(math.prod(node.shape) for node in space.graph)
+        self.points = max(4, min(MOST_POINTS, int(effort * SEARCH_ENTRIES / max(held, 1))))
+        self.small = self.points == MOST_POINTS  # cheap enough for many rounds
+
+    def run(self, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(points, directions, partners) of the most promising points, best first."""
+        pool = self._pool(seeds)
+        directions = self._noise(pool.shape)
+        gains, directions = self._power(pool, directions, 6 if self.small else 3)
+        for _ in range(int(12 * self.effort) if self.small else 1):
+            pool, directions, gains = self._generation(pool, directions, gains, seeds)
+        order = gains.argsort(descending=True)[: 8 if self.small else 2]
+        pool, directions = pool[order], directions[order]
+        _, directions = self._power(pool, directions, 12 if self.small else 8)
+        return pool, directions, self._ascend(pool, directions)
+
+    def _noise(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(tuple(shape), generator=self.generator, dtype=self.dtype)
+
+    def _pool(self, seeds: torch.Tensor) -> torch.Tensor:
+        """The seeds themselves, then random points at scales around theirs; for cheap models over many decades."""
+        kept = seeds[: max(1, self.points // 2)]
+        count = self.points - len(kept)
+        if count <= 0:
+            return kept
+        size = float(kept.std()) if kept.numel() > 1 else float(kept.abs().max())
+        size = size if math.isfinite(size) and size > 0 else 1.0
+        decades = 3.0 if self.small else 0.5
+        scales = 10 ** (torch.rand(count, 1, generator=self.generator, dtype=self.dtype) * 2 * decades - decades)
+        around = kept[torch.arange(count) % len(kept)] * (torch.arange(count) % 2)[:, None]
+        return torch.cat([kept, around + size * scales * self._noise((count, kept.shape[1]))])
+
+    def _power(self, pool: torch.Tensor, directions: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Power iteration on JᵀJ at every point: (‖Jv‖, v) with ‖v‖ = 1. J is linearized once, as the transpose of Jᵀ."""
+        tiny = torch.finfo(self.dtype).tiny
+        directions = torch.nn.functional.normalize(directions, dim=1)
+        outputs, pull = torch.func.vjp(self.function, pool)
+        push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
+        gains = torch.zeros(len(pool), dtype=self.dtype)
+        for step in range(steps):
+            image = push(directions)[0]
+            size = torch.linalg.vector_norm(image, dim=1)
+            gains = torch.where(size.isfinite(), size, torch.zeros(()))
+            if step == steps - 1:
+                break
+            scaled = image / size.clamp(min=tiny)[:, None]  # so that nothing overflows on the way back
+            renewed = torch.nn.functional.normalize(pull(scaled.nan_to_num())[0].nan_to_num(), dim=1, eps=tiny)
+            directions = torch.where((renewed != 0).any(1, keepdim=True), renewed, directions)
+        return gains, directions
+
+    def _generation(
+        self, pool: torch.Tensor, directions: torch.Tensor, gains: torch.Tensor, seeds: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keep the best quarter; the rest are its descendants, near and far, along their steepest direction and elsewhere."""
+        order = gains.argsort(descending=True)
+        parents = order[: max(1, len(order) // 4)]
+        children = parents[torch.randint(len(parents), (len(order) - len(parents),), generator=self.generator)]
+        size = torch.linalg.vector_norm(pool[children], dim=1, keepdim=True).clamp(min=1e-6)
+        reach = 10 ** (-4 * torch.rand(len(children), 1, generator=self.generator, dtype=self.dtype)) * size
+        way = torch.nn.functional.normalize(self._noise(pool[children].shape), dim=1)
+        along = torch.rand(len(children), 1, generator=self.generator) < 0.3
+        young = pool[children] + reach * torch.where(along, directions[children] * torch.sign(way[:, :1]), way)
+        found, turned = self._power(young, directions[children], 3 if self.small else 2)
+        return torch.cat([pool[parents], young]), torch.cat([directions[parents], turned]), torch.cat([gains[parents], found])
+
+    def _ascend(self, pool: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        """Partners y of the points x that increase ‖f(x) − f(y)‖/‖x − y‖, by gradient ascent on y."""
+        size = torch.linalg.vector_norm(pool, dim=1, keepdim=True).clamp(min=1e-3)
+        partners = pool + 1e-2 * size * directions
+        with torch.no_grad():
+            here = self.function(pool)
+        best, best_value = partners.clone(), torch.full((len(pool),), -math.inf, dtype=self.dtype)
+        step = 0.3
+        for _ in range(int(8 * self.effort) if self.small else 3):
+            partners = partners.detach().requires_grad_(True)
+            with torch.enable_grad():
+                change = torch.linalg.vector_norm(self.function(partners) - here, dim=1)
+                value = change.clamp(min=1e-30).log() - torch.linalg.vector_norm(partners - pool, dim=1).clamp(min=1e-30).log()
+                (slope,) = torch.autograd.grad(value.sum(), partners)
+            better = value.detach() > best_value
+            best = torch.where(better[:, None], partners.detach(), best)
+            best_value = torch.where(better, value.detach(), best_value)
+            distance = torch.linalg.vector_norm(partners.detach() - pool, dim=1, keepdim=True)
+            partners = partners.detach() + step * distance * torch.nn.functional.normalize(slope.nan_to_num(), dim=1)
+            step *= 0.8
+        return best

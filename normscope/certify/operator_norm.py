@@ -1,0 +1,124 @@
+"""`ns.operator_norm`: the norm of one linear map, or of any affine module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from normscope.certify.lower import Space, quotient
+from normscope.certify.upper import upper
+from normscope.core.bracket import Bracket, Certificate, Step, Witness
+from normscope.core.errors import InputError
+from normscope.core.magnitude import Magnitude
+from normscope.graph.graph import Graph, check_finite
+from normscope.graph.trace import trace
+from normscope.operators.dense import largest_eigenpair, spectral_norm
+from normscope.rules.registry import registry
+
+DENSE_INPUTS = 2000
+CONVOLUTIONS = {
+    (3, False): torch.nn.Conv1d, (4, False): torch.nn.Conv2d, (5, False): torch.nn.Conv3d,
+    (3, True): torch.nn.ConvTranspose1d, (4, True): torch.nn.ConvTranspose2d, (5, True): torch.nn.ConvTranspose3d,
+}  # fmt: skip
+
+
+def operator_norm(
+    weight_or_module: torch.Tensor | torch.nn.Module,
+    input_shape: int | Sequence[int] | None = None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+    transposed: bool = False,
+) -> Bracket:
+    """Bracket ‖A‖ (ℓ2 → ℓ2) for a matrix, a convolution kernel or an affine module.
+
+    >>> import torch
+    >>> print(operator_norm(torch.tensor([[3.0, 0.0], [4.0, 0.0]])))
+    5.00 ≤ L ≤ 5.00
+
+    input_shape: one sample's shape, without the batch: (channels, height, width) for a 2-D convolution; for a kernel the
+    spatial part is enough. The keywords say how a kernel is applied; a module knows them itself.
+    """
+    if isinstance(weight_or_module, torch.Tensor):
+        settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "padding_mode": padding_mode}
+        module, shape = _as_module(weight_or_module, input_shape, transposed, settings)
+    else:
+        module = weight_or_module
+        if input_shape is None:
+            if not isinstance(module, torch.nn.Linear):
+                raise InputError("operator_norm of a module needs input_shape, the shape of one sample without the batch")
+            input_shape = (module.in_features,)
+        shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    graph = trace(module, torch.zeros(1, *shape, dtype=dtype))
+    check_finite(graph)
+    _check_affine(graph)
+    return _bracket(graph)
+
+
+def _as_module(
+    weight: torch.Tensor, input_shape: int | Sequence[int] | None, transposed: bool, settings: dict[str, object]
+) -> tuple[torch.nn.Module, tuple[int, ...]]:
+    weight = weight.detach()
+    if not weight.is_floating_point():
+        weight = weight.to(torch.float64)
+    if weight.dim() == 2:
+        module: torch.nn.Module = torch.nn.utils.skip_init(torch.nn.Linear, weight.shape[1], weight.shape[0], bias=False)
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
+        return module, (weight.shape[1],)
+    if weight.dim() not in (3, 4, 5):
+        raise InputError(f"a weight is a matrix or a kernel (out, in/groups, *taps), not a tensor of shape {tuple(weight.shape)}")
+    axes = weight.dim() - 2
+    shape = (input_shape,) * axes if isinstance(input_shape, int) else tuple(input_shape or ())
+    groups = int(settings["groups"])  # type: ignore[call-overload]
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    if len(shape) == axes + 1:
+        if shape[0] != channels:
+            raise InputError(f"input_shape {shape} has {shape[0]} channels, the kernel of shape {tuple(weight.shape)} takes {channels}")
+        shape = shape[1:]
+    if len(shape) != axes:
+        raise InputError(f"a kernel of shape {tuple(weight.shape)} needs input_shape with its {axes} spatial sizes")
+    kind = CONVOLUTIONS[(weight.dim(), transposed)]
+    module = torch.nn.utils.skip_init(kind, channels, out_channels, tuple(weight.shape[2:]), bias=False, **settings)
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return module, (channels, *shape)
+
+
+def _check_affine(graph: Graph) -> None:
+    for node in graph:
+        rule = registry.find(node)
+        affine = rule is not None and (rule.linear(node) or (slopes := rule.slopes(node)) is not None and slopes[0] == slopes[1])
+        if node.op != "input" and not affine:
+            raise InputError(f"{node.label} is not affine, so the module has no operator norm; use ns.lipschitz")
+
+
+def _bracket(graph: Graph) -> Bracket:
+    space = Space(graph)
+    zero = torch.zeros(space.dimension, dtype=torch.float64)
+    function = space.function(torch.float64)
+    offset, pull = torch.func.vjp(lambda point: function(point[None])[0], zero)
+
+    def gram(vector: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return pull(function(vector[None])[0] - offset)[0]
+
+    composed = upper(graph)
+    bound, certificate = composed.bound, composed.certificate
+    if len(composed.links) > 1 and space.dimension <= DENSE_INPUTS:
+        with torch.no_grad():
+            matrix = function(torch.eye(space.dimension, dtype=torch.float64)) - offset
+        error = 2.0**-45 * (float(torch.linalg.vector_norm(matrix)) + float(offset.abs().max()) * matrix.numel() ** 0.5)
+        dense = spectral_norm(matrix, error)
+        if dense < bound:
+            step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
+            bound, certificate = dense, Certificate((step,))
+    scale = float(bound) if bound.finite and 0 < float(bound) < float("inf") else 1.0
+    _, vector = largest_eigenpair(lambda v: gram(v) / scale**2, space.dimension, torch.float64, 1e-10)
+    low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)
+    ends = (space.single(zero), space.single(vector))
+    return Bracket(low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps)

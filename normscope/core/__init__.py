@@ -1,0 +1,1 @@
+"""What every part shares: magnitudes, brackets, data, errors."""

@@ -1,0 +1,112 @@
+"""Examples and data in every form a user may have them: a tensor, a tuple, a dict, a Dataset, an iterable of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from normscope.core.errors import InputError
+
+Example = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]
+Data = Union[torch.Tensor, Sequence[Any], Dataset, Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model: positional and keyword arguments, with axis 0 of every tensor the batch."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, example: Example) -> Call:
+        if isinstance(example, torch.Tensor):
+            return cls((example,), {})
+        if isinstance(example, Mapping):
+            return cls((), dict(example))
+        if isinstance(example, (tuple, list)):
+            return cls(tuple(example), {})
+        raise InputError(
+            f"an example is a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}"
+        )
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
+    @property
+    def batch_size(self) -> int:
+        sizes = {tensor.shape[0] for tensor in self.tensors if tensor.dim() > 0}
+        if len(sizes) != 1 or 0 in sizes:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in self.tensors) or "no tensor"
+            raise InputError(f"axis 0 of every example tensor is the batch, of one size above 0; got {shapes}")
+        return sizes.pop()
+
+    def samples(self, index: slice | torch.Tensor) -> Call:
+        """The same call on some of its samples."""
+
+        def pick(value: Any) -> Any:
+            return value[index] if isinstance(value, torch.Tensor) and value.dim() > 0 else value
+
+        return Call(tuple(map(pick, self.args)), {key: pick(value) for key, value in self.kwargs.items()})
+
+    def floats(self) -> list[torch.Tensor]:
+        """The tensors that a distance is measured in."""
+        return [tensor for tensor in self.tensors if tensor.is_floating_point() and tensor.dim() > 0]
+
+
+def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
+    """Walk through `data` once, batch by batch, as calls of the shape of `example`; targets are dropped.
+
+    A tuple of tensors is (inputs, targets); a batch is a tensor, a tuple whose first entries are the inputs, or a dict.
+    """
+    if isinstance(data, torch.Tensor):
+        batches: Iterable[Any] = data.split(batch_size)
+    elif isinstance(data, (tuple, list)) and data and all(isinstance(item, torch.Tensor) for item in data):
+        if isinstance(data, tuple):
+            batches = zip(*(tensor.split(batch_size) for tensor in data), strict=True)
+        else:
+            batches = data
+    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        batches = DataLoader(data, batch_size=batch_size)
+    elif isinstance(data, Iterable):
+        batches = data
+    else:
+        raise InputError(f"data is a tensor, (inputs, targets), a Dataset or an iterable of batches, not {type(data).__name__}")
+    empty = True
+    for batch in batches:
+        empty = False
+        yield _like(batch, example)
+    if empty:
+        raise InputError("the data holds no batch")
+
+
+def _like(batch: Any, example: Call) -> Call:
+    if isinstance(batch, torch.Tensor):
+        batch = (batch,)
+    if isinstance(batch, Mapping):
+        names = list(example.kwargs)
+        if not names and len(example.tensors) == 1 and len(batch) >= 1:  # a dict batch for a one-argument model
+            return Call((next(iter(batch.values())),), {})
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise InputError(f"a batch lacks {', '.join(missing)}, which the example has")
+        call = Call((), {name: batch[name] for name in names})
+    elif isinstance(batch, (tuple, list)):
+        wanted = len(example.args) or len(example.kwargs)
+        if len(batch) < wanted:
+            raise InputError(f"a batch has {len(batch)} entries, the example {wanted}")
+        if example.args:
+            call = Call(tuple(batch[:wanted]), {})
+        else:
+            call = Call((), dict(zip(example.kwargs, batch, strict=False)))
+    else:
+        raise InputError(f"a batch is a tensor, a tuple or a dict, not {type(batch).__name__}")
+    for given, shown in zip(call.floats(), example.floats(), strict=False):
+        if given.shape[1:] != shown.shape[1:]:
+            raise InputError(f"a batch has samples of shape {tuple(given.shape[1:])}, the example {tuple(shown.shape[1:])}")
+    return call

@@ -1,0 +1,184 @@
+"""Non-negative reals kept as logarithms, so that 10^500 neither overflows nor loses its digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import total_ordering
+from typing import Union
+
+Real = Union["Magnitude", float, int]
+
+
+@total_ordering
+class Magnitude:
+    """A non-negative real x, stored as ln x; zero and infinity included.
+
+    >>> Magnitude(2) * Magnitude.from_log10(500)
+    Magnitude(2.00e+500)
+    >>> float(Magnitude(3) + 4), Magnitude(8) > 7, Magnitude(8) ** (1 / 3)
+    (7.0, True, Magnitude(2.00))
+    """
+
+    __slots__ = ("log",)
+    log: float
+
+    def __init__(self, value: Real) -> None:
+        if isinstance(value, Magnitude):
+            log = value.log
+        else:
+            value = float(value)
+            if math.isnan(value) or value < 0:
+                raise ValueError(f"a magnitude is a non-negative number, not {value}")
+            log = math.log(value) if value > 0 else -math.inf
+        object.__setattr__(self, "log", log)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Magnitude is immutable")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Magnitude.from_log, (self.log,)
+
+    @classmethod
+    def from_log(cls, log: float) -> Magnitude:
+        """The magnitude e^log."""
+        if math.isnan(log):
+            raise ValueError("the logarithm of a magnitude cannot be NaN")
+        made = cls.__new__(cls)
+        object.__setattr__(made, "log", float(log))
+        return made
+
+    @classmethod
+    def from_log10(cls, log10: float) -> Magnitude:
+        """The magnitude 10^log10."""
+        return cls.from_log(log10 * math.log(10))
+
+    @property
+    def log10(self) -> float:
+        return self.log / math.log(10)
+
+    @property
+    def finite(self) -> bool:
+        return self.log < math.inf
+
+    def __float__(self) -> float:
+        try:
+            return math.exp(self.log)
+        except OverflowError:
+            return math.inf
+
+    def __mul__(self, other: Real) -> Magnitude:
+        other = Magnitude(other)
+        if -math.inf in (self.log, other.log):  # 0 · ∞ = 0: a constant map ignores what precedes it
+            return ZERO
+        return Magnitude.from_log(self.log + other.log)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Real) -> Magnitude:
+        other = Magnitude(other)
+        if other.log == -math.inf:
+            raise ZeroDivisionError("division of a Magnitude by zero")
+        return ZERO if self.log == -math.inf else Magnitude.from_log(self.log - other.log)
+
+    def __rtruediv__(self, other: Real) -> Magnitude:
+        return Magnitude(other) / self
+
+    def __add__(self, other: Real) -> Magnitude:
+        small, large = sorted((self.log, Magnitude(other).log))
+        if small == -math.inf or large == math.inf:
+            return Magnitude.from_log(large)
+        return Magnitude.from_log(large + math.log1p(math.exp(small - large)))
+
+    __radd__ = __add__
+
+    def __pow__(self, exponent: float) -> Magnitude:
+        if exponent == 0:
+            return ONE
+        return Magnitude.from_log(self.log * exponent)
+
+    def sqrt(self) -> Magnitude:
+        return self**0.5
+
+    def widened(self, relative: float) -> Magnitude:
+        """This value times (1 + relative), with the logarithm's own rounding added on top."""
+        if not math.isfinite(self.log):
+            return self
+        return Magnitude.from_log(self.log + math.log1p(relative) + 4 * math.ulp(self.log))
+
+    def narrowed(self, relative: float) -> Magnitude:
+        """This value times (1 − relative), never below zero, with the logarithm's own rounding taken off."""
+        if relative >= 1:
+            return ZERO
+        if not math.isfinite(self.log):
+            return self
+        return Magnitude.from_log(self.log + math.log1p(-relative) - 4 * math.ulp(self.log))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Magnitude, int, float)):
+            return NotImplemented
+        return not _negative(other) and self.log == Magnitude(other).log
+
+    def __lt__(self, other: Real) -> bool:
+        return not _negative(other) and self.log < Magnitude(other).log
+
+    def __hash__(self) -> int:
+        return hash(("Magnitude", self.log))
+
+    def __bool__(self) -> bool:
+        return self.log > -math.inf
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+    def __format__(self, spec: str) -> str:
+        """Width and precision as for floats: `{m:.3}` has three significant digits, the default."""
+        width, _, precision = spec.partition(".")
+        digits = int(precision.rstrip("efg") or 3) if precision else 3
+        if self.log == -math.inf:
+            text = "0"
+        elif self.log == math.inf:
+            text = "inf"
+        elif -2 <= self.log10 < 4:
+            exponent = math.floor(self.log10)
+            text = f"{float(self):.{max(digits - 1 - exponent, 0)}f}"
+        else:
+            exponent = math.floor(self.log10)
+            mantissa = f"{10 ** (self.log10 - exponent):.{digits - 1}f}"
+            if mantissa.startswith("10"):
+                mantissa, exponent = f"{1:.{digits - 1}f}", exponent + 1
+            text = f"{mantissa}e{exponent:+03d}"
+        return format(text, width) if width else text
+
+    def __repr__(self) -> str:
+        return f"Magnitude({self})"
+
+
+def _negative(value: Real) -> bool:
+    return not isinstance(value, Magnitude) and (value < 0 or value != value)
+
+
+ZERO = Magnitude(0)
+ONE = Magnitude(1)
+INFINITY = Magnitude(math.inf)
+
+
+def total(values: Iterable[Magnitude]) -> Magnitude:
+    """Σ values."""
+    result = ZERO
+    for value in values:
+        result = result + value
+    return result
+
+
+def product(values: Iterable[Magnitude]) -> Magnitude:
+    """∏ values."""
+    result = ONE
+    for value in values:
+        result = result * value
+    return result
+
+
+def root_sum_square(values: Iterable[Magnitude]) -> Magnitude:
+    """√Σ values²."""
+    return total(value**2 for value in values).sqrt()

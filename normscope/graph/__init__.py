@@ -1,0 +1,1 @@
+"""Tracing a model into a graph of named operations."""

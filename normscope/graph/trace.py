@@ -1,0 +1,346 @@
+"""From a module and an example to a `Graph`, through torch.export (non-strict)."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
+
+from normscope.core.data import Call, Example
+from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.graph.graph import Constant, Graph, Node
+from normscope.graph.patterns import recognise
+
+MODES = ("eval", "train", "batch")
+
+# Operations that return what they are given: the traced function is the same without them.
+IDENTITIES = {"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "identity", "positive", "requires_grad"}
+CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "convert_element_type"}
+ASSERTIONS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
+WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
+
+
+def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "eval", output: str | int | None = None) -> Graph:
+    """Trace `model` on `example` into a graph.
+
+    mode: "eval" and "train" trace one sample with the model in that mode; "batch" traces the whole example in train
+    mode, the batch as one input (what batch statistics need). output: which one, where the model returns several.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+    call = Call.of(example)
+    size = call.batch_size
+    if mode != "batch" and size > 1:
+        call = call.samples(slice(0, 1))
+    program = model if isinstance(model, ExportedProgram) else export(model, call, mode)
+    if _mutates_shared(program.graph):
+        program = program.run_decompositions({})
+    graph = _Conversion(program, call, mode, output).graph()
+    graph.validate()
+    return recognise(graph)
+
+
+def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
+    """torch.export in the stated mode; the model comes back as it was."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
+    with in_mode(model, mode), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(model, call.args, call.kwargs, strict=False)
+        except Exception as error:  # torch.export raises whatever the model or its own passes raise
+            raise ExportError(
+                f"{type(model).__name__} could not be traced: {_first_line(error)}; "
+                "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
+            ) from error
+
+
+@contextmanager
+def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
+    """Put every submodule into train or eval mode, and each back to what it was."""
+    flags = {module: module.training for module in model.modules()}
+    for module in flags:
+        module.training = mode != "eval"
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
+    """Refuse a model whose output for one sample depends on the other samples of the batch.
+
+    A constant per sample is then meaningless. Found by poison: with the second of two samples all NaN, the output
+    of the first must stay finite.
+    """
+    sample = Call.of(example).samples(slice(0, 1))
+    poisoned = tree_map_only(
+        torch.Tensor,
+        lambda t: torch.cat([t, torch.full_like(t, torch.nan) if t.is_floating_point() else t]) if t.dim() else t,
+        (sample.args, sample.kwargs),
+    )
+    with in_mode(model, mode), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        try:
+            outputs = tree_flatten_with_path(model(*poisoned[0], **poisoned[1]))[0]
+            clean = tree_flatten_with_path(model(*sample.args, **sample.kwargs))[0]
+        except Exception:  # a model that takes one sample only has no batch to mix
+            return
+        finally:
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+    for (path, both), (_, alone) in zip(outputs, clean, strict=True):
+        if not isinstance(both, torch.Tensor) or not both.is_floating_point():
+            continue
+        first = both[:1] if both.dim() and both.shape[0] == 2 * alone.shape[0] else both
+        if first.isnan().any() and not alone.isnan().any():
+            raise Refusal(
+                "the samples of a batch influence each other, so there is no constant per sample",
+                [f"output{keystr(path)} of one sample changes with another sample"],
+                'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.',
+            )
+
+
+class _Conversion:
+    """One pass over an exported program: constants folded, identities dropped, arguments completed."""
+
+    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None) -> None:
+        self.program, self.call, self.mode, self.wanted = program, call, mode, output
+        self.inputs: list[Node] = []
+        self.nodes: list[Node] = []
+        self.notes: list[str] = []
+
+    def graph(self) -> Graph:
+        values = self._placeholders()
+        module = self.program.graph_module
+        self._convert(module, values)
+        chosen = self._output(values)
+        if not isinstance(chosen, Node):
+            raise InputError("the output does not depend on any floating-point input: its constant is 0")
+        floats = [node.dtype for node in self.inputs]
+        return Graph(
+            (*self.inputs, *self.nodes), tuple(self.inputs), chosen, self.mode, self.mode == "batch",
+            torch.float64 if torch.float64 in floats else (floats[0] or torch.float32), tuple(self.notes),
+        ).replace({})  # fmt: skip
+
+    def _placeholders(self) -> dict[FxNode, Any]:
+        program, signature = self.program, self.program.graph_signature
+        given = iter(torch.utils._pytree.tree_leaves((self.call.args, self.call.kwargs)))
+        values: dict[FxNode, Any] = {}
+        for placeholder, spec in zip(
+            (node for node in program.graph.nodes if node.op == "placeholder"), signature.input_specs, strict=True
+        ):
+            if spec.kind == InputKind.PARAMETER:
+                values[placeholder] = Constant(program.state_dict[spec.target].detach(), (spec.target,))
+            elif spec.kind == InputKind.BUFFER:
+                store = program.state_dict if spec.target in program.state_dict else program.constants
+                values[placeholder] = Constant(store[spec.target].detach(), (spec.target,))
+            elif spec.kind == InputKind.USER_INPUT:
+                values[placeholder] = self._user_input(placeholder, next(given, None))
+            else:
+                values[placeholder] = Constant(program.constants[spec.target])
+        if not self.inputs:
+            raise InputError(
+                "no input is a floating-point tensor: ids and masks are not a metric space; "
+                "pass embeddings (for transformers models, inputs_embeds) as the example"
+            )
+        return values
+
+    def _user_input(self, placeholder: FxNode, given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        if not given.is_floating_point():
+            self.notes.append(f"{placeholder.name} is not floating-point and is held fixed at the example's value")
+            return Constant(given)
+        shape = tuple(placeholder.meta["val"].shape)
+        if shape != tuple(given.shape):
+            raise InputError(f"the exported program takes {placeholder.name} of shape {shape}, the example gives {tuple(given.shape)}")
+        node = Node(placeholder.name, "input", shape=shape, dtype=given.dtype)
+        self.inputs.append(node)
+        return node
+
+    def _convert(self, module: GraphModule, values: dict[FxNode, Any]) -> Any:
+        """Convert the nodes of one (sub)graph; returns what it outputs."""
+        needed = _needed(module)
+        for fx in module.graph.nodes:
+            if fx.op == "placeholder" or fx not in needed:
+                continue
+            if fx.op == "output":
+                return tree_map_only(FxNode, values.__getitem__, fx.args[0])
+            if fx.op == "get_attr":
+                attribute = operator.attrgetter(fx.target)(module)
+                values[fx] = Constant(attribute) if isinstance(attribute, torch.Tensor) else attribute
+                continue
+            args, kwargs = tree_map_only(FxNode, values.__getitem__, (fx.args, fx.kwargs))
+            values[fx] = self._operation(fx, args, dict(kwargs))
+        return None
+
+    def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op = operation_name(fx.target)
+        if op in WRAPPERS:  # a no_grad or autocast block: the same function, inlined
+            body = next(i for i, arg in enumerate(args) if isinstance(arg, GraphModule))
+            inner = [node for node in args[body].graph.nodes if node.op == "placeholder"]
+            return self._convert(args[body], dict(zip(inner, args[body + 1 :], strict=False)))
+        if op == "getitem" and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        target, args, kwargs = _functional(fx.target, args, kwargs)
+        dynamic = any(isinstance(leaf, Node) for leaf in torch.utils._pytree.tree_leaves((args, kwargs)))
+        if not dynamic:
+            return self._fold(fx, target, args, kwargs)
+        meta = fx.meta.get("val")
+        floating = isinstance(meta, torch.Tensor) and meta.is_floating_point()
+        if op in IDENTITIES or (op in CASTS and floating and _is_float(args[0])):
+            return args[0]
+        if op in ("dropout", "feature_dropout", "alpha_dropout") and args[2] is False:
+            return args[0]
+        if op == "batch_norm" and args[5] and isinstance(args[3], Constant):
+            args = (*args[:3], None, None, *args[5:])  # batch statistics: what runs beside them is not read
+        if op == "rms_norm" and args[3] is None:  # torch's default ε depends on the dtype that the model runs in
+            single = meta.dtype if meta.dtype == torch.float64 else torch.float32
+            args = (*args[:3], torch.finfo(single).eps)
+        if op == "_native_batch_norm_legit_no_training":  # what functionalization makes of batch_norm in eval mode
+            op, target, args = "batch_norm", torch.ops.aten.batch_norm.default, (*args[:5], False, *args[5:7], False)
+            meta = meta[0]
+            several = True
+        else:
+            several = False
+        node = Node(
+            fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx),
+            tuple(meta.shape) if isinstance(meta, torch.Tensor) else (), meta.dtype if isinstance(meta, torch.Tensor) else None,
+        )  # fmt: skip
+        self.nodes.append(node)
+        return [node, None, None] if several else node
+
+    def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Evaluate an operation that does not depend on the input, in the model's own precision."""
+        tags = getattr(target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
+        sources: list[str] = []
+
+        def value(constant: Constant) -> torch.Tensor:
+            sources.extend(constant.sources)
+            schema = getattr(target, "_schema", None)
+            return constant.value.clone() if schema is not None and schema.is_mutable else constant.value
+
+        args, kwargs = tree_map_only(Constant, value, (args, kwargs))
+        with torch.no_grad():
+            result = target(*args, **kwargs)
+        names = tuple(dict.fromkeys(sources))
+        return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names), result)
+
+    def _output(self, values: dict[FxNode, Any]) -> Any:
+        names = {fx.name: fx for fx in values}
+        flat = [values[names[n]] if n in names else None for n in self.program.graph_signature.user_outputs]
+        tree = tree_unflatten(flat, self.program.call_spec.out_spec)
+        leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
+        floats = [(name, leaf) for name, leaf in leaves if _is_float(leaf)]
+        if self.wanted is None:
+            if len(floats) == 1:
+                return floats[0][1]
+            listed = ", ".join(name or "0" for name, _ in floats) or "none"
+            raise InputError(f"the model returns {len(floats)} floating-point tensors ({listed}): choose one with output=")
+        for position, (name, leaf) in enumerate(floats):
+            if self.wanted in (name, position) or str(self.wanted) == name:
+                return leaf
+        raise InputError(f"no output {self.wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+
+
+def operation_name(target: Any) -> str:
+    """`torch.ops.aten.relu_.default` → "relu"; operations of other libraries keep their namespace: "mylib.op"."""
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target.namespace, target._schema.name.split("::")[1]
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        namespace, name = target._qualified_op_name.split("::")
+    else:
+        return getattr(target, "__name__", None) or getattr(target, "_name", str(target))
+    if name.endswith("_") and not name.startswith("_"):
+        name = name[:-1]
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The out-of-place variant of `target`, with every argument of its signature filled in."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target, args, kwargs
+    name = target._schema.name.split("::")[1]
+    if name.endswith("_") and not name.startswith("_") and target.namespace == "aten":
+        packet = getattr(torch.ops.aten, name[:-1], None)
+        target = getattr(packet, target._overloadname, target)
+    full: list[Any] = []
+    named: dict[str, Any] = {}
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.kwarg_only:
+            if argument.name in kwargs:
+                named[argument.name] = kwargs[argument.name]
+        elif position < len(args):
+            full.append(args[position])
+        else:
+            full.append(kwargs.get(argument.name, argument.default_value))
+    return target, tuple(full), named
+
+
+def _mutates_shared(graph: torch.fx.Graph) -> bool:
+    """Whether an in-place operation changes a tensor that something else also reads (then functionalize)."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable or not node.args:
+            continue
+        changed = node.args[0]
+        if operation_name(node.target) == "batch_norm" or not isinstance(changed, FxNode):
+            continue
+        if changed.op == "placeholder" and not node.users:
+            continue  # a counter such as num_batches_tracked
+        aliases = getattr(changed.target, "_schema", None)
+        view = aliases is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in aliases.returns)
+        if len(changed.users) > 1 or view or changed.op == "placeholder":
+            return True
+    return False
+
+
+def _needed(module: GraphModule) -> set[FxNode]:
+    """The nodes that the output depends on."""
+    needed: set[FxNode] = set()
+    stack = [next(node for node in module.graph.nodes if node.op == "output")]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return needed
+
+
+def _is_float(value: Any) -> bool:
+    if isinstance(value, Node):
+        return value.dtype is not None and value.dtype.is_floating_point
+    return isinstance(value, Constant) and value.value.is_floating_point()
+
+
+def _module_path(fx: FxNode) -> str:
+    stack = fx.meta.get("nn_module_stack")
+    return re.sub(r"@\d+$", "", list(stack.values())[-1][0]) if stack else ""
+
+
+def _source_line(fx: FxNode) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', fx.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in frames if "/torch/nn/" not in file.replace("\\", "/")]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

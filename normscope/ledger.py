@@ -1,0 +1,244 @@
+"""The ledger: what each layer contributes, under every definition that the papers use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from normscope.certify.fold import CONVOLUTIONS
+from normscope.certify.upper import Link, Upper
+from normscope.core.data import Call
+from normscope.core.magnitude import Magnitude
+from normscope.core.statistics import RunningVariance
+from normscope.graph.graph import Graph, Node
+from normscope.operators.dense import frobenius_norm, spectral_norm
+from normscope.rules.normalizers import Normalizer, normalizer_of
+
+WEIGHTED = ("linear", "addmm", "mm", "matmul", "bmm", "einsum", *CONVOLUTIONS)
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One weight layer or one normalizer; what does not apply is None.
+
+    spectral_norm: of the layer as an operator on its input's shape, an upper bound. matrix_norm: of the weight reshaped
+    to (out, everything else), as papers have it. gain, gain_paper, gain_paper_affine, gain_layer: a normalizer's gain by
+    the definitions of docs/audit.md (tight, paper, paper_affine, layer). input_std: √ of the mean channel variance of
+    what enters, on the data. share_of_log_upper: this layer's part of log(upper), negative where it lowers the bound.
+    """
+
+    name: str
+    kind: str
+    spectral_norm: Magnitude | None = None
+    matrix_norm: Magnitude | None = None
+    frobenius_norm: Magnitude | None = None
+    gain: Magnitude | None = None
+    gain_paper: Magnitude | None = None
+    gain_paper_affine: Magnitude | None = None
+    gain_layer: Magnitude | None = None
+    input_std: float | None = None
+    share_of_log_upper: float | None = None
+
+
+PRODUCTS = {
+    "weights_spectral": "spectral_norm",
+    "weights_matrix": "matrix_norm",
+    "weights_frobenius": "frobenius_norm",
+    "normalizers_tight": "gain",
+    "normalizers_paper": "gain_paper",
+    "normalizers_paper_affine": "gain_paper_affine",
+    "normalizers_layer": "gain_layer",
+}
+
+
+def products(rows: Sequence[LayerRow]) -> dict[str, float]:
+    """log10 of the product of each quantity over all layers that have it; 0 where none has."""
+    return {
+        name: sum(getattr(row, column).log10 for row in rows if getattr(row, column) is not None)
+        for name, column in PRODUCTS.items()
+    }
+
+
+def ledger(graph: Graph, above: Upper, batches: Iterable[Call]) -> list[LayerRow]:
+    """A row for every weight layer and normalizer, in the order of computation, with statistics from `batches`."""
+    nodes = [node for node in graph if _is_weighted(node) or normalizer_of(node) is not None]
+    statistics = measure(graph, nodes, batches)
+    shares = shares_of_log_upper(above)
+    known: dict[int, tuple[Magnitude, Magnitude]] = {}
+    rows, seen = [], dict.fromkeys(nodes)
+    names = _names(list(seen))
+    for node in nodes:
+        common = {"input_std": statistics[node].input_std, "share_of_log_upper": shares.get(node)}
+        normalizer = normalizer_of(node)
+        if normalizer is not None:
+            gains = gains_of(node, normalizer, statistics[node])
+            rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **gains, **common))
+            continue
+        weight = next(c for c in node.constants if c.sources).value
+        if weight.data_ptr() not in known:
+            known[weight.data_ptr()] = (spectral_norm(weight.flatten(1) if weight.dim() > 1 else weight[None]), frobenius_norm(weight))
+        matrix, frobenius = known[weight.data_ptr()]
+        operator = above.norms.get(node, matrix)
+        rows.append(LayerRow(names[node], node.op, operator, matrix, frobenius, **common))
+    return rows
+
+
+def _is_weighted(node: Node) -> bool:
+    return node.op in WEIGHTED and len(node.inputs) == 1 and any(constant.sources for constant in node.constants)
+
+
+def _names(nodes: Sequence[Node]) -> dict[Node, str]:
+    """Module paths, numbered where a module is used more than once."""
+    count: dict[str, int] = {}
+    names = {}
+    for node in nodes:
+        base = node.path or node.name
+        count[base] = count.get(base, 0) + 1
+        names[node] = base if count[base] == 1 else f"{base}#{count[base]}"
+    return names
+
+
+def _normalizer_kind(node: Node, normalizer: Normalizer) -> str:
+    return f"{normalizer.kind}_norm" if node.op == "standardize" else node.op
+
+
+# statistics ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class InputStatistics:
+    """What entered one node: variance a channel, and for a normalizer the variance of each set that it normalizes."""
+
+    channels: RunningVariance = field(default_factory=RunningVariance)
+    smallest: torch.Tensor | None = None  # per group, over all samples
+    total: float = 0.0
+    sets: int = 0
+
+    @property
+    def input_std(self) -> float | None:
+        if self.channels.count == 0:
+            return None
+        return float(self.channels.variance.mean().sqrt())
+
+
+def measure(graph: Graph, nodes: Sequence[Node], batches: Iterable[Call]) -> dict[Node, InputStatistics]:
+    """Statistics of the inputs of `nodes` over all batches, one pass."""
+    sources = list(dict.fromkeys(node.input for node in nodes if len(node.inputs) == 1))
+    found = {node: InputStatistics() for node in nodes}
+    if not sources:
+        return found
+    capture = graph.batched_capture(sources)
+    with torch.no_grad():
+        for call in batches:
+            inputs = [value[None] for value in call.floats()] if graph.whole_batch else call.floats()
+            values = dict(zip(sources, capture(*inputs), strict=True))
+            for node in nodes:
+                if len(node.inputs) == 1:
+                    _update(found[node], node, values[node.input].flatten(0, 1))  # the traced batch axis joins ours
+    return found
+
+
+def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> None:
+    """value: (samples, …) as the node reads it, with its own batch axis at 0."""
+    normalizer = normalizer_of(node)
+    if value.dim() == 0 or not value.is_floating_point():
+        return
+    last = node.op in ("linear", "layer_norm", "rms_norm", "standardize", "mm", "matmul", "addmm")
+    statistics.channels.update(value, value.dim() - 1 if last or value.dim() < 2 else 1)
+    if normalizer is None or normalizer.kind == "batch":
+        return
+    grouped = value.to(torch.float64)
+    axes = normalizer.axes
+    if normalizer.kind == "group":
+        grouped = grouped.unflatten(1, (normalizer.groups, -1)).flatten(2)  # (samples, groups, entries)
+        axes = (2,)
+    if normalizer.kind == "l2":
+        spread = grouped.square().sum(axes)
+    elif normalizer.kind == "rms":
+        spread = grouped.square().mean(axes)
+    else:
+        spread = grouped.var(axes, correction=0)
+    per_group = spread if normalizer.kind in ("group", "instance") else spread.reshape(-1, 1)
+    least = per_group.amin(0)
+    statistics.smallest = least if statistics.smallest is None else torch.minimum(statistics.smallest, least)
+    statistics.total += float(spread.sum())
+    statistics.sets += spread.numel()
+
+
+def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) -> dict[str, Magnitude | None]:
+    """The normalizer's gain by each definition of docs/audit.md."""
+    if normalizer.fixed:
+        variance = normalizer.running_variance
+    elif normalizer.kind == "batch":
+        variance = statistics.channels.variance if statistics.channels.count else None
+    else:
+        variance = statistics.smallest
+    if variance is None:
+        return {"gain": None, "gain_paper": None, "gain_paper_affine": None, "gain_layer": None}
+    by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")
+    mean = float(variance.mean()) if by_channel else statistics.total / max(statistics.sets, 1)
+    inverse = (variance + normalizer.epsilon).rsqrt()  # one a channel or group, or one in all
+    weight = normalizer.weight if normalizer.weight is not None else torch.ones(1, dtype=torch.float64)
+    if normalizer.kind == "group" and normalizer.weight is not None:
+        scaled = weight.reshape(normalizer.groups, -1) * inverse[:, None]
+    elif normalizer.weight is None and not by_channel:
+        width = math.prod(node.shape[axis] for axis in normalizer.axes) if normalizer.kind != "group" else 1
+        scaled = inverse[:, None].expand(-1, width)
+    else:
+        scaled = weight.reshape(1, -1) * inverse if not by_channel or weight.numel() == 1 else weight * inverse
+    paper = inverse.sum() if normalizer.kind in ("group", "instance") and not normalizer.fixed else torch.linalg.vector_norm(inverse)
+    return {
+        "gain": Magnitude(float(scaled.abs().max())),
+        "gain_paper": Magnitude(float(paper)),
+        "gain_paper_affine": Magnitude(float(torch.linalg.vector_norm(scaled))),
+        "gain_layer": Magnitude(1 / math.sqrt(mean + normalizer.epsilon)),
+    }
+
+
+# shares --------------------------------------------------------------------------------------------------------------
+
+
+def shares_of_log_upper(above: Upper) -> dict[Node, float]:
+    """Each layer's part of log(upper), as a fraction.
+
+    The bound U is a function of all gains g. Along g_k^t, t from 0 to 1, log U changes by ∫ Σ_k e_k(t) log g_k dt with
+    e_k the elasticity of U in g_k, so layer k is given log g_k ∫ e_k dt (Aumann–Shapley). On a chain that is log g_k;
+    in a residual network the rest, log U at t = 0, belongs to the sums.
+    """
+    whole = above.bound.log
+    if not math.isfinite(whole) or whole == 0:
+        return {}
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    average: dict[Link, float] = dict.fromkeys(above.links, 0.0)
+    for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        for link, elasticity in _elasticities(above, float(t)).items():
+            average[link] += float(weight) * elasticity
+    return {node: average[link] * log / whole for link in above.links for node, log in link.shares.items() if math.isfinite(log)}
+
+
+def _elasticities(above: Upper, t: float) -> dict[Link, float]:
+    """∂ log U/∂ log g of every link at gains g^t: forward for the bound at each node, backward for the parts."""
+    at = {node: 0.0 for node in above.graph.inputs}  # logarithms
+    parts: dict[Link, list[float]] = {}
+    for link in above.links:
+        arriving = [t * factor.log + at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]
+        power = 2.0 if link.gain.separate else 1.0
+        top = max(arriving)
+        if not math.isfinite(top):
+            at[link.node], parts[link] = top, [0.0] * len(arriving)
+            continue
+        terms = [math.exp(power * (a - top)) for a in arriving]
+        at[link.node] = top + math.log(sum(terms)) / power
+        parts[link] = [term / sum(terms) for term in terms]
+    weight = {above.graph.output: 1.0}
+    elasticity = {}
+    for link in reversed(above.links):
+        reach = weight.get(link.node, 0.0)
+        elasticity[link] = reach
+        for source, part in zip(link.sources, parts[link], strict=True):
+            weight[source] = weight.get(source, 0.0) + reach * part
+    return elasticity

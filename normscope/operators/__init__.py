@@ -1,0 +1,1 @@
+"""Norms of linear maps: certified from above, attained from below."""

@@ -1,0 +1,144 @@
+"""Certified spectral norms of dense matrices: Lanczos guesses, a Cholesky factorization proves.
+
+For the Gram matrix G = AᴴA, ‖A‖² ≤ c if and only if cI − G is positive semidefinite. A floating-point Cholesky
+factorization that runs to completion proves this up to a perturbation that Higham bounds (Accuracy and Stability of
+Numerical Algorithms, Theorem 10.3): |ΔB_ij| ≤ γ_{n+1}/(1 − γ_{n+1}) · √(b_ii b_jj), hence ‖ΔB‖ ≤ γ' tr B. Adding the
+rounding of G itself, at most γ_m ‖A‖_F², gives an upper bound that is a theorem and sits about 1e-8 above the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.linalg import eigh_tridiagonal
+
+from normscope.core.magnitude import INFINITY, ZERO, Magnitude
+
+UNIT_ROUNDOFF = 2.0**-53
+SLACK = 1e-8  # how far above Lanczos' value the first proof is tried
+MOST_LANCZOS_STEPS = 300
+BATCHED_SIZE = 96  # below this size a batch is handled in one call
+
+
+def spectral_norm(
+    matrices: torch.Tensor, perturbation: float = 0.0, at_least: Magnitude = ZERO, slack: float = SLACK
+) -> Magnitude:
+    """An upper bound, tight to about `slack`, on the largest spectral norm in a batch (…, m, n) of matrices.
+
+    perturbation: a bound on ‖A − A'‖_F, where A' is the matrix meant and A the one at hand.
+    at_least: a bound that is known to be reached elsewhere; matrices proved to be below it cost no more than the proof.
+    """
+    *_, rows, columns = matrices.shape
+    if matrices.numel() == 0:
+        return at_least
+    precise = torch.complex128 if matrices.is_complex() else torch.float64
+    matrices = matrices.detach().reshape(-1, rows, columns).to(precise)
+    largest = float(matrices.abs().max())
+    if largest == 0:
+        return at_least
+    if not math.isfinite(largest):
+        return INFINITY
+    exponent = math.frexp(largest)[1]  # a power of two: scaling is exact
+    if abs(exponent) > 100:
+        matrices = matrices * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - -exponent // 2)  # 2^1074 alone overflows
+    else:
+        exponent = 0
+    frobenius_squared = float(torch.linalg.matrix_norm(matrices).square().max())
+    floor = float((at_least / Magnitude.from_log(exponent * math.log(2))) ** 2)
+    size, inner = sorted((rows, columns))
+    if size == 1:
+        squared = frobenius_squared * (1 + 4 * inner * UNIT_ROUNDOFF)
+    else:
+        proved = (_prove_together if size < BATCHED_SIZE else _prove_one_by_one)(matrices, floor, slack)
+        roundoff = UNIT_ROUNDOFF * (8 if matrices.is_complex() else 2)
+        factorization, gram = (size + 2) * size * proved, (inner + 4) * frobenius_squared
+        squared = proved + 1.01 * roundoff * (factorization + gram + 4 * (proved + frobenius_squared))
+    norm = Magnitude.from_log(math.log(squared) / 2 + exponent * math.log(2))
+    return max(at_least, (norm + perturbation).widened(8 * UNIT_ROUNDOFF))
+
+
+def _prove_together(matrices: torch.Tensor, floor: float, slack: float) -> float:
+    """c ≥ floor such that cI − G passes Cholesky for every matrix of the batch; c only grows, so what passed stays proved."""
+    rows, columns = matrices.shape[-2:]
+    gram = matrices.mH @ matrices if columns <= rows else matrices @ matrices.mH
+    waiting = gram[torch.linalg.matrix_norm(gram).argsort(descending=True)] if len(gram) > 1 else gram
+    bound = floor or float(torch.linalg.eigvalsh(waiting[0])[-1]) * (1 + slack)
+    while True:
+        shifted = -waiting
+        shifted.diagonal(dim1=-2, dim2=-1).add_(bound)
+        failed = torch.linalg.cholesky_ex(shifted).info != 0
+        if not failed.any():
+            return bound
+        waiting = waiting[failed]
+        raised = float(torch.linalg.eigvalsh(waiting[0])[-1]) * (1 + slack)
+        bound, slack = _raise(bound, raised, slack)
+
+
+def _prove_one_by_one(matrices: torch.Tensor, floor: float, slack: float) -> float:
+    """The same for large matrices, one at a time, with Lanczos only where the proof fails."""
+    bound = floor
+    for matrix in matrices:
+        narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
+        if bound == 0:
+            bound = lanczos(narrow, slack) * (1 + slack)
+        shifted = torch.mm(narrow.mH, narrow).neg_()
+        diagonal = shifted.diagonal().clone()
+        while True:
+            shifted.diagonal().copy_(diagonal + bound)
+            if torch.linalg.cholesky_ex(shifted).info == 0:
+                break
+            bound, slack = _raise(bound, lanczos(narrow, slack) * (1 + slack), slack)
+    return bound
+
+
+def _raise(bound: float, raised: float, slack: float) -> tuple[float, float]:
+    """A larger bound to try, even if the guess was not accurate enough for this slack."""
+    if raised > bound:
+        return raised, slack
+    return bound * (1 + 4 * slack), 4 * slack
+
+
+def lanczos(matrix: torch.Tensor, slack: float) -> float:
+    """The largest squared singular value of one matrix, to about a tenth of `slack`; nothing is proved here."""
+    adjoint = matrix.mH
+    return largest_eigenpair(lambda vector: adjoint @ (matrix @ vector), matrix.shape[1], matrix.dtype, slack)[0]
+
+
+def largest_eigenpair(
+    apply: Callable[[torch.Tensor], torch.Tensor], size: int, dtype: torch.dtype, slack: float
+) -> tuple[float, torch.Tensor]:
+    """The largest eigenvalue of a positive semidefinite operator and its vector, by Lanczos; nothing is proved here."""
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+    basis = [vector / torch.linalg.vector_norm(vector)]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    while True:
+        image = apply(basis[-1])
+        diagonal.append(float(torch.vdot(basis[-1], image).real))
+        known = torch.stack(basis)
+        for _ in range(2):  # full reorthogonalization, twice is enough
+            image = image - known.T @ (known.conj() @ image)
+        beside.append(float(torch.linalg.vector_norm(image)))
+        done = len(diagonal) == size or beside[-1] <= 1e-14 * max(diagonal) or len(diagonal) >= MOST_LANCZOS_STEPS
+        if done or len(diagonal) % 8 == 0:
+            values, vectors = eigh_tridiagonal(np.array(diagonal), np.array(beside[:-1]))
+            # the error of a Ritz value is at most its residual, squared over the gap to the next one
+            residual = beside[-1] * abs(vectors[-1, -1])
+            gap = max(values[-1] - values[-2], 1e-3 * values[-1]) if len(values) > 1 else values[-1]
+            if done or residual**2 / max(gap, 1e-300) <= slack / 10 * values[-1]:
+                ritz = torch.from_numpy(vectors[:, -1].copy()).to(dtype)
+                return float(values[-1]), known.T @ ritz
+        basis.append(image / beside[-1])
+
+
+def frobenius_norm(weight: torch.Tensor) -> Magnitude:
+    """√Σ w², computed without overflow."""
+    weight = weight.detach().to(torch.float64)
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    if largest == 0:
+        return ZERO
+    return Magnitude(largest) * float(torch.linalg.vector_norm(weight / largest))

@@ -1,0 +1,9 @@
+"""Rules, one file per family of operations; `register` adds a user's own."""
+
+from normscope.rules import activations, affine, arithmetic, convolution, normalizers, pooling, shape
+from normscope.rules.registry import Context, Gain, Rule, register, registry
+
+__all__ = [
+    "Context", "Gain", "Rule", "activations", "affine", "arithmetic", "convolution", "normalizers", "pooling", "register",
+    "registry", "shape",
+]  # fmt: skip

@@ -1,0 +1,407 @@
+"""Entrywise functions: their slopes and values on any interval, from the points where these turn.
+
+On [l, u] a function's slope lies between the least and the largest of its values at l, at u and at the turning points
+in between (where the second derivative changes sign, or where the slope jumps); likewise for the function's values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from normscope.core.interval import Interval
+from normscope.graph.graph import Constant, Node
+from normscope.rules.registry import Context, Gain, Rule, register, rule
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+ROUNDING = 1e-12  # slopes below are evaluated in float64, each good to a few parts in 1e-16 of values below 10
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A function ℝ → ℝ.
+
+    turns: where its slope is extremal or jumps, as (place, slope just before, slope just after).
+    extrema: where its value is extremal. ends: (value, slope) as x → −∞ and as x → +∞.
+    domain: outside of it (a pole, a logarithm's negative side) nothing is bounded.
+    """
+
+    value: Function
+    slope: Function
+    turns: Sequence[tuple[float, float, float]] = ()
+    extrema: Sequence[float] = ()
+    ends: tuple[tuple[float, float], tuple[float, float]] = ((-math.inf, 1.0), (math.inf, 1.0))
+    domain: tuple[float, float] = (-math.inf, math.inf)
+
+    def slopes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entrywise (least, largest) slope on [low, high]."""
+        ends = [self._at(self.slope, side, 1) for side in (low, high)]
+        least, largest = torch.minimum(*ends), torch.maximum(*ends)
+        for place, before, after in self.turns:
+            inside = (low <= place) & (place <= high)
+            least = torch.where(inside, least.clamp(max=min(before, after)), least)
+            largest = torch.where(inside, largest.clamp(min=max(before, after)), largest)
+        outside = (low < self.domain[0]) | (high > self.domain[1])
+        least, largest = least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)
+        return least - ROUNDING * least.abs(), largest + ROUNDING * largest.abs()
+
+    def range(self, bounds: Interval) -> Interval:
+        """Bounds on the values over an interval of arguments."""
+        ends = [self._at(self.value, side, 0) for side in (bounds.low, bounds.high)]
+        least, largest = torch.minimum(*ends), torch.maximum(*ends)
+        for place in self.extrema:
+            inside = (bounds.low <= place) & (place <= bounds.high)
+            at = self.value(torch.tensor(place, dtype=torch.float64))
+            least = torch.where(inside, torch.minimum(least, at), least)
+            largest = torch.where(inside, torch.maximum(largest, at), largest)
+        outside = (bounds.low < self.domain[0]) | (bounds.high > self.domain[1])
+        return Interval(least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)).widened(ROUNDING)
+
+    def _at(self, function: Function, where: torch.Tensor, which: int) -> torch.Tensor:
+        """The function, with its limits at ±∞ filled in."""
+        result = function(where.clamp(-1e300, 1e300)) if which else function(where.nan_to_num(0, 0, 0))
+        result = torch.where(where == -math.inf, torch.tensor(self.ends[0][which], dtype=torch.float64), result)
+        result = torch.where(where == math.inf, torch.tensor(self.ends[1][which], dtype=torch.float64), result)
+        return result.nan_to_num(math.inf, math.inf, -math.inf)
+
+
+def piecewise_linear(value: Function, pieces: Sequence[float], knots: Sequence[float]) -> Scalar:
+    """A continuous function with slope pieces[i] between knots[i−1] and knots[i]."""
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(pieces, dtype=torch.float64)[torch.bucketize(x, torch.tensor(knots, dtype=torch.float64))]
+
+    def end(sign: int, piece: float) -> tuple[float, float]:
+        far = float(value(torch.tensor(sign * 1e300, dtype=torch.float64)))
+        return (far if piece == 0 else math.copysign(math.inf, sign * piece), piece)
+
+    return Scalar(
+        value, slope,
+        turns=[(knot, pieces[i], pieces[i + 1]) for i, knot in enumerate(knots)],
+        extrema=list(knots), ends=(end(-1, pieces[0]), end(1, pieces[-1])),
+    )  # fmt: skip
+
+
+class Entrywise(Rule):
+    """y_i = φ(x_i): the gain is the largest |slope| that the values of x allow."""
+
+    def __init__(self, scalar: Callable[[Node], Scalar]) -> None:
+        self.scalar = scalar
+
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.scalar(node).slopes(bounds.low, bounds.high)
+
+    def slopes(self, node: Node) -> tuple[float, float]:
+        low, high = self.slopes_on(node, Interval.unbounded(()))
+        return float(low.min()), float(high.max())
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        least, largest = self.slopes(node)
+        if not math.isfinite(max(-least, largest)):  # only then do the values matter for a global bound
+            low, high = self.slopes_on(node, context.interval(node.input))
+            least, largest = float(low.min()), float(high.max())
+        steepest = max(-least, largest)
+        if math.isinf(steepest):
+            return Gain.infinite(node, "its slope is unbounded on the values that may reach it; bound them by a region")
+        return Gain.of(steepest, method="slope")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return self.scalar(node).range(context.interval(node.input))
+
+
+class ParametricReLU(Entrywise):
+    """prelu(x)_c = max(x, 0) + w_c min(x, 0)."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: relu_with_slope(0.0))
+
+    def _negative_slopes(self, node: Node, shape: Sequence[int]) -> torch.Tensor:
+        weight = node.args[1].double()
+        return weight.reshape(-1, *(1 for _ in shape[2:])) if len(shape) > 1 else weight
+
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self._negative_slopes(node, bounds.shape if bounds.shape else ()).flatten()
+        return torch.minimum(weight, torch.ones(())), torch.maximum(weight, torch.ones(()))
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        bounds = context.interval(node.input)
+        weight = self._negative_slopes(node, node.shape)
+        below = Interval(bounds.low.clamp(max=0), bounds.high.clamp(max=0)) * Interval(weight, weight)
+        return below + Interval(bounds.low.clamp(min=0), bounds.high.clamp(min=0))
+
+
+def relu_with_slope(negative: float) -> Scalar:
+    return piecewise_linear(lambda x: torch.where(x > 0, x, negative * x), [negative, 1.0], [0.0])
+
+
+def _number(value: object, default: float) -> float:
+    if value is None:
+        return default
+    return float(value.value) if isinstance(value, Constant) else float(value)  # type: ignore[arg-type]
+
+
+def _leaky(node: Node) -> Scalar:
+    return relu_with_slope(_number(node.args[1], 0.01))
+
+
+def _hardtanh(node: Node) -> Scalar:
+    low, high = _number(node.argument(1, "min_val"), -1.0), _number(node.argument(2, "max_val"), 1.0)
+    return _clamped(low, high)
+
+
+def _clamped(low: float, high: float) -> Scalar:
+    if low > high:
+        return piecewise_linear(lambda x: torch.full_like(x, high), [0.0, 0.0], [0.0])
+    pieces, knots = [1.0], []
+    if low > -math.inf:
+        pieces, knots = [0.0, *pieces], [low]
+    if high < math.inf:
+        pieces, knots = [*pieces, 0.0], [*knots, high]
+    return piecewise_linear(lambda x: x.clamp(low, high), pieces, knots)
+
+
+def _clamp(node: Node) -> Scalar:
+    if node.op == "clamp_min":
+        return _clamped(_number(node.args[1], -math.inf), math.inf)
+    if node.op == "clamp_max":
+        return _clamped(-math.inf, _number(node.args[1], math.inf))
+    return _clamped(_number(node.argument(1, "min"), -math.inf), _number(node.argument(2, "max"), math.inf))
+
+
+def _elu(node: Node) -> Scalar:
+    if node.op == "selu":
+        alpha, scale, inner = 1.6732632423543772, 1.0507009873554805, 1.0
+    elif node.op == "celu":
+        alpha = _number(node.argument(1, "alpha"), 1.0)
+        scale, inner = 1.0, 1 / alpha
+    else:
+        alpha = _number(node.argument(1, "alpha"), 1.0)
+        scale, inner = _number(node.argument(2, "scale"), 1.0), _number(node.argument(3, "input_scale"), 1.0)
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return scale * torch.where(x > 0, x, alpha * torch.expm1(inner * x.clamp(max=0)))
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, scale * torch.ones_like(x), scale * alpha * inner * torch.exp(inner * x.clamp(max=0)))
+
+    return Scalar(
+        value, slope, turns=[(0.0, scale * alpha * inner, scale)], extrema=[0.0],
+        ends=((-scale * alpha, 0.0), (math.inf * scale, scale)),
+    )  # fmt: skip
+
+
+def _gelu(node: Node) -> Scalar:
+    if node.argument(1, "approximate", "none") == "tanh" or node.kwargs.get("approximate") == "tanh":
+        return tanh_gelu()
+    return exact_gelu()
+
+
+def _derivative(function: Function) -> Function:
+    """The slope of an entrywise function by automatic differentiation, in float64."""
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        flat = x.detach().clone().requires_grad_(True)
+        with torch.enable_grad():
+            return torch.autograd.grad(function(flat).sum(), flat)[0].detach()
+
+    return slope
+
+
+def _smooth(
+    function: Function, turns: Sequence[float], extrema: Sequence[float] = (), ends: tuple = ((0.0, 0.0), (math.inf, 1.0))
+) -> Scalar:
+    slope = _derivative(function)
+    at = [float(slope(torch.tensor(place, dtype=torch.float64))) for place in turns]
+    return Scalar(function, slope, [(place, s, s) for place, s in zip(turns, at, strict=True)], extrema, ends)
+
+
+# The turning points were found by bisection on the second derivative; tests sample each slope densely.
+def exact_gelu() -> Scalar:
+    return _smooth(functional.gelu, (-math.sqrt(2), math.sqrt(2)), (-0.7517915246935643,))
+
+
+def tanh_gelu() -> Scalar:
+    turns = (-1.4185040087908278, 1.4185040087908285)
+    return _smooth(lambda x: functional.gelu(x, approximate="tanh"), turns, (-0.7524614220710159,))
+
+
+def sigmoid_gate(sharpness: float) -> Scalar:
+    """x · sigmoid(sharpness · x): SiLU, and the quick GELU at 1.702."""
+    if sharpness == 0:
+        return piecewise_linear(lambda x: x / 2, [0.5, 0.5], [0.0])
+    turns = tuple(sorted(place / sharpness for place in (-2.399357280515468, 2.399357280515468)))
+    ends = ((0.0, 0.0), (math.inf, 1.0)) if sharpness > 0 else ((-math.inf, 1.0), (0.0, 0.0))
+    return _smooth(lambda x: x * torch.sigmoid(sharpness * x), turns, (-1.278464542761074 / sharpness,), ends)
+
+
+def _softplus(node: Node) -> Scalar:
+    beta = _number(node.argument(1, "beta"), 1.0)
+    threshold = _number(node.argument(2, "threshold"), 20.0)
+    value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
+    # torch switches to the identity at threshold/β: a jump of e^-threshold/β, below float32's resolution by default
+    if threshold < 15:
+        return Scalar(value, _derivative(value), ends=((0.0, math.inf), (math.inf, math.inf)))
+    return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=((0.0, 0.0), (math.inf, 1.0)))
+
+
+def _hardswish(node: Node) -> Scalar:
+    slope = lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5)).to(torch.float64)  # noqa: E731
+    return Scalar(
+        functional.hardswish, slope, turns=[(-3.0, 0.0, -0.5), (3.0, 1.5, 1.0)], extrema=[-3.0, -1.5, 3.0], ends=((0.0, 0.0), (math.inf, 1.0))
+    )
+
+
+def _power(node: Node) -> Scalar:
+    exponent = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.get(node.op)
+    if exponent is None:
+        exponent = _number(node.args[1], 1.0)
+    return power(exponent)
+
+
+def power(exponent: float) -> Scalar:
+    """x^exponent, on all of ℝ for whole exponents ≥ 0, else on x > 0."""
+    value: Function = lambda x: x.pow(exponent)  # noqa: E731
+    slope: Function = lambda x: exponent * x.pow(exponent - 1)  # noqa: E731
+    whole = exponent == int(exponent) and exponent >= 0
+    if exponent == 0:
+        return piecewise_linear(torch.ones_like, [0.0, 0.0], [0.0])
+    if exponent == 1:
+        return piecewise_linear(lambda x: x, [1.0, 1.0], [0.0])
+    top = (math.inf if exponent > 0 else 0.0, exponent if exponent == 1 else (math.inf if exponent > 1 else 0.0))
+    if whole:
+        even = int(exponent) % 2 == 0
+        return Scalar(
+            value, slope, turns=[(0.0, 0.0, 0.0)], extrema=[0.0],
+            ends=((math.inf if even else -math.inf, -math.inf if even else math.inf), top),
+        )  # fmt: skip
+    lowest = 0.0 if exponent > 1 else 5e-324
+    return Scalar(value, slope, ends=((math.nan, math.nan), top), domain=(lowest, math.inf))
+
+
+def _jump(reason: str) -> Rule:
+    class Discontinuous(Rule):
+        def gain(self, node: Node, context: Context) -> Gain:
+            return Gain.infinite(node, reason)
+
+    return Discontinuous()
+
+
+FIXED: dict[str, Callable[[], Scalar]] = {
+    "relu": lambda: relu_with_slope(0.0),
+    "relu6": lambda: _clamped(0.0, 6.0),
+    "sigmoid": lambda: _smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "tanh": lambda: _smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "silu": lambda: sigmoid_gate(1.0),
+    "mish": lambda: _smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
+    "hardsigmoid": lambda: piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
+    "log_sigmoid": lambda: _smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
+    "softsign": lambda: _smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "tanhshrink": lambda: _smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0))),
+    "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
+    "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
+    "erf": lambda: _smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "atan": lambda: _smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
+    "asinh": lambda: _smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
+    "exp": lambda: _smooth(torch.exp, (), ends=((0.0, 0.0), (math.inf, math.inf))),
+    "expm1": lambda: _smooth(torch.expm1, (), ends=((-1.0, 0.0), (math.inf, math.inf))),
+    "log": lambda: Scalar(torch.log, torch.reciprocal, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(5e-324, math.inf)),
+    "log1p": lambda: Scalar(
+        torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
+    ),
+}
+for _name, _make in FIXED.items():
+    register(_name, Entrywise(lambda node, make=_make: make()))
+
+
+class Wave(Entrywise):
+    """sin and cos: slopes and values in [−1, 1], not followed any closer."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(-1.0, 1.0, node.shape)
+
+
+for _name in ("sin", "cos"):
+    register(_name, Wave())
+for _name in ("leaky_relu", "rrelu"):
+    register(_name, Entrywise(lambda node: _leaky(node) if node.op == "leaky_relu" else relu_with_slope((_number(node.args[1], 1 / 8) + _number(node.args[2], 1 / 3)) / 2)))
+for _names, _scalar in {
+    ("elu", "selu", "celu"): _elu,
+    ("gelu",): _gelu,
+    ("quick_gelu",): lambda node: sigmoid_gate(node.args[1]),
+    ("softplus",): _softplus,
+    ("hardtanh",): _hardtanh,
+    ("hardswish",): _hardswish,
+    ("clamp", "clamp_min", "clamp_max"): _clamp,
+    ("softshrink",): lambda node: piecewise_linear(
+        lambda x: functional.softshrink(x, _number(node.args[1], 0.5)), [1.0, 0.0, 1.0], [-_number(node.args[1], 0.5), _number(node.args[1], 0.5)]
+    ),
+    ("pow", "square", "sqrt", "rsqrt", "reciprocal"): _power,
+}.items():
+    for _name in _names:
+        register(_name, Entrywise(_scalar))
+register("prelu", ParametricReLU())
+for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside"):
+    register(_name, _jump("it jumps, so no finite constant exists"))
+
+
+@rule("threshold")
+class Threshold(Rule):
+    """x where x > t, else v: continuous only if t = v, and then a clamp."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if _number(node.args[1], 0.0) != _number(node.args[2], 0.0):
+            return Gain.infinite(node, "it jumps at its threshold, so no finite constant exists")
+        return Gain.of(1, method="slope")
+
+
+@rule("softmax", "_softmax", "special_softmax")
+class Softmax(Rule):
+    """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(0.5 if node.shape[node.args[1]] > 1 else 0.0, method="softmax")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(0.0, 1.0, node.shape)
+
+
+@rule("log_softmax", "_log_softmax", "special_log_softmax")
+class LogSoftmax(Rule):
+    """J = I − 1pᵀ has norm below √n, its supremum as p → e_i; a single entry is constant."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        n = node.shape[node.args[1]]
+        return Gain.of(math.sqrt(n) * (1 + 2**-50) if n > 1 else 0.0, method="log-softmax")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(-math.inf, 0.0, node.shape)
+
+
+@rule("logsumexp")
+class LogSumExp(Rule):
+    """Its gradient is a softmax, of norm at most 1."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(1, method="slope")
+
+
+@rule("glu")
+class GatedLinearUnit(Rule):
+    """a · sigmoid(b) with (a, b) the halves of x: ‖J‖ ≤ √(1 + (sup|a|/4)²)."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        gate = context.interval(node.input).magnitude
+        if math.isinf(gate):
+            return Gain.infinite(node, "a gate times an unbounded value; bound the values by a region or a normalizer before it")
+        return Gain.of(math.hypot(1.0, gate / 4) * (1 + 2**-50), method="product")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        size = context.interval(node.input).magnitude
+        return Interval.constant(-size, size, node.shape)

@@ -1,0 +1,118 @@
+"""Products with constant matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude, root_sum_square
+from normscope.graph.graph import Constant, Node
+from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.shape import schur_bound
+
+EXACT_SIZE = 2000
+
+
+def with_absolute_constants(node: Node) -> Node:
+    """The same operation with |C| for every constant C: an entrywise bound on its matrix."""
+    args, kwargs = tree_map_only(Constant, lambda c: Constant(c.double().abs(), c.sources), (node.args, node.kwargs))
+    return Node(node.name, node.op, node.target, args, kwargs, node.path, node.source, node.shape, node.dtype)
+
+
+def propagate(node: Node, bounds: Interval, terms: int) -> Interval:
+    """Values of an affine node: center through the node, radius through its absolute matrix, plus rounding."""
+    if not bounds.finite:
+        return Interval.unbounded(node.shape)
+    absolute = with_absolute_constants(node)
+    nothing = torch.zeros_like(bounds.center)
+    center = node.apply(bounds.center)
+    spread = absolute.apply(bounds.radius) - absolute.apply(nothing)
+    size = absolute.apply(bounds.center.abs() + bounds.radius)
+    radius = spread + 8 * (terms + 4) * UNIT_ROUNDOFF * size
+    return Interval(center - radius, center + radius)
+
+
+def dense_matrix(node: Node) -> torch.Tensor:
+    """The matrix of an affine one-input node, by applying it to a basis."""
+    shape = node.input.shape
+    zeros = torch.zeros(shape, dtype=torch.float64)
+    offset = node.apply(zeros).reshape(-1)
+    basis = torch.eye(math.prod(shape), dtype=torch.float64)
+    return torch.vmap(lambda unit: node.apply(unit.reshape(shape)).reshape(-1) - offset)(basis).T
+
+
+@rule("linear")
+class Linear(Rule):
+    """x ↦ Wx + b on the last axis."""
+
+    def matrix(self, node: Node) -> torch.Tensor:
+        return node.args[1].double()
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if not isinstance(node.args[0], Node) or len(node.inputs) > 1:
+            return Gain.infinite(node, "its weight depends on the input")
+        return Gain((spectral_norm(self.matrix(node)),), "exact")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if len(node.inputs) > 1:
+            return Interval.unbounded(node.shape)
+        return propagate(node, context.interval(node.input), node.args[1].value.shape[-1])
+
+    def linear(self, node: Node) -> bool:
+        return len(node.inputs) == 1
+
+
+@rule("mm", "matmul", "bmm", "addmm", "baddbmm", "dot", "mv", "inner", "tensordot", "einsum", "outer", "kron", "bilinear", "addmv")
+class ConstantProduct(Rule):
+    """A product with constant factors is linear; a product of two values that both depend on the input is not.
+
+    Two values: ‖Δ(AB)‖ ≤ sup‖B‖ ‖ΔA‖ + sup‖A‖ ‖ΔB‖, with Frobenius norms for the suprema.
+    """
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if len(node.inputs) == 1:
+            return Gain((self._constant_factor(node),), "exact")
+        if node.op in ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum") and len(node.inputs) == 2:
+            return self._two_factors(node, context)
+        return Gain.infinite(node, "a product of values that all depend on the input")
+
+    @staticmethod
+    def _constant_factor(node: Node) -> Magnitude:
+        if node.op in ("mm", "matmul") and node.input is node.args[0]:
+            matrix = node.args[1].double()
+            if matrix.dim() == 2:
+                return spectral_norm(matrix)
+            if matrix.dim() > 2 and node.input.shape[: -2] == matrix.shape[:-2]:
+                return spectral_norm(matrix)
+            if matrix.dim() > 2:  # one input against several matrices
+                return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
+        if math.prod(node.input.shape) <= EXACT_SIZE and math.prod(node.input.shape) * math.prod(node.shape) <= 16_000_000:
+            return spectral_norm(dense_matrix(node))
+        return Magnitude(schur_bound(with_absolute_constants(node)))
+
+    @staticmethod
+    def _two_factors(node: Node, context: Context) -> Gain:
+        bounds = [context.interval(source) for source in node.inputs]
+        if not all(bound.finite for bound in bounds):
+            return Gain.infinite(node, "a product of two values of which one is unbounded; bound them by a region or a normalizer")
+        sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in bounds]
+        first, second = (float(torch.linalg.vector_norm(size)) * (1 + 2**-40) for size in sizes)
+        return Gain.of(second, first, method="product")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if len(node.inputs) == 1:
+            return propagate(node, context.interval(node.input), max(node.input.shape, default=1))
+        if len(node.inputs) == 2 and node.inputs[0] is not node.inputs[1]:
+            left, right = (context.interval(source) for source in node.inputs)
+            if left.finite and right.finite:
+                sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in (left, right)]
+                size = node.apply(*sizes) * (1 + 2**-40)
+                return Interval(-size, size)
+        return Interval.unbounded(node.shape)
+
+    def linear(self, node: Node) -> bool:
+        return len(node.inputs) == 1

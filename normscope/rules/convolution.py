@@ -1,0 +1,102 @@
+"""Convolutions of one to three axes, and their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude
+from normscope.graph.graph import Node
+from normscope.operators.conv import Convolution
+from normscope.rules.affine import propagate
+from normscope.rules.registry import Context, Gain, Rule, rule
+
+
+def convolution_of(node: Node, scale: torch.Tensor | None = None) -> Convolution:
+    """The operator behind a convolution node, with its output channels scaled if asked.
+
+    A transposed convolution is the adjoint of the convolution with the same kernel from its output's size to its
+    input's, and has the same norm.
+    """
+    weight = node.args[1].double()
+    axes = weight.dim() - 2
+    stride, padding, dilation, groups, transposed = _settings(node)
+    stride, dilation = _per_axis(stride, axes), _per_axis(dilation, axes)
+    if padding == "valid":
+        pads = [(0, 0)] * axes
+    elif padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pads = [(p, p) for p in _per_axis(padding, axes)]
+    if scale is not None:
+        if transposed:  # (in, out/groups, …): channel o of group g is output g · out/groups + o
+            grouped = weight.reshape(groups, -1, *weight.shape[1:])
+            weight = (grouped * scale.reshape(groups, 1, -1, *[1] * axes)).reshape(weight.shape)
+        else:
+            weight = weight * scale.reshape(-1, *[1] * (axes + 1))
+    size, mode = node.input.shape[-axes:], "zeros"
+    if transposed:
+        size = node.shape[-axes:]
+    elif node.input.op == "pad" and all(p == (0, 0) for p in pads):
+        spatial = _spatial_padding(node.input, axes)
+        if spatial is not None:
+            size, pads, mode = node.input.input.shape[-axes:], spatial, _PADDING_MODES[node.input.args[2]]
+    return Convolution(weight, tuple(size), tuple(stride), tuple(pads), tuple(dilation), groups, mode)
+
+
+_PADDING_MODES = {"constant": "zeros", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+def _spatial_padding(pad: Node, axes: int) -> list[tuple[int, int]] | None:
+    """(before, after) an axis, if `pad` pads only the convolution's axes and adds no values of its own."""
+    amounts = list(pad.args[1])
+    if len(amounts) > 2 * axes or min(amounts) < 0 or pad.args[2] not in _PADDING_MODES:
+        return None
+    pairs = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)][::-1]
+    return [(0, 0)] * (axes - len(pairs)) + pairs
+
+
+def _settings(node: Node) -> tuple[Any, Any, Any, int, bool]:
+    """(stride, padding, dilation, groups, transposed) from any of torch's signatures."""
+    if node.op == "convolution":
+        _, _, _, stride, padding, dilation, transposed, _, groups = node.args[:9]
+        return stride, padding, dilation, groups, transposed
+    if node.op.startswith("conv_transpose"):
+        _, _, _, stride, padding, _, groups, dilation = node.args[:8]
+        return stride, padding, dilation, groups, True
+    _, _, _, stride, padding, dilation, groups = node.args[:7]
+    return stride, padding, dilation, groups, False
+
+
+def _per_axis(value: Any, axes: int) -> list[int]:
+    if isinstance(value, Sequence):
+        return list(value) if len(value) == axes else list(value) * axes
+    return [value] * axes
+
+
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+class ConvolutionRule(Rule):
+    """x ↦ K ∗ x + b. Padding done by a separate node just before is part of the operator (see `certify.upper`)."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if len(node.inputs) > 1 or not isinstance(node.args[0], Node):
+            return Gain.infinite(node, "its kernel depends on the input")
+        bound, method = norm_of(node)
+        return Gain((bound,), method)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if len(node.inputs) > 1:
+            return Interval.unbounded(node.shape)
+        return propagate(node, context.interval(node.input), node.args[1].value[0].numel())
+
+    def linear(self, node: Node) -> bool:
+        return len(node.inputs) == 1
+
+
+def norm_of(node: Node, scale: torch.Tensor | None = None) -> tuple[Magnitude, str]:
+    """The norm of a convolution node as an operator, a padding node before it included."""
+    return convolution_of(node, scale).norm()

@@ -1,0 +1,204 @@
+"""Normalizers: what each divides by, and how much it can stretch.
+
+LN on one set of d entries has J = diag(γ)(I − 11ᵀ/d − zzᵀ/d)/s with s = √(σ² + ε), so globally (σ → 0)
+‖J‖ ≤ ‖diag(γ)(I − 11ᵀ/d)‖/√ε, and this is attained. RMSNorm has no centering. BN with running statistics is a fixed
+scale a channel; with batch statistics it is LN over the batch, a channel at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normscope.core.errors import Refusal
+from normscope.core.interval import Interval
+from normscope.graph.graph import Constant, Node
+from normscope.operators.dense import spectral_norm
+from normscope.rules.registry import Context, Gain, Rule, rule
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A normalizer node in one form.
+
+    kind: batch, layer, group, instance, rms or l2. axes: over which statistics are taken (for groups, after splitting
+    the channel axis). channel_axis: which axis γ belongs to, where γ is one number a channel.
+    """
+
+    kind: str
+    epsilon: float
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    axes: tuple[int, ...]
+    groups: int = 1
+    running_mean: torch.Tensor | None = None
+    running_variance: torch.Tensor | None = None
+    placement: str = "inside"  # of ε: √(v + ε) inside, √v + ε outside, max(√v, ε) clamp
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it uses running statistics: then it is an affine map."""
+        return self.running_variance is not None
+
+    @property
+    def centered(self) -> bool:
+        return self.kind not in ("rms", "l2")
+
+
+NORMALIZERS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "standardize")
+
+
+def normalizer_of(node: Node) -> Normalizer | None:
+    """The normalizer behind a node, or None."""
+    if node.op not in NORMALIZERS:
+        return None
+    a = node.args
+    rank = len(node.shape)
+    if node.op == "batch_norm":
+        _, weight, bias, mean, variance, training, _, epsilon = a[:8]
+        kind, axes = "batch", (0, *range(2, rank))
+        fixed = not training and variance is not None
+        return Normalizer(
+            kind, epsilon, _value(weight), _value(bias), axes,
+            running_mean=_value(mean) if fixed else None, running_variance=_value(variance) if fixed else None,
+        )  # fmt: skip
+    if node.op == "instance_norm":
+        _, weight, bias, mean, variance, use_input, _, epsilon = a[:8]
+        fixed = not use_input and variance is not None
+        return Normalizer(
+            "instance", epsilon, _value(weight), _value(bias), tuple(range(2, rank)),
+            running_mean=_value(mean) if fixed else None, running_variance=_value(variance) if fixed else None,
+        )  # fmt: skip
+    if node.op == "group_norm":
+        _, groups, weight, bias, epsilon = a[:5]
+        return Normalizer("group", epsilon, _value(weight), _value(bias), tuple(range(2, rank)), groups)
+    if node.op == "layer_norm":
+        _, shape, weight, bias, epsilon = a[:5]
+        return Normalizer("layer", epsilon, _value(weight), _value(bias), tuple(range(rank - len(shape), rank)))
+    if node.op == "rms_norm":
+        _, shape, weight, epsilon = a[:4]
+        return Normalizer("rms", float(epsilon), _value(weight), None, tuple(range(rank - len(shape), rank)))
+    _, kind, axes, epsilon, placement, _ = a
+    return Normalizer(kind, epsilon, None, None, axes, placement=placement)
+
+
+def _value(argument: Any) -> torch.Tensor | None:
+    return argument.double() if isinstance(argument, Constant) else None
+
+
+@rule("center")
+class Centering(Rule):
+    """x − mean(x) is an orthogonal projection."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        count = math.prod(node.shape[axis] for axis in node.args[1])
+        return Gain.of(1 if count > 1 else 0, method="projection")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        bounds = context.interval(node.input)
+        if not bounds.finite:
+            return Interval.unbounded(node.shape)
+        means = [side.mean(node.args[1], keepdim=True) for side in (bounds.low, bounds.high)]
+        return bounds + Interval(-means[1], -means[0]).widened(2**-40)
+
+    def linear(self, node: Node) -> bool:
+        return True
+
+
+@rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
+class NormalizerRule(Rule):
+    def gain(self, node: Node, context: Context) -> Gain:
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        if len(node.inputs) > 1:
+            return Gain.infinite(node, "its scale depends on the input")
+        if normalizer.fixed:
+            return Gain.of(float(running_scale(normalizer).abs().max()) * (1 + 2**-50), method="running statistics")
+        if normalizer.kind == "batch" and not context.whole_batch:
+            raise Refusal(
+                "batch statistics make every sample depend on the others",
+                [node.label],
+                'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
+            )
+        if normalizer.epsilon <= 0:
+            return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a region")
+        return Gain.of(float(self._shape_factor(node, normalizer)) / smallest_scale(normalizer) * (1 + 2**-48), method="smallest variance")
+
+    @staticmethod
+    def _shape_factor(node: Node, normalizer: Normalizer) -> float:
+        """‖diag(γ)(I − 11ᵀ/d)‖, the largest over what is normalized together; max|γ| without centering."""
+        weight, count = normalizer.weight, elements(node, normalizer)
+        if normalizer.centered and count == 1:
+            return 0.0  # the output is the constant β
+        if weight is None:
+            return 1.0
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        if not normalizer.centered or normalizer.kind in ("batch", "instance"):
+            return largest
+        if normalizer.kind == "layer":
+            sets = weight.reshape(1, -1)
+        else:
+            positions = math.prod(node.shape[2:])
+            sets = weight.reshape(normalizer.groups, -1).repeat_interleave(positions, 1) if positions * weight.numel() <= 4096 else None
+        if sets is None or sets.shape[1] > 1024:
+            return largest
+        centering = torch.eye(sets.shape[1], dtype=torch.float64) - 1 / sets.shape[1]
+        return min(float(spectral_norm(sets[:, :, None] * centering)), largest)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        if len(node.inputs) > 1:
+            return Interval.unbounded(node.shape)
+        if normalizer.fixed:
+            bounds = context.interval(node.input)
+            if not bounds.finite:
+                return Interval.unbounded(node.shape)
+            ends = node.apply(bounds.low), node.apply(bounds.high)
+            return Interval(torch.minimum(*ends), torch.maximum(*ends)).widened(2**-40)
+        size = largest_output(normalizer, elements(node, normalizer))
+        radius = torch.full(node.shape, size, dtype=torch.float64)
+        scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
+        return Interval(shift - scale.abs() * radius, shift + scale.abs() * radius).widened(2**-40)
+
+    def linear(self, node: Node) -> bool:
+        normalizer = normalizer_of(node)
+        return normalizer is not None and normalizer.fixed and len(node.inputs) == 1
+
+
+def running_scale(normalizer: Normalizer) -> torch.Tensor:
+    """γ/√(v + ε), one number a channel."""
+    assert normalizer.running_variance is not None
+    scale = (normalizer.running_variance + normalizer.epsilon).rsqrt()
+    return scale if normalizer.weight is None else scale * normalizer.weight
+
+
+def elements(node: Node, normalizer: Normalizer) -> int:
+    """How many entries share one mean and variance."""
+    count = math.prod(node.shape[axis] for axis in normalizer.axes)
+    return count * node.shape[1] // normalizer.groups if normalizer.kind == "group" else count
+
+
+def smallest_scale(normalizer: Normalizer) -> float:
+    """The least that a normalizer divides by, over all inputs: √ε, or ε itself where it stands outside the root."""
+    return math.sqrt(normalizer.epsilon) if normalizer.placement == "inside" else normalizer.epsilon
+
+
+def largest_output(normalizer: Normalizer, count: int) -> float:
+    """The largest |z_i| of a normalized entry: √(d − 1) with centering, √d without, 1 for x/‖x‖."""
+    if normalizer.kind == "l2":
+        return 1.0
+    # a sample standard deviation (divided by d − 1) is larger than the population's, so √(d − 1) covers it too
+    return math.sqrt(count - 1 if normalizer.centered else count)
+
+
+def channel_tensor(node: Node, values: torch.Tensor | None, default: float) -> torch.Tensor:
+    """γ or β of a node, shaped to broadcast over its output."""
+    if values is None:
+        return torch.tensor(default, dtype=torch.float64).expand(node.shape)
+    if node.op in ("layer_norm", "rms_norm"):
+        return values.expand(node.shape)
+    return values.reshape(1, -1, *[1] * (len(node.shape) - 2)).expand(node.shape)

@@ -1,0 +1,129 @@
+"""What normscope knows about each operation, open to users: one rule an operation, looked up by name.
+
+A rule states, for one node: how much it can stretch distances (`gain`), which values it can take (`interval`) and,
+where it acts entry by entry, between which slopes (`slopes`). An operation without a rule has no certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.core.interval import Interval
+from normscope.core.magnitude import INFINITY, Magnitude, Real
+from normscope.graph.graph import Node
+from normscope.graph.trace import operation_name
+
+
+@dataclass(frozen=True)
+class Gain:
+    """‖Δoutput‖ ≤ Σ_i factor_i ‖Δinput_i‖, or √Σ (factor_i ‖Δinput_i‖)² where the inputs go to separate entries.
+
+    One factor for each of `node.inputs`; `method` names the law that gives it, `reason` says why it is infinite.
+    """
+
+    factors: tuple[Magnitude, ...]
+    method: str = "exact"
+    separate: bool = False
+    reason: str = ""
+
+    @classmethod
+    def of(cls, *factors: Real, method: str = "exact", separate: bool = False) -> Gain:
+        return cls(tuple(map(Magnitude, factors)), method, separate)
+
+    @classmethod
+    def infinite(cls, node: Node, reason: str) -> Gain:
+        return cls((INFINITY,) * len(node.inputs), "unbounded", reason=f"{node.label}: {reason}")
+
+
+class Context(Protocol):
+    """What a rule may ask about the surroundings of its node."""
+
+    whole_batch: bool
+
+    def interval(self, node: Node) -> Interval:
+        """Bounds on the values of `node`."""
+
+
+class Rule:
+    """Base class of all rules; a user's rule overrides `gain`, and more where it knows more."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        """A bound on how much the node stretches the distance between two values of its inputs."""
+        raise NotImplementedError(f"{type(self).__name__} gives no gain")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        """Bounds on the values the node can take; nothing is known unless a rule says so."""
+        return Interval.unbounded(node.shape)
+
+    def slopes(self, node: Node) -> tuple[float, float] | None:
+        """(least, largest) slope of an entrywise node on all of ℝ, or None if it is not entrywise."""
+        return None
+
+    def linear(self, node: Node) -> bool:
+        """Whether the node is affine in its inputs."""
+        return False
+
+
+@dataclass
+class KnownGain(Rule):
+    """A rule made from a number or from a function of the node, for operations with one input."""
+
+    stated: Real | Callable[[Node], Real]
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        value = self.stated(node) if callable(self.stated) else self.stated
+        return Gain.of(*(value for _ in node.inputs), method="stated by its rule")
+
+
+@dataclass
+class Registry:
+    """The table of rules, from operation name to rule."""
+
+    rules: dict[str, Rule] = field(default_factory=dict)
+
+    def register(self, op: str | Any, rule: Rule | Real | Callable[[Node], Real], overwrite: bool = False) -> None:
+        """Give operation `op` a rule: a `Rule`, or the gain itself as a number or a function of the node.
+
+        op: a torch operation (`torch.ops.mylib.op`), or its name as a refusal prints it ("mylib.op").
+        """
+        name = op if isinstance(op, str) else operation_name(op)
+        if name in self.rules and not overwrite:
+            raise InputError(f"{name} has a rule already ({type(self.rules[name]).__name__}); pass overwrite=True to replace it")
+        if not isinstance(rule, Rule):
+            if not callable(rule) and (math.isnan(float(rule)) or float(rule) < 0):
+                raise InputError(f"a gain is a number ≥ 0, not {rule}")
+            rule = KnownGain(rule)
+        self.rules[name] = rule
+
+    def find(self, node: Node) -> Rule | None:
+        return self.rules.get(node.op)
+
+    def __getitem__(self, op: str) -> Rule:
+        return self.rules[op]
+
+
+registry = Registry()
+register = registry.register
+
+
+def rule(*operations: str) -> Callable[[type[Rule]], type[Rule]]:
+    """Class decorator: register one instance of a rule for each operation named."""
+
+    def decorate(kind: type[Rule]) -> type[Rule]:
+        instance = kind()
+        for operation in operations:
+            register(operation, instance)
+        return kind
+
+    return decorate
+
+
+def finite_entries(tensor: torch.Tensor) -> torch.Tensor:
+    """Entries as float64, detached."""
+    return tensor.detach().to(torch.float64)

@@ -1,0 +1,160 @@
+"""Operations that move, repeat or drop entries, and other linear maps with weights ≥ 0.
+
+For a matrix A ≥ 0, Schur's test gives ‖A‖ ≤ √(largest row sum · largest column sum), both read off by applying A and
+its adjoint to ones. It is exact where every output reads one entry (views, slices, padding, expand: √copies) and for
+averages over disjoint windows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope.core.interval import Interval
+from normscope.graph.graph import Node
+from normscope.rules.registry import Context, Gain, Rule, rule
+
+
+def schur_bound(node: Node) -> float:
+    """√(‖A‖₁ ‖A‖_∞) for the linear part A ≥ 0 of a one-input node."""
+    source = node.input
+    zeros = torch.zeros(source.shape, dtype=torch.float64)
+    offset = _joined(node.apply(zeros))
+    outputs, adjoint = torch.func.vjp(lambda x: _joined(node.apply(x)), zeros + 1)
+    row = float((outputs - offset).max()) if outputs.numel() else 0.0
+    column = float(adjoint(torch.ones_like(outputs))[0].max()) if zeros.numel() else 0.0
+    return math.sqrt(row * column) * (1 + 2**-40)
+
+
+def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """One vector of all entries; an operation may return several tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.reshape(-1)
+    return torch.cat([part.reshape(-1) for part in value])
+
+
+@rule(
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT",
+    "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "numpy_T", "adjoint", "view_as",
+)  # fmt: skip
+class Rearrangement(Rule):
+    """Every entry moves to one place: an isometry."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(1, method="isometry")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return context.interval(node.input).map(node.apply)
+
+    def linear(self, node: Node) -> bool:
+        return True
+
+
+@rule(
+    "slice", "select", "narrow", "index", "index_select", "gather", "diagonal", "split", "split_with_sizes", "chunk", "unbind",
+    "tensor_split", "expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", "unfold", "im2col", "col2im",
+    "sum", "mean", "cumsum", "tril", "triu", "constant_pad_nd", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
+    "replication_pad3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "as_strided", "trace", "hsplit", "vsplit", "dsplit", "pad",
+)  # fmt: skip
+class NonnegativeLinear(Rule):
+    """Every output is a sum of entries with weights ≥ 0: Schur's test."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(schur_bound(node), method="Schur")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if not node.shape and node.dtype is None:  # several outputs: `Pick` reads the input's bounds itself
+            return Interval.unbounded(())
+        return context.interval(node.input).map(node.apply)
+
+    def linear(self, node: Node) -> bool:
+        return True
+
+
+@rule("getitem")
+class Pick(Rule):
+    """One of several outputs."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(1, method="part")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        several = node.input
+        if several.op in ("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit"):
+            bounds = context.interval(several.input)
+            return bounds.map(lambda side: several.apply(side)[node.args[1]])
+        return Interval.unbounded(node.shape)
+
+    def linear(self, node: Node) -> bool:
+        return True
+
+
+@rule("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")
+class Concatenation(Rule):
+    """The inputs go to separate entries: √Σ L_i²."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(*(1 for _ in node.inputs), method="concatenation", separate=True)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        distinct = list(dict.fromkeys(node.inputs))
+        bounds = [context.interval(source) for source in distinct]
+        return Interval(node.apply(*(b.low for b in bounds)), node.apply(*(b.high for b in bounds)))
+
+    def linear(self, node: Node) -> bool:
+        return True
+
+
+@rule("select_scatter", "slice_scatter", "index_put", "index_copy", "copy", "masked_fill", "where", "masked_scatter", "fill")
+class Overwrite(Rule):
+    """Each output entry is taken from one of the inputs, by a rule that does not depend on their values."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
+            return Gain.infinite(node, "which entry is taken depends on the input's values, so the result may jump")
+        if node.op in ("index_put", "masked_scatter") and node.argument(3, "accumulate", False):
+            return Gain.of(*(1 for _ in node.inputs), method="sum")
+        factors = [math.sqrt(_copies(source, node)) for source in node.inputs]
+        return Gain.of(*factors, method="selection", separate=True)
+
+
+def _copies(source: Node, node: Node) -> int:
+    """How often broadcasting may repeat an entry of `source`."""
+    entries, outputs = math.prod(source.shape), math.prod(node.shape)
+    return max(1, math.ceil(outputs / max(entries, 1)))
+
+
+@rule(
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+)  # fmt: skip
+class Interpolation(Rule):
+    """A tensor product of one matrix an axis, so the norm is the product of theirs: exact for every mode."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        from normscope.operators.dense import spectral_norm
+
+        size = node.input.shape[2:]
+        bound = spectral_norm(torch.ones(1, 1))
+        for axis in range(len(size)):
+            bound = bound * spectral_norm(self._axis_matrix(node, axis))
+        return Gain((bound,), "exact")
+
+    @staticmethod
+    def _axis_matrix(node: Node, axis: int) -> torch.Tensor:
+        """The map along one axis, read off on inputs that are constant along the others (their rows sum to 1)."""
+        size = node.input.shape[2:]
+        shape = [1] * (len(size) + 2)
+        shape[axis + 2] = size[axis]
+        columns = []
+        for unit in torch.eye(size[axis], dtype=torch.float64):
+            sample = unit.reshape(shape).expand(1, node.input.shape[1], *size)
+            picked = node.apply(sample.contiguous())[0, 0]
+            columns.append(picked.movedim(axis, 0).reshape(picked.shape[axis], -1)[:, 0])
+        return torch.stack(columns, 1)
+
+    def linear(self, node: Node) -> bool:
+        return True
