@@ -9,8 +9,6 @@ from normscope.core.errors import ExportError, InputError, NormscopeError, Refus
 from normscope.core.magnitude import Magnitude
 from normscope.version import __version__
 
-
-
 __all__ = [
     "Audit", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__", "audit", "lipschitz",
     "operator_norm", "rules",

@@ -64,7 +64,8 @@ class Audit:
                 "reason": self.bracket.reason,
                 "rounding": self.bracket.certificate.rounding,
                 "certificate": [
-                    {**asdict(step), "gain": None, "gain_log10": _number(step.gain.log10)} for step in self.bracket.certificate.steps
+                    {**asdict(step), "gain": None, "gain_log10": _number(step.gain.log10)}
+                    for step in self.bracket.certificate.steps
                 ],
             },
             "layers": [_row(row) for row in self.layers],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,20 +69,22 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call]) -> list[LayerRow
     nodes = [node for node in graph if _is_weighted(node) or normalizer_of(node) is not None]
     statistics = measure(graph, nodes, batches)
     shares = shares_of_log_upper(above)
-    known: dict[int, tuple[Magnitude, Magnitude]] = {}
-    rows, seen = [], dict.fromkeys(nodes)
-    names = _names(list(seen))
+    names = _names(nodes)
+    known: dict[object, tuple[Magnitude, Magnitude]] = {}
+    rows: list[LayerRow] = []
     for node in nodes:
-        common = {"input_std": statistics[node].input_std, "share_of_log_upper": shares.get(node)}
+        common: dict[str, Any] = {"input_std": statistics[node].input_std, "share_of_log_upper": shares.get(node)}
         normalizer = normalizer_of(node)
         if normalizer is not None:
             gains = gains_of(node, normalizer, statistics[node])
-            rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **gains, **common))
+            rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **common, **gains))
             continue
         weight = next(c for c in node.constants if c.sources).value
-        if weight.data_ptr() not in known:
-            known[weight.data_ptr()] = (spectral_norm(weight.flatten(1) if weight.dim() > 1 else weight[None]), frobenius_norm(weight))
-        matrix, frobenius = known[weight.data_ptr()]
+        key = (weight.data_ptr(), weight.shape, weight.stride())
+        if key not in known:
+            flat = weight.flatten(1) if weight.dim() > 1 else weight[None]
+            known[key] = spectral_norm(flat, slack=1e-6), frobenius_norm(weight)
+        matrix, frobenius = known[key]
         operator = above.norms.get(node, matrix)
         rows.append(LayerRow(names[node], node.op, operator, matrix, frobenius, **common))
     return rows
@@ -169,7 +172,7 @@ def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> Non
     statistics.sets += spread.numel()
 
 
-def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) -> dict[str, Magnitude | None]:
+def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) -> dict[str, Any]:
     """The normalizer's gain by each definition of docs/audit.md."""
     if normalizer.fixed:
         variance = normalizer.running_variance
@@ -190,7 +193,9 @@ def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) ->
         scaled = inverse[:, None].expand(-1, width)
     else:
         scaled = weight.reshape(1, -1) * inverse if not by_channel or weight.numel() == 1 else weight * inverse
-    paper = inverse.sum() if normalizer.kind in ("group", "instance") and not normalizer.fixed else torch.linalg.vector_norm(inverse)
+    paper = (
+        inverse.sum() if normalizer.kind in ("group", "instance") and not normalizer.fixed else torch.linalg.vector_norm(inverse)
+    )
     return {
         "gain": Magnitude(float(scaled.abs().max())),
         "gain_paper": Magnitude(float(paper)),
@@ -222,7 +227,7 @@ def shares_of_log_upper(above: Upper) -> dict[Node, float]:
 
 def _elasticities(above: Upper, t: float) -> dict[Link, float]:
     """∂ log U/∂ log g of every link at gains g^t: forward for the bound at each node, backward for the parts."""
-    at = {node: 0.0 for node in above.graph.inputs}  # logarithms
+    at = dict.fromkeys(above.graph.inputs, 0.0)  # logarithms
     parts: dict[Link, list[float]] = {}
     for link in above.links:
         arriving = [t * factor.log + at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]

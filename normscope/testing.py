@@ -1,9 +1,9 @@
 """Networks whose constant is known exactly, and a check for rules of one's own.
 
-    import normscope as ns
-    from normscope.testing import check_rule
-    ns.rules.register(torch.ops.mylib.op, 2.0)
-    check_rule(module_that_uses_it, example)
+import normscope as ns
+from normscope.testing import check_rule
+ns.rules.register(torch.ops.mylib.op, 2.0)
+check_rule(module_that_uses_it, example)
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from normscope.core.data import Example
 from normscope.core.magnitude import Magnitude
 
 
-def check_rule(module: torch.nn.Module, example: Example, mode: str = "eval", tries: int = 3, tight: float | None = None) -> Bracket:
+def check_rule(
+    module: torch.nn.Module, example: Example, mode: str = "eval", tries: int = 3, tight: float | None = None
+) -> Bracket:
     """Raise AssertionError if a difference quotient anywhere exceeds the bound that the rules give.
 
     tries: searches from different random states. tight: also require upper ≤ tight · lower.
@@ -37,7 +39,9 @@ def check_rule(module: torch.nn.Module, example: Example, mode: str = "eval", tr
     return found
 
 
-def extremal_chain(constants: Sequence[float], widths: Sequence[int], activation: type[torch.nn.Module] = torch.nn.ReLU) -> torch.nn.Sequential:
+def extremal_chain(
+    constants: Sequence[float], widths: Sequence[int], activation: type[torch.nn.Module] = torch.nn.ReLU
+) -> torch.nn.Sequential:
     """Than 2025, Theorem 6: weights a_k·[I 0] make a ReLU chain with constant exactly ∏ a_k.
 
     constants: a_k ≥ 0, one a layer. widths: input, hidden and output widths, one more than constants.

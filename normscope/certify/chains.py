@@ -6,7 +6,7 @@ W_i and are computed on W_i/‖W_i‖, so no scale of the weights and no depth o
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from normscope.core.magnitude import ZERO, Magnitude, product, total
-from normscope.operators.dense import UNIT_ROUNDOFF, lanczos, spectral_norm
+from normscope.operators.dense import UNIT_ROUNDOFF, largest_eigenpair, spectral_norm
 
 PATTERN_NEURONS = 12  # every activation pattern is enumerated up to here
 LIPLT_DEPTH = 32
@@ -73,7 +73,7 @@ def patterns(layers: Sequence[Layer]) -> Magnitude | None:
     if sum(layer.width for layer in layers[:-1] if layer.slopes[0] != layer.slopes[1]) > PATTERN_NEURONS:
         return None
     stack, error = layers[0].unit()[None], 0.0
-    for layer, following in zip(layers, layers[1:], strict=False):
+    for layer, following in itertools.pairwise(layers):
         low, high = layer.slopes
         unit = following.unit()
         if low == high:
@@ -125,7 +125,7 @@ def eclipse_fast(layers: Sequence[Layer]) -> Magnitude | None:
         half = _whitened(layer.unit(), factor)
         gram = half.mT @ half
         size = max(half.shape)
-        largest = max(_largest(half), 1e-150)
+        largest = max(_largest(gram), 1e-150)
         rounding = 64 * (size + 8) ** 2 * UNIT_ROUNDOFF
         metric = -gram / (2 * largest)
         metric.diagonal().add_(1 - rounding / (2 * largest))
@@ -142,9 +142,11 @@ def _whitened(unit: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
     return unit.mT if factor is None else torch.linalg.solve_triangular(factor, unit.mT, upper=False)
 
 
-def _largest(half: torch.Tensor) -> float:
-    """‖A‖², estimated: ECLipsE's proof does not need it exact."""
-    return float(torch.linalg.matrix_norm(half, 2)) ** 2 if min(half.shape) <= 64 else lanczos(half, 1e-6)
+def _largest(gram: torch.Tensor) -> float:
+    """The largest eigenvalue, estimated: ECLipsE's proof does not need it exact."""
+    if len(gram) <= 64:
+        return float(torch.linalg.eigvalsh(gram)[-1])
+    return largest_eigenpair(lambda vector: gram @ vector, len(gram), gram.dtype, 1e-6)[0]
 
 
 def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:

@@ -55,7 +55,12 @@ def _batch_statistics(graph: Graph) -> bool:
 
 
 def bracket(
-    graph: Graph, above: Upper, example: Call, data: Data | None = None, effort: float = 1.0, generator: torch.Generator | None = None
+    graph: Graph,
+    above: Upper,
+    example: Call,
+    data: Data | None = None,
+    effort: float = 1.0,
+    generator: torch.Generator | None = None,
 ) -> Bracket:
     """Both sides of a bracket, given the upper one."""
     found, witness = lower(graph, seeds(graph, example, data), effort, generator)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from normscope.graph.graph import Graph
 
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
 
-SEARCH_ENTRIES = 3_000_000  # activations that one evaluation of the pool may hold
+SEARCH_ENTRIES = 1_500_000  # activations that one evaluation of the pool may hold
 MOST_POINTS = 512
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
 ROUNDINGS = 3
@@ -56,7 +57,9 @@ class Space:
         return tuple(part[0] if self.graph.whole_batch else part for part in parts)
 
 
-def lower(graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: torch.Generator | None = None) -> tuple[Magnitude, Witness | None]:
+def lower(
+    graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: torch.Generator | None = None
+) -> tuple[Magnitude, Witness | None]:
     """A lower bound on the Lipschitz constant with its witness, from a search that starts at `points` (count, d).
 
     effort multiplies the number of points and rounds.
@@ -68,7 +71,7 @@ def lower(graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: to
     search = _Search(space, generator, effort)
     pairs = search.run(points.to(graph.compute_dtype))
     best, witness = ZERO, None
-    for first, second in _best_pairs(space, _candidate_pairs(*pairs)):
+    for first, second in _best_pairs(space, _candidate_pairs(*pairs, search.large))[: 1 if search.large else VERIFIED_PAIRS]:
         value = quotient(graph, space, first, second)
         if value > best:
             best, witness = value, (first, second)
@@ -81,7 +84,7 @@ def lower(graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: to
 def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tensor) -> Magnitude:
     """‖f(x) − f(y)‖/‖x − y‖ in float64, less the roundoff that randomly perturbed evaluations show.
 
-    Each of a few more evaluations multiplies every intermediate value by 1 ± 2u at random, as its own rounding might
+    Each of a few more evaluations multiplies every value that is read or computed by 1 ± 4u at random, as rounding might
     have (discrete stochastic arithmetic); `SAFETY` times the largest change is subtracted.
     """
     distance = float(torch.linalg.vector_norm(first - second))
@@ -89,15 +92,18 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
         return ZERO
     generator = torch.Generator().manual_seed(1)
 
-    def rounding(value: torch.Tensor) -> torch.Tensor:
+    def rounding(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(rounding, value))
         if not value.is_floating_point():
             return value
         sign = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        return value * (1 + 2.0**-52 * sign)
+        return value * (1 + 2.0**-51 * sign)
 
     with torch.no_grad():
         changes = [
-            graph.run(space.single(first), torch.float64, noise=noise)[0] - graph.run(space.single(second), torch.float64, noise=noise)[0]
+            graph.run(space.single(first), torch.float64, noise=noise)[0]
+            - graph.run(space.single(second), torch.float64, noise=noise)[0]
             for noise in (None, *[rounding] * ROUNDINGS)
         ]
     scale = max(float(change.abs().max()) for change in changes)
@@ -120,17 +126,19 @@ def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) ->
     largest = values.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-300)
     changes = torch.linalg.vector_norm(values[0::2] / largest - values[1::2] / largest, dim=1)
     quotients = (changes / torch.linalg.vector_norm(points[0::2] - points[1::2], dim=1)).nan_to_num(0, 0, 0)
-    return [pairs[i] for i in quotients.argsort(descending=True)[:VERIFIED_PAIRS].tolist()]
+    return [pairs[i] for i in quotients.argsort(descending=True).tolist()]
 
 
-def _candidate_pairs(starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _candidate_pairs(
+    starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor, few: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For the best points, the pair that ascent found and steps of several lengths along the steepest direction."""
     pairs = []
     for start, direction, end in zip(starts.double(), directions.double(), ends.double(), strict=True):
         if float(torch.linalg.vector_norm(end - start)) > 0:
             pairs.append((start, end))
         size = max(float(torch.linalg.vector_norm(start)), 1e-3)
-        for relative in (1e-2, 1e-4, 1e-6):
+        for relative in (1e-3,) if few else (1e-2, 1e-4, 1e-6):
             pairs.append((start - direction * (size * relative / 2), start + direction * (size * relative / 2)))
     return pairs
 
@@ -143,7 +151,8 @@ class _Search:
         self.function = space.function(space.graph.compute_dtype)
         self.dtype = space.graph.compute_dtype
         held = sum(math.prod(node.shape) for node in space.graph)
-        self.points = max(4, min(MOST_POINTS, int(effort * SEARCH_ENTRIES / max(held, 1))))
+        self.large = held > SEARCH_ENTRIES
+        self.points = max(2 if self.large else 4, min(MOST_POINTS, int(effort * SEARCH_ENTRIES / max(held, 1))))
         self.small = self.points == MOST_POINTS  # cheap enough for many rounds
 
     def run(self, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -151,11 +160,11 @@ class _Search:
         pool = self._pool(seeds)
         directions = self._noise(pool.shape)
         gains, directions = self._power(pool, directions, 6 if self.small else 3)
-        for _ in range(int(12 * self.effort) if self.small else 1):
+        for _ in range(int(12 * self.effort) if self.small else 0 if self.large else 1):
             pool, directions, gains = self._generation(pool, directions, gains, seeds)
         order = gains.argsort(descending=True)[: 8 if self.small else 2]
         pool, directions = pool[order], directions[order]
-        _, directions = self._power(pool, directions, 12 if self.small else 8)
+        _, directions = self._power(pool, directions, 12 if self.small else 6)
         return pool, directions, self._ascend(pool, directions)
 
     def _noise(self, shape: Sequence[int]) -> torch.Tensor:
@@ -178,19 +187,39 @@ class _Search:
         """Power iteration on JᵀJ at every point: (‖Jv‖, v) with ‖v‖ = 1. J is linearized once, as the transpose of Jᵀ."""
         tiny = torch.finfo(self.dtype).tiny
         directions = torch.nn.functional.normalize(directions, dim=1)
-        outputs, pull = torch.func.vjp(self.function, pool)
-        push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
+        push, pull = self._linearized(pool)
         gains = torch.zeros(len(pool), dtype=self.dtype)
         for step in range(steps):
-            image = push(directions)[0]
+            image = push(directions)
             size = torch.linalg.vector_norm(image, dim=1)
             gains = torch.where(size.isfinite(), size, torch.zeros(()))
             if step == steps - 1:
                 break
             scaled = image / size.clamp(min=tiny)[:, None]  # so that nothing overflows on the way back
-            renewed = torch.nn.functional.normalize(pull(scaled.nan_to_num())[0].nan_to_num(), dim=1, eps=tiny)
+            renewed = torch.nn.functional.normalize(pull(scaled.nan_to_num()).nan_to_num(), dim=1, eps=tiny)
             directions = torch.where((renewed != 0).any(1, keepdim=True), renewed, directions)
         return gains, directions
+
+    def _linearized(self, pool: torch.Tensor) -> tuple[Function, Function]:
+        """v ↦ Jv and u ↦ Jᵀu at every point; by differences, or not at all, where an operation has no derivative."""
+        try:
+            outputs, pull = torch.func.vjp(self.function, pool)
+            push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
+            push(torch.zeros_like(pool))
+            return lambda v: push(v)[0], lambda u: pull(u)[0]
+        except (RuntimeError, NotImplementedError):
+            step = 1e-3 * torch.linalg.vector_norm(pool, dim=1, keepdim=True).clamp(min=1e-3)
+
+        def difference(v: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                return (self.function(pool + step * v) - self.function(pool - step * v)) / (2 * step)
+
+        try:
+            outputs, pull = torch.func.vjp(self.function, pool)
+            pull(torch.zeros_like(outputs))
+            return difference, lambda u: pull(u)[0]
+        except (RuntimeError, NotImplementedError):
+            return difference, lambda u: self._noise(pool.shape)
 
     def _generation(
         self, pool: torch.Tensor, directions: torch.Tensor, gains: torch.Tensor, seeds: torch.Tensor
@@ -216,15 +245,23 @@ class _Search:
         best, best_value = partners.clone(), torch.full((len(pool),), -math.inf, dtype=self.dtype)
         step = 0.3
         for _ in range(int(8 * self.effort) if self.small else 3):
-            partners = partners.detach().requires_grad_(True)
-            with torch.enable_grad():
-                change = torch.linalg.vector_norm(self.function(partners) - here, dim=1)
-                value = change.clamp(min=1e-30).log() - torch.linalg.vector_norm(partners - pool, dim=1).clamp(min=1e-30).log()
-                (slope,) = torch.autograd.grad(value.sum(), partners)
-            better = value.detach() > best_value
-            best = torch.where(better[:, None], partners.detach(), best)
-            best_value = torch.where(better, value.detach(), best_value)
-            distance = torch.linalg.vector_norm(partners.detach() - pool, dim=1, keepdim=True)
-            partners = partners.detach() + step * distance * torch.nn.functional.normalize(slope.nan_to_num(), dim=1)
+            try:
+                slope, (_, value) = torch.func.grad_and_value(_log_quotient, has_aux=True)(partners, pool, here, self.function)
+            except (RuntimeError, NotImplementedError):  # an operation without a derivative
+                return best
+            better = value > best_value
+            best = torch.where(better[:, None], partners, best)
+            best_value = torch.where(better, value, best_value)
+            distance = torch.linalg.vector_norm(partners - pool, dim=1, keepdim=True)
+            partners = partners + step * distance * torch.nn.functional.normalize(slope.nan_to_num(), dim=1)
             step *= 0.8
         return best
+
+
+def _log_quotient(
+    partners: torch.Tensor, points: torch.Tensor, there: torch.Tensor, function: Function
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Σ log of the difference quotients, and each of them."""
+    change = torch.linalg.vector_norm(function(partners) - there, dim=1)
+    value = change.clamp(min=1e-30).log() - torch.linalg.vector_norm(partners - points, dim=1).clamp(min=1e-30).log()
+    return value.sum(), value

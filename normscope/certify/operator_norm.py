@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -61,7 +62,7 @@ def operator_norm(
 
 
 def _as_module(
-    weight: torch.Tensor, input_shape: int | Sequence[int] | None, transposed: bool, settings: dict[str, object]
+    weight: torch.Tensor, input_shape: int | Sequence[int] | None, transposed: bool, settings: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, tuple[int, ...]]:
     weight = weight.detach()
     if not weight.is_floating_point():
@@ -74,12 +75,14 @@ def _as_module(
         raise InputError(f"a weight is a matrix or a kernel (out, in/groups, *taps), not a tensor of shape {tuple(weight.shape)}")
     axes = weight.dim() - 2
     shape = (input_shape,) * axes if isinstance(input_shape, int) else tuple(input_shape or ())
-    groups = int(settings["groups"])  # type: ignore[call-overload]
+    groups = settings["groups"]
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
     if len(shape) == axes + 1:
         if shape[0] != channels:
-            raise InputError(f"input_shape {shape} has {shape[0]} channels, the kernel of shape {tuple(weight.shape)} takes {channels}")
+            raise InputError(
+                f"input_shape {shape} has {shape[0]} channels, the kernel of shape {tuple(weight.shape)} takes {channels}"
+            )
         shape = shape[1:]
     if len(shape) != axes:
         raise InputError(f"a kernel of shape {tuple(weight.shape)} needs input_shape with its {axes} spatial sizes")
@@ -92,7 +95,7 @@ def _as_module(
 def _check_affine(graph: Graph) -> None:
     for node in graph:
         rule = registry.find(node)
-        affine = rule is not None and (rule.linear(node) or (slopes := rule.slopes(node)) is not None and slopes[0] == slopes[1])
+        affine = rule is not None and (rule.linear(node) or ((slopes := rule.slopes(node)) is not None and slopes[0] == slopes[1]))
         if node.op != "input" and not affine:
             raise InputError(f"{node.label} is not affine, so the module has no operator norm; use ns.lipschitz")
 

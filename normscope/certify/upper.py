@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import torch
 
 from normscope.certify import chains
+from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
 from normscope.core.bracket import Certificate, Step
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, product, root_sum_square, total
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
-from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
-from normscope.rules.convolution import convolution_of
+from normscope.rules.convolution import absorbed_padding, convolution_of
 from normscope.rules.normalizers import normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
 
@@ -49,7 +49,7 @@ class Upper:
 def check_rules(graph: Graph) -> None:
     """Refuse, with the full list, a graph that has operations without a rule."""
     missing = [node for node in graph if node.op != "input" and registry.find(node) is None]
-    random = [node for node in graph if "dropout" in node.op]
+    random = [node for node in graph if "dropout" in node.op or (node.op == "rrelu" and node.args[3])]
     causes = list(dict.fromkeys(node.label for node in missing if node not in random))
     if random:
         causes += [f"{node.label} is random in train mode" for node in random]
@@ -125,6 +125,8 @@ class Composition:
         if key is None or key not in self.gains:
             rule = registry.find(node)
             assert rule is not None
+            if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
+                return Gain.infinite(node, "which entries it takes depends on the input's values, so the result may jump")
             gain = rule.gain(node, self)
             if len(gain.factors) != len(node.inputs):
                 raise AssertionError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
@@ -133,20 +135,12 @@ class Composition:
             self.gains[key] = gain
         return self.gains[key]
 
-    def _padding(self, node: Node) -> Node | None:
-        """The padding node that only this convolution reads, if it belongs to the convolution's operator."""
-        pad = node.input
-        alone = pad.op == "pad" and len(self.users[pad]) == 1
-        return pad if alone and convolution_of(node).size != node.input.shape[2:] else None
-
     def _convolution(self, node: Node) -> Link:
-        pad = self._padding(node)
-        gain = self._gain(node)
+        pad = absorbed_padding(node)
         if pad is None:
-            if node.input.op == "pad" and len(self.users[node.input]) > 1:  # the operator starts before the padding
-                return Link(node, (node.input.input,), gain, (node,))
-            return Link(node, node.inputs, gain, (node,))
-        return Link(node, pad.inputs, gain, (pad, node))
+            return Link(node, node.inputs, self._gain(node), (node,))
+        members = (pad, node) if len(self.users[pad]) == 1 else (node,)
+        return Link(node, pad.inputs, self._gain(node), members)
 
     def _folded(self, node: Node, before: Node) -> Link:
         normalizer = normalizer_of(node)
@@ -248,7 +242,7 @@ class Composition:
 
     def upper(self) -> Upper:
         links = self.links()
-        at = {node: ONE for node in self.graph.inputs}
+        at = dict.fromkeys(self.graph.inputs, ONE)
         for link in links:
             arriving = [factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]
             at[link.node] = (root_sum_square if link.gain.separate else total)(arriving)
@@ -263,7 +257,13 @@ def upper(graph: Graph, report: Report | None = None) -> Upper:
 
 def _certificate(links: Sequence[Link], at: dict[Node, Magnitude], bound: Magnitude, rounding: float) -> Certificate:
     steps = tuple(
-        Step(link.node.name, _paths(link), "+".join(dict.fromkeys(m.op for m in link.members)), max(link.gain.factors), link.gain.method)
+        Step(
+            link.node.name,
+            _paths(link),
+            "+".join(dict.fromkeys(m.op for m in link.members)),
+            max(link.gain.factors),
+            link.gain.method,
+        )
         for link in links
         if link.gain.factors
     )
@@ -287,8 +287,7 @@ def _composition_rounding(links: Sequence[Link], at: dict[Node, Magnitude]) -> f
 
 def _difference(larger: Magnitude, smaller: Magnitude) -> float:
     """log(larger/smaller), zero where it is not defined."""
-    difference = larger.log - smaller.log if math.isfinite(larger.log) and math.isfinite(smaller.log) else 0.0
-    return difference
+    return larger.log - smaller.log if math.isfinite(larger.log) and math.isfinite(smaller.log) else 0.0
 
 
 def _slope_product(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
@@ -300,8 +299,7 @@ def _signature(node: Node) -> object | None:
     """Equal for nodes with the same weight, settings and input shape: shared modules are bounded once."""
     if len(node.inputs) != 1 or not node.constants:
         return None
-    tensors = tuple((c.value.data_ptr(), tuple(c.value.shape)) for c in node.constants)
+    tensors = tuple((c.value.data_ptr(), c.value.shape, c.value.stride()) for c in node.constants)
     settings = tuple(repr(a) for a in node.args if not isinstance(a, (Node, Constant)))
     padding = (node.input.op, repr(node.input.args[1:]), node.input.inputs[0].shape) if node.input.op == "pad" else ()
     return (node.op, tensors, settings, node.input.shape, padding) if node.op in ("linear", *CONVOLUTIONS) else None
-

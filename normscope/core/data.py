@@ -67,10 +67,7 @@ def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
     if isinstance(data, torch.Tensor):
         batches: Iterable[Any] = data.split(batch_size)
     elif isinstance(data, (tuple, list)) and data and all(isinstance(item, torch.Tensor) for item in data):
-        if isinstance(data, tuple):
-            batches = zip(*(tensor.split(batch_size) for tensor in data), strict=True)
-        else:
-            batches = data
+        batches = zip(*(tensor.split(batch_size) for tensor in data), strict=True) if isinstance(data, tuple) else data
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         batches = DataLoader(data, batch_size=batch_size)
     elif isinstance(data, Iterable):
@@ -100,10 +97,7 @@ def _like(batch: Any, example: Call) -> Call:
         wanted = len(example.args) or len(example.kwargs)
         if len(batch) < wanted:
             raise InputError(f"a batch has {len(batch)} entries, the example {wanted}")
-        if example.args:
-            call = Call(tuple(batch[:wanted]), {})
-        else:
-            call = Call((), dict(zip(example.kwargs, batch, strict=False)))
+        call = Call(tuple(batch[:wanted]), {}) if example.args else Call((), dict(zip(example.kwargs, batch, strict=False)))
     else:
         raise InputError(f"a batch is a tensor, a tuple or a dict, not {type(batch).__name__}")
     for given, shown in zip(call.floats(), example.floats(), strict=False):

@@ -49,7 +49,9 @@ class Interval:
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Interval:
         """The bounds under an entrywise increasing map, or one that is linear with weights ≥ 0."""
         low, high = function(self.low), function(self.high)
-        return Interval(low.nan_to_num(-torch.inf, torch.inf, -torch.inf), high.nan_to_num(torch.inf, torch.inf, -torch.inf)).widened()
+        return Interval(
+            low.nan_to_num(-torch.inf, torch.inf, -torch.inf), high.nan_to_num(torch.inf, torch.inf, -torch.inf)
+        ).widened()
 
     def widened(self, relative: float = ROUNDOFF) -> Interval:
         return Interval(self.low - self.low.abs() * relative, self.high + self.high.abs() * relative)

@@ -140,7 +140,8 @@ class Graph:
     ) -> tuple[torch.Tensor, dict[Node, torch.Tensor]]:
         """The output for one input, computed in `dtype` throughout, and the values of the nodes in `capture`.
 
-        Values are dropped after their last use. `noise` perturbs every intermediate value (see certify/lower.py).
+        Values are dropped after their last use. `noise` perturbs every value each time it is read, and every result
+        (see certify/lower.py).
         """
         wanted = set(capture)
         last_reader = {source: node for node in self.nodes for source in node.inputs}
@@ -150,9 +151,10 @@ class Graph:
             for node in self.nodes:
                 if node in values:
                     continue
-                value = node.evaluate(values, dtype)
-                if noise is not None and isinstance(value, torch.Tensor):
-                    value = noise(value)
+                if noise is None:
+                    value = node.evaluate(values, dtype)
+                else:
+                    value = noise(node.evaluate({source: noise(values[source]) for source in node.inputs}, dtype))
                 values[node] = value
                 if node in wanted:
                     captured[node] = value
@@ -169,7 +171,7 @@ class Graph:
             inputs = sample if self.whole_batch else tuple(value.unsqueeze(0) for value in sample)
             return self.run(inputs, compute)[0]
 
-        return torch.vmap(one)
+        return _over_batch(one)
 
     def batched_capture(self, nodes: Sequence[Node], dtype: torch.dtype | None = None) -> Callable[..., tuple[torch.Tensor, ...]]:
         """The values of some nodes on a batch, each (batch, …)."""
@@ -180,7 +182,7 @@ class Graph:
             captured = self.run(inputs, compute, capture=nodes)[1]
             return tuple(captured[node] for node in nodes)
 
-        return torch.vmap(one)
+        return _over_batch(one)
 
     def validate(self) -> None:
         """Raise unless every node reads only nodes before it and the output is among them."""
@@ -237,12 +239,28 @@ class Graph:
         return self._member_set
 
 
-Noise = Callable[[torch.Tensor], torch.Tensor]
+Noise = Callable[[Any], Any]
 
 
 def cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`value` in `dtype` if it is a floating-point tensor, else as it is."""
     return value.to(dtype) if value.is_floating_point() else value
+
+
+def _over_batch(one: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one sample on a batch: by vmap, or one by one where an operation has no batching rule."""
+    mapped = torch.vmap(one)
+
+    def function(*batch: torch.Tensor) -> Any:
+        try:
+            return mapped(*batch)
+        except (RuntimeError, NotImplementedError):
+            results = [one(*sample) for sample in zip(*batch, strict=True)]
+            if isinstance(results[0], tuple):
+                return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+            return torch.stack(results)
+
+    return function
 
 
 def _ordered(output: Node, inputs: Sequence[Node]) -> list[Node]:

@@ -175,14 +175,24 @@ def _variance(node: Any) -> Scale | None:
 
 def _spread(node: Node) -> Scale | None:
     """var or std over some axes, kept."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    correction = node.kwargs.get("correction", 1)
-    if "unbiased" in names:
-        correction = 1 if node.args[names.index("unbiased")] else 0
-    axes = _axes(node.argument(1, "dim") if "dim" in names else None, len(node.input.shape))
+    axes = _axes(node.argument(1, "dim") if "dim" in _argument_names(node) else None, len(node.input.shape))
     if not axes or not _kept(node):
         return None
-    return Scale(node.input, "layer", axes, correction=1.0 if correction is None else float(correction))
+    return Scale(node.input, "layer", axes, correction=bessel_correction(node))
+
+
+def bessel_correction(node: Node) -> float:
+    """What a var or std node subtracts from the count it divides by, in any of torch's signatures."""
+    names = _argument_names(node)
+    if "unbiased" in names:
+        return 1.0 if node.args[names.index("unbiased")] else 0.0
+    correction = node.kwargs.get("correction", 1)
+    return 1.0 if correction is None else float(correction)
+
+
+def _argument_names(node: Node) -> list[str]:
+    schema: Any = getattr(node.target, "_schema", None)
+    return [argument.name for argument in schema.arguments]
 
 
 def _squared(node: Node) -> Node | None:
@@ -220,7 +230,9 @@ def as_activation(node: Node) -> Node | None:
     """SiLU, quick GELU, Mish, GELU (both forms), hard swish, softsign and tanhshrink, written out."""
     if node.op == "sub" and len(node.inputs) == 2 and node.kwargs.get("alpha", 1) == 1:
         x, other = node.inputs
-        return _renewed(node, "tanhshrink", torch.nn.functional.tanhshrink, (x,)) if other.op == "tanh" and other.input is x else None
+        return (
+            _renewed(node, "tanhshrink", torch.nn.functional.tanhshrink, (x,)) if other.op == "tanh" and other.input is x else None
+        )
     if node.op == "div" and len(node.inputs) == 2:
         x, below = node.inputs
         one, inner = _plus(below)
@@ -276,14 +288,17 @@ def _is_tanh_gelu_argument(node: Node, x: Node) -> bool:
         return False
     cubic = terms[1] if terms[0] is x else terms[0]
     weight, powers = _factors(cubic)
-    cube = powers == [x, x, x] or (len(powers) == 1 and powers[0].op == "pow" and powers[0].args[0] is x and _is(powers[0].args[1], 3.0))
+    cube = powers == [x, x, x] or (
+        len(powers) == 1 and powers[0].op == "pow" and powers[0].args[0] is x and _is(powers[0].args[1], 3.0)
+    )
     return cube and _close(weight, 0.044715)
 
 
 def _factors(node: Node) -> tuple[float, list[Node]]:
     """A product written out: its constant coefficient and the nodes that are multiplied."""
     if node.op == "mul":
-        coefficient, nodes = 1.0, []
+        coefficient = 1.0
+        nodes: list[Node] = []
         for operand in node.args[:2]:
             if isinstance(operand, Node):
                 inner, factors = _factors(operand)

@@ -19,15 +19,12 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, t
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.graph.canonical import canonical, is_float, is_identity
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
 
-# Operations that return what they are given: the traced function is the same without them.
-IDENTITIES = {"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "identity", "positive", "requires_grad"}
-CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "convert_element_type"}
-ASSERTIONS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 
 
@@ -163,12 +160,15 @@ class _Conversion:
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given
-        if not given.is_floating_point():
-            self.notes.append(f"{placeholder.name} is not floating-point and is held fixed at the example's value")
+        if not given.is_floating_point() or given.dim() == 0:
+            what = "has no batch axis" if given.is_floating_point() else "is not floating-point"
+            self.notes.append(f"{placeholder.name} {what} and is held fixed at the example's value")
             return Constant(given)
         shape = tuple(placeholder.meta["val"].shape)
         if shape != tuple(given.shape):
-            raise InputError(f"the exported program takes {placeholder.name} of shape {shape}, the example gives {tuple(given.shape)}")
+            raise InputError(
+                f"the exported program takes {placeholder.name} of shape {shape}, the example gives {tuple(given.shape)}"
+            )
         node = Node(placeholder.name, "input", shape=shape, dtype=given.dtype)
         self.inputs.append(node)
         return node
@@ -202,26 +202,14 @@ class _Conversion:
         if not dynamic:
             return self._fold(fx, target, args, kwargs)
         meta = fx.meta.get("val")
-        floating = isinstance(meta, torch.Tensor) and meta.is_floating_point()
-        if op in IDENTITIES or (op in CASTS and floating and _is_float(args[0])):
+        if is_identity(op, args, meta):
             return args[0]
-        if op in ("dropout", "feature_dropout", "alpha_dropout") and args[2] is False:
-            return args[0]
-        if op == "batch_norm" and args[5] and isinstance(args[3], Constant):
-            args = (*args[:3], None, None, *args[5:])  # batch statistics: what runs beside them is not read
-        if op == "rms_norm" and args[3] is None:  # torch's default ε depends on the dtype that the model runs in
-            single = meta.dtype if meta.dtype == torch.float64 else torch.float32
-            args = (*args[:3], torch.finfo(single).eps)
-        if op == "_native_batch_norm_legit_no_training":  # what functionalization makes of batch_norm in eval mode
-            op, target, args = "batch_norm", torch.ops.aten.batch_norm.default, (*args[:5], False, *args[5:7], False)
-            meta = meta[0]
-            several = True
-        else:
-            several = False
-        node = Node(
-            fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx),
-            tuple(meta.shape) if isinstance(meta, torch.Tensor) else (), meta.dtype if isinstance(meta, torch.Tensor) else None,
-        )  # fmt: skip
+        several = op == "_native_batch_norm_legit_no_training"
+        meta = meta[0] if several else meta
+        op, target, args = canonical(op, target, args, meta)
+        tensor = isinstance(meta, torch.Tensor)
+        shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
+        node = Node(fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx), shape, dtype)
         self.nodes.append(node)
         return [node, None, None] if several else node
 
@@ -248,7 +236,7 @@ class _Conversion:
         flat = [values[names[n]] if n in names else None for n in self.program.graph_signature.user_outputs]
         tree = tree_unflatten(flat, self.program.call_spec.out_spec)
         leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
-        floats = [(name, leaf) for name, leaf in leaves if _is_float(leaf)]
+        floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
         if self.wanted is None:
             if len(floats) == 1:
                 return floats[0][1]
@@ -267,7 +255,7 @@ def operation_name(target: Any) -> str:
     elif isinstance(target, torch._ops.OpOverloadPacket):
         namespace, name = target._qualified_op_name.split("::")
     else:
-        return getattr(target, "__name__", None) or getattr(target, "_name", str(target))
+        return str(getattr(target, "__name__", None) or getattr(target, "_name", target))
     if name.endswith("_") and not name.startswith("_"):
         name = name[:-1]
     return name if namespace == "aten" else f"{namespace}.{name}"
@@ -322,12 +310,6 @@ def _needed(module: GraphModule) -> set[FxNode]:
             needed.add(node)
             stack.extend(node.all_input_nodes)
     return needed
-
-
-def _is_float(value: Any) -> bool:
-    if isinstance(value, Node):
-        return value.dtype is not None and value.dtype.is_floating_point
-    return isinstance(value, Constant) and value.value.is_floating_point()
 
 
 def _module_path(fx: FxNode) -> str:

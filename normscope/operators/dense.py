@@ -23,9 +23,7 @@ MOST_LANCZOS_STEPS = 300
 BATCHED_SIZE = 96  # below this size a batch is handled in one call
 
 
-def spectral_norm(
-    matrices: torch.Tensor, perturbation: float = 0.0, at_least: Magnitude = ZERO, slack: float = SLACK
-) -> Magnitude:
+def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: Magnitude = ZERO, slack: float = SLACK) -> Magnitude:
     """An upper bound, tight to about `slack`, on the largest spectral norm in a batch (…, m, n) of matrices.
 
     perturbation: a bound on ‖A − A'‖_F, where A' is the matrix meant and A the one at hand.
@@ -36,17 +34,18 @@ def spectral_norm(
         return at_least
     precise = torch.complex128 if matrices.is_complex() else torch.float64
     matrices = matrices.detach().reshape(-1, rows, columns).to(precise)
-    largest = float(matrices.abs().max())
-    if largest == 0:
-        return at_least
-    if not math.isfinite(largest):
+    frobenius = _largest_frobenius(matrices)
+    if math.isnan(frobenius):
         return INFINITY
-    exponent = math.frexp(largest)[1]  # a power of two: scaling is exact
-    if abs(exponent) > 100:
+    exponent = 0
+    if not 1e-100 < frobenius < 1e100:  # squares would overflow or vanish: scale by a power of two, exactly
+        largest = float(matrices.abs().max())
+        if largest == 0 or math.isinf(largest):
+            return at_least if largest == 0 else INFINITY
+        exponent = math.frexp(largest)[1]
         matrices = matrices * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - -exponent // 2)  # 2^1074 alone overflows
-    else:
-        exponent = 0
-    frobenius_squared = float(torch.linalg.matrix_norm(matrices).square().max())
+        frobenius = _largest_frobenius(matrices)
+    frobenius_squared = frobenius**2
     floor = float((at_least / Magnitude.from_log(exponent * math.log(2))) ** 2)
     size, inner = sorted((rows, columns))
     if size == 1:
@@ -58,6 +57,11 @@ def spectral_norm(
         squared = proved + 1.01 * roundoff * (factorization + gram + 4 * (proved + frobenius_squared))
     norm = Magnitude.from_log(math.log(squared) / 2 + exponent * math.log(2))
     return max(at_least, (norm + perturbation).widened(8 * UNIT_ROUNDOFF))
+
+
+def _largest_frobenius(matrices: torch.Tensor) -> float:
+    real = torch.view_as_real(matrices) if matrices.is_complex() else matrices
+    return float(torch.linalg.vector_norm(real.flatten(1), dim=1).max()) * (1 + 2.0**-40)
 
 
 def _prove_together(matrices: torch.Tensor, floor: float, slack: float) -> float:
@@ -81,17 +85,19 @@ def _prove_one_by_one(matrices: torch.Tensor, floor: float, slack: float) -> flo
     """The same for large matrices, one at a time, with Lanczos only where the proof fails."""
     bound = floor
     for matrix in matrices:
-        narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
+        gram = torch.mm(matrix.mH, matrix) if matrix.shape[1] <= matrix.shape[0] else torch.mm(matrix, matrix.mH)
         if bound == 0:
-            bound = lanczos(narrow, slack) * (1 + slack)
-        shifted = torch.mm(narrow.mH, narrow).neg_()
-        diagonal = shifted.diagonal().clone()
-        while True:
-            shifted.diagonal().copy_(diagonal + bound)
-            if torch.linalg.cholesky_ex(shifted).info == 0:
-                break
-            bound, slack = _raise(bound, lanczos(narrow, slack) * (1 + slack), slack)
+            bound = _largest_eigenvalue(gram, slack) * (1 + slack)
+        while not _below(gram, bound):
+            bound, slack = _raise(bound, _largest_eigenvalue(gram, slack) * (1 + slack), slack)
     return bound
+
+
+def _below(gram: torch.Tensor, bound: float) -> bool:
+    """Whether Cholesky factorizes bound·I − G."""
+    shifted = -gram
+    shifted.diagonal().add_(bound)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
 def _raise(bound: float, raised: float, slack: float) -> tuple[float, float]:
@@ -101,10 +107,9 @@ def _raise(bound: float, raised: float, slack: float) -> tuple[float, float]:
     return bound * (1 + 4 * slack), 4 * slack
 
 
-def lanczos(matrix: torch.Tensor, slack: float) -> float:
-    """The largest squared singular value of one matrix, to about a tenth of `slack`; nothing is proved here."""
-    adjoint = matrix.mH
-    return largest_eigenpair(lambda vector: adjoint @ (matrix @ vector), matrix.shape[1], matrix.dtype, slack)[0]
+def _largest_eigenvalue(gram: torch.Tensor, slack: float) -> float:
+    """To about a tenth of `slack`; nothing is proved here."""
+    return largest_eigenpair(lambda vector: gram @ vector, len(gram), gram.dtype, slack)[0]
 
 
 def largest_eigenpair(

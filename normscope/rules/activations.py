@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
+from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.rules.registry import Context, Gain, Rule, register, rule
@@ -47,7 +48,8 @@ class Scalar:
             largest = torch.where(inside, largest.clamp(min=max(before, after)), largest)
         outside = (low < self.domain[0]) | (high > self.domain[1])
         least, largest = least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)
-        return least - ROUNDING * least.abs(), largest + ROUNDING * largest.abs()
+        outward = [(ROUNDING * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
+        return least - outward[0], largest + outward[1]
 
     def range(self, bounds: Interval) -> Interval:
         """Bounds on the values over an interval of arguments."""
@@ -182,6 +184,9 @@ def _elu(node: Node) -> Scalar:
         alpha = _number(node.argument(1, "alpha"), 1.0)
         scale, inner = _number(node.argument(2, "scale"), 1.0), _number(node.argument(3, "input_scale"), 1.0)
 
+    if inner <= 0:
+        return Scalar(lambda x: x, torch.ones_like, ends=((-math.inf, math.inf), (math.inf, math.inf)))  # grows like e^|x|
+
     def value(x: torch.Tensor) -> torch.Tensor:
         return scale * torch.where(x > 0, x, alpha * torch.expm1(inner * x.clamp(max=0)))
 
@@ -251,15 +256,32 @@ def _softplus(node: Node) -> Scalar:
 def _hardswish(node: Node) -> Scalar:
     slope = lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5)).to(torch.float64)  # noqa: E731
     return Scalar(
-        functional.hardswish, slope, turns=[(-3.0, 0.0, -0.5), (3.0, 1.5, 1.0)], extrema=[-3.0, -1.5, 3.0], ends=((0.0, 0.0), (math.inf, 1.0))
+        functional.hardswish,
+        slope,
+        turns=[(-3.0, 0.0, -0.5), (3.0, 1.5, 1.0)],
+        extrema=[-3.0, -1.5, 3.0],
+        ends=((0.0, 0.0), (math.inf, 1.0)),
     )
 
 
 def _power(node: Node) -> Scalar:
+    if node.op == "pow" and not isinstance(node.args[0], Node):
+        return exponential(_number(node.args[0], 1.0))
+    if node.op == "pow" and isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1:
+        raise Refusal("no certificate: exponents differ from entry to entry", [node.label], "Raise to one power at a time.")
     exponent = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.get(node.op)
     if exponent is None:
         exponent = _number(node.args[1], 1.0)
     return power(exponent)
+
+
+def exponential(base: float) -> Scalar:
+    """base^x."""
+    if base <= 0 or base == 1:
+        flat = 0.0 if base in (0.0, 1.0) else math.inf
+        return Scalar(lambda x: base**x, lambda x: torch.full_like(x, flat), ends=((-math.inf, flat), (math.inf, flat)))
+    ends = ((0.0, 0.0), (math.inf, math.inf)) if base > 1 else ((math.inf, -math.inf), (0.0, 0.0))
+    return Scalar(lambda x: base**x, lambda x: math.log(base) * base**x, ends=ends)
 
 
 def power(exponent: float) -> Scalar:
@@ -313,8 +335,18 @@ FIXED: dict[str, Callable[[], Scalar]] = {
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
     ),
 }
+
+
+class Fixed(Entrywise):
+    """A function without parameters, made once."""
+
+    def __init__(self, make: Callable[[], Scalar]) -> None:
+        made = make()
+        super().__init__(lambda node: made)
+
+
 for _name, _make in FIXED.items():
-    register(_name, Entrywise(lambda node, make=_make: make()))
+    register(_name, Fixed(_make))
 
 
 class Wave(Entrywise):
@@ -329,8 +361,7 @@ class Wave(Entrywise):
 
 for _name in ("sin", "cos"):
     register(_name, Wave())
-for _name in ("leaky_relu", "rrelu"):
-    register(_name, Entrywise(lambda node: _leaky(node) if node.op == "leaky_relu" else relu_with_slope((_number(node.args[1], 1 / 8) + _number(node.args[2], 1 / 3)) / 2)))
+register("leaky_relu", Entrywise(_leaky))
 for _names, _scalar in {
     ("elu", "selu", "celu"): _elu,
     ("gelu",): _gelu,
@@ -338,14 +369,51 @@ for _names, _scalar in {
     ("softplus",): _softplus,
     ("hardtanh",): _hardtanh,
     ("hardswish",): _hardswish,
-    ("clamp", "clamp_min", "clamp_max"): _clamp,
     ("softshrink",): lambda node: piecewise_linear(
-        lambda x: functional.softshrink(x, _number(node.args[1], 0.5)), [1.0, 0.0, 1.0], [-_number(node.args[1], 0.5), _number(node.args[1], 0.5)]
+        lambda x: functional.softshrink(x, _number(node.args[1], 0.5)),
+        [1.0, 0.0, 1.0],
+        [-_number(node.args[1], 0.5), _number(node.args[1], 0.5)],
     ),
     ("pow", "square", "sqrt", "rsqrt", "reciprocal"): _power,
 }.items():
     for _name in _names:
         register(_name, Entrywise(_scalar))
+
+
+class Clamp(Entrywise):
+    """min(max(x, low), high), with limits that are numbers, tensors, or values that depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__(_clamp)
+
+    def _fixed(self, node: Node) -> bool:
+        limits = [limit for limit in (*node.args[1:3], *node.kwargs.values()) if limit is not None]
+        return all(
+            not isinstance(limit, Node) and (not isinstance(limit, Constant) or limit.value.numel() == 1) for limit in limits
+        )
+
+    def slopes(self, node: Node) -> tuple[float, float]:
+        return super().slopes(node) if self._fixed(node) else (0.0, 1.0)
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if len(node.inputs) == 1 and node.input is node.args[0]:
+            return Gain.of(
+                max(self.slopes(node)[1], 0.0) and math.sqrt(math.prod(node.shape) / max(math.prod(node.input.shape), 1)),
+                method="slope",
+            )
+        copies = [math.sqrt(math.prod(node.shape) / max(math.prod(source.shape), 1)) for source in node.inputs]
+        return Gain.of(*copies, method="max", separate=True)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if self._fixed(node):
+            return super().interval(node, context)
+        if len(node.inputs) == 1 and node.input is node.args[0]:
+            return context.interval(node.input).map(node.apply)
+        return Interval.unbounded(node.shape)
+
+
+for _name in ("clamp", "clamp_min", "clamp_max"):
+    register(_name, Clamp())
 register("prelu", ParametricReLU())
 for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside"):
     register(_name, _jump("it jumps, so no finite constant exists"))

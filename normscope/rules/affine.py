@@ -20,6 +20,7 @@ EXACT_SIZE = 2000
 def with_absolute_constants(node: Node) -> Node:
     """The same operation with |C| for every constant C: an entrywise bound on its matrix."""
     args, kwargs = tree_map_only(Constant, lambda c: Constant(c.double().abs(), c.sources), (node.args, node.kwargs))
+    kwargs = {name: abs(value) if name in ("alpha", "beta") else value for name, value in kwargs.items()}
     return Node(node.name, node.op, node.target, args, kwargs, node.path, node.source, node.shape, node.dtype)
 
 
@@ -66,6 +67,21 @@ class Linear(Rule):
         return len(node.inputs) == 1
 
 
+def _summed_alone(node: Node) -> float:
+    """√ of the number of terms that an einsum of two operands sums within one operand alone."""
+    equation, operands = node.args[:2]
+    inputs, _, result = equation.replace(" ", "").partition("->")
+    names = inputs.split(",")
+    if "." in equation or not result:
+        return math.sqrt(math.prod(math.prod(operand.shape) for operand in operands))  # no finer than all of them
+    alone = [(name, operand) for i, (name, operand) in enumerate(zip(names, operands, strict=True))]
+    terms = 1
+    for i, (name, operand) in enumerate(alone):
+        others = set("".join(names[:i] + names[i + 1 :])) | set(result)
+        terms *= math.prod(operand.shape[name.index(letter)] for letter in set(name) - others)
+    return math.sqrt(terms)
+
+
 @rule("mm", "matmul", "bmm", "addmm", "baddbmm", "dot", "mv", "inner", "tensordot", "einsum", "outer", "kron", "bilinear", "addmv")
 class ConstantProduct(Rule):
     """A product with constant factors is linear; a product of two values that both depend on the input is not.
@@ -86,7 +102,7 @@ class ConstantProduct(Rule):
             matrix = node.args[1].double()
             if matrix.dim() == 2:
                 return spectral_norm(matrix)
-            if matrix.dim() > 2 and node.input.shape[: -2] == matrix.shape[:-2]:
+            if matrix.dim() > 2 and node.input.shape[:-2] == matrix.shape[:-2]:
                 return spectral_norm(matrix)
             if matrix.dim() > 2:  # one input against several matrices
                 return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
@@ -100,7 +116,8 @@ class ConstantProduct(Rule):
         if not all(bound.finite for bound in bounds):
             return Gain.infinite(node, "a product of two values of which one is unbounded; bound them by a region or a normalizer")
         sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in bounds]
-        first, second = (float(torch.linalg.vector_norm(size)) * (1 + 2**-40) for size in sizes)
+        lone = _summed_alone(node) if node.op == "einsum" else 1.0
+        first, second = (float(torch.linalg.vector_norm(size)) * lone * (1 + 2**-40) for size in sizes)
         return Gain.of(second, first, method="product")
 
     def interval(self, node: Node, context: Context) -> Interval:

@@ -39,14 +39,14 @@ def operand_interval(operand: Operand, context: Context) -> Interval:
     return Interval(value, value)
 
 
-@rule("add", "sub", "rsub", "_add_relu")
+@rule("add", "sub", "subtract", "rsub")
 class Sum(Rule):
     """a ± α b: L_a + |α| L_b, each with the copies that broadcasting makes."""
 
     @staticmethod
     def _weights(node: Node) -> tuple[float, float]:
         alpha = float(node.kwargs.get("alpha", 1) if node.op != "rsub" else (node.argument(2, "alpha", 1)))
-        return {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[node.op]
+        return {"add": (1.0, alpha), "sub": (1.0, -alpha), "subtract": (1.0, -alpha), "rsub": (-alpha, 1.0)}[node.op]
 
     def gain(self, node: Node, context: Context) -> Gain:
         factors = [

@@ -41,11 +41,19 @@ def convolution_of(node: Node, scale: torch.Tensor | None = None) -> Convolution
     size, mode = node.input.shape[-axes:], "zeros"
     if transposed:
         size = node.shape[-axes:]
-    elif node.input.op == "pad" and all(p == (0, 0) for p in pads):
-        spatial = _spatial_padding(node.input, axes)
-        if spatial is not None:
-            size, pads, mode = node.input.input.shape[-axes:], spatial, _PADDING_MODES[node.input.args[2]]
+    elif (pad := absorbed_padding(node)) is not None:
+        size, pads, mode = pad.input.shape[-axes:], _spatial_padding(pad, axes) or [], _PADDING_MODES[pad.args[2]]
     return Convolution(weight, tuple(size), tuple(stride), tuple(pads), tuple(dilation), groups, mode)
+
+
+def absorbed_padding(node: Node) -> Node | None:
+    """The padding node before a convolution that is part of its operator: it pads in space and the convolution does not."""
+    _, padding, _, _, transposed = _settings(node)
+    pad, axes = node.args[0], node.args[1].value.dim() - 2
+    if transposed or not isinstance(pad, Node) or pad.op != "pad":
+        return None
+    padded_twice = padding == "same" or (padding != "valid" and any(_per_axis(padding, axes)))
+    return None if padded_twice or _spatial_padding(pad, axes) is None else pad
 
 
 _PADDING_MODES = {"constant": "zeros", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
@@ -80,7 +88,7 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
 class ConvolutionRule(Rule):
-    """x ↦ K ∗ x + b. Padding done by a separate node just before is part of the operator (see `certify.upper`)."""
+    """x ↦ K ∗ x + b. With `absorbed_padding` the gain counts from what is padded."""
 
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) > 1 or not isinstance(node.args[0], Node):

@@ -125,7 +125,9 @@ class NormalizerRule(Rule):
             )
         if normalizer.epsilon <= 0:
             return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a region")
-        return Gain.of(float(self._shape_factor(node, normalizer)) / smallest_scale(normalizer) * (1 + 2**-48), method="smallest variance")
+        return Gain.of(
+            float(self._shape_factor(node, normalizer)) / smallest_scale(normalizer) * (1 + 2**-48), method="smallest variance"
+        )
 
     @staticmethod
     def _shape_factor(node: Node, normalizer: Normalizer) -> float:
@@ -142,7 +144,11 @@ class NormalizerRule(Rule):
             sets = weight.reshape(1, -1)
         else:
             positions = math.prod(node.shape[2:])
-            sets = weight.reshape(normalizer.groups, -1).repeat_interleave(positions, 1) if positions * weight.numel() <= 4096 else None
+            sets = (
+                weight.reshape(normalizer.groups, -1).repeat_interleave(positions, 1)
+                if positions * weight.numel() <= 4096
+                else None
+            )
         if sets is None or sets.shape[1] > 1024:
             return largest
         centering = torch.eye(sets.shape[1], dtype=torch.float64) - 1 / sets.shape[1]

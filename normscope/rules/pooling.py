@@ -8,6 +8,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.graph.graph import Node
+from normscope.graph.patterns import bessel_correction
 from normscope.rules.convolution import _per_axis
 from normscope.rules.registry import Context, Gain, Rule, rule
 
@@ -20,7 +21,7 @@ class MaxPool(Rule):
         axes = int(next(character for character in node.op if character.isdigit()))
         kernel = _per_axis(node.args[1], axes)
         stride = _per_axis(node.argument(2, "stride") or kernel, axes)
-        padding, dilation = (_per_axis(node.argument(i, name, d) , axes) for i, name, d in ((3, "padding", 0), (4, "dilation", 1)))
+        padding, dilation = (_per_axis(node.argument(i, name, d), axes) for i, name, d in ((3, "padding", 0), (4, "dilation", 1)))
         ceil_mode = bool(node.argument(5, "ceil_mode", False))
         reuse = 1
         for n, k, s, p, d in zip(node.input.shape[-axes:], kernel, stride, padding, dilation, strict=True):
@@ -100,10 +101,7 @@ class Spread(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         entries = math.prod(node.input.shape) // max(math.prod(node.shape), 1)
-        correction = node.kwargs.get("correction", 1)
-        if "unbiased" in [argument.name for argument in node.target._schema.arguments]:
-            correction = int(bool(node.args[-1] if len(node.args) == 2 else node.args[2]))
-        scale = 1 / math.sqrt(max(entries - (1 if correction is None else correction), 1))
+        scale = 1 / math.sqrt(max(entries - bessel_correction(node), 1))
         if node.op == "std":
             return Gain.of(scale * (1 + 2**-50), method="norm")
         size = context.interval(node.input).magnitude

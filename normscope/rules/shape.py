@@ -12,7 +12,7 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.graph.graph import Node
+from normscope.graph.graph import Constant, Node
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -22,7 +22,7 @@ def schur_bound(node: Node) -> float:
     zeros = torch.zeros(source.shape, dtype=torch.float64)
     offset = _joined(node.apply(zeros))
     outputs, adjoint = torch.func.vjp(lambda x: _joined(node.apply(x)), zeros + 1)
-    row = float((outputs - offset).max()) if outputs.numel() else 0.0
+    row = float((outputs - offset).nan_to_num(0, 0, 0).max()) if outputs.numel() else 0.0  # padding with ∞ stays constant
     column = float(adjoint(torch.ones_like(outputs))[0].max()) if zeros.numel() else 0.0
     return math.sqrt(row * column) * (1 + 2**-40)
 
@@ -35,8 +35,8 @@ def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...])
 
 
 @rule(
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT",
-    "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "numpy_T", "adjoint", "view_as",
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT", "mH",
+    "swapdims", "moveaxis",    "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "numpy_T", "adjoint", "view_as",
 )  # fmt: skip
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""
@@ -113,12 +113,27 @@ class Overwrite(Rule):
     """Each output entry is taken from one of the inputs, by a rule that does not depend on their values."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
-            return Gain.infinite(node, "which entry is taken depends on the input's values, so the result may jump")
-        if node.op in ("index_put", "masked_scatter") and node.argument(3, "accumulate", False):
-            return Gain.of(*(1 for _ in node.inputs), method="sum")
+        if node.op == "index_put" and node.argument(3, "accumulate", False):
+            return self._accumulated(node)
         factors = [math.sqrt(_copies(source, node)) for source in node.inputs]
         return Gain.of(*factors, method="selection", separate=True)
+
+    @staticmethod
+    def _accumulated(node: Node) -> Gain:
+        """base + scattered values: an entry that receives m values adds √m of their change."""
+        base, indices, values = node.args[:3]
+        received = torch.zeros(node.shape, dtype=torch.float64).index_put(
+            [index.value if isinstance(index, Constant) else index for index in indices],
+            torch.ones((), dtype=torch.float64),
+            accumulate=True,
+        )
+        places = float(received.sum())
+        factors = {}
+        if isinstance(base, Node):
+            factors[base] = 1.0
+        if isinstance(values, Node):
+            factors[values] = math.sqrt(float(received.max()) * max(1.0, places / max(math.prod(values.shape), 1)))
+        return Gain.of(*(factors[source] for source in node.inputs), method="sum")
 
 
 def _copies(source: Node, node: Node) -> int:

@@ -1,0 +1,70 @@
+"""The command line: one file per command; here what they share, the exit codes and the entry point.
+
+Exit codes: 0 done, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from normscope.cli.audit import audit
+from normscope.cli.demo import demo
+from normscope.core.errors import NormscopeError, Refusal
+from normscope.version import __version__
+
+USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]  # click's, which newer versions of typer carry under another name
+
+
+class Commands(TyperGroup):
+    """Turns every error that a user can mend into one line on stderr and an exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except Refusal as refusal:
+            code = _say(f"{refusal.headline}:", *(f"  {cause}" for cause in refusal.causes), refusal.advice, code=3)
+        except NormscopeError as error:
+            code = _say(str(error), code=2)
+        except USAGE_ERROR as error:
+            command = error.ctx.command_path if error.ctx else "normscope"
+            code = _say(f"{error.format_message().rstrip('.')}; see {command} --help", code=2)
+        except (KeyboardInterrupt, typer.Abort):
+            code = 130
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(*lines: str, code: int) -> int:
+    print("normscope: " + "\n".join(line for line in lines if line), file=sys.stderr)
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"normscope {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _normscope(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """See what normalization does to your network."""
+
+
+app.command()(audit)
+app.command()(demo)
+
+
+def main() -> None:
+    """The entry point of `normscope` and of `python -m normscope`."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without ‖ and ≤ shows ? rather than a traceback
+    app(prog_name="normscope")

@@ -1,0 +1,120 @@
+"""`normscope audit`: the bracket and the ledger of a model, as a table, JSON or HTML."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from normscope.core.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+WIDTH = 100  # of what is printed into a file or a pipe
+SHAPE = re.compile(r"(?:([A-Za-z_]\w*)=)?([1-9]\d*(?:[x×][1-9]\d*)*)")
+
+
+def audit(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable, file.py:callable or file.pt2.")],
+    inputs: Annotated[
+        list[str], typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
+    output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
+    effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the example, the search and a model's random weights.")] = 0,
+) -> None:
+    """Bracket a model's Lipschitz constant and say what each layer does to it."""
+    to_stdout = json == Path("-")
+    for path in (None if to_stdout else json, html):
+        check_writable(path)
+    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
+        task = bar.add_task("loading", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        import torch
+
+        import normscope as ns
+        from normscope.cli.models import load_model
+
+        loaded = load_model(model, weights, seed)
+        generator = torch.Generator().manual_seed(seed)
+        example = random_example(inputs, batch, dtype_of(loaded), generator)
+        result = ns.audit(loaded, example, mode=mode, output=output, effort=effort, generator=generator, report=report)
+    try:
+        if html is not None:
+            result.to_html(html)
+        if json is not None and not to_stdout:
+            result.to_json(json)
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
+    if to_stdout:
+        print(result.to_json())
+    else:
+        terminal().print(result.render())
+
+
+def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator: torch.Generator) -> Any:
+    """Normal random inputs of the given shapes: a tuple of arguments, or a dict where every shape has a name."""
+    import torch
+
+    matches = [SHAPE.fullmatch(shape) for shape in shapes]
+    named: dict[str, torch.Tensor] = {}
+    plain: list[torch.Tensor] = []
+    for text, match in zip(shapes, matches, strict=True):
+        if match is None:
+            raise InputError(f"--input {text!r} is not a shape: write that of one sample as 3x32x32, or name=3x32x32")
+        sizes = [int(size) for size in re.split("[x×]", match[2])]
+        value = torch.randn(batch, *sizes, generator=generator, dtype=dtype)
+        if match[1] is None:
+            plain.append(value)
+        elif match[1] in named:
+            raise InputError(f"--input {match[1]} is given twice: give each name once")
+        else:
+            named[match[1]] = value
+    if named and plain:
+        raise InputError("some --input have a name and some have none: name all of them or none")
+    return named or tuple(plain)
+
+
+def dtype_of(model: torch.nn.Module | ExportedProgram) -> torch.dtype:
+    """The type of a model's floating-point parameters, float32 where it has none."""
+    import torch
+
+    state = model.state_dict if isinstance(model, torch.export.ExportedProgram) else model.state_dict()
+    tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
+    return next((value.dtype for value in tensors if value.is_floating_point()), torch.float32)
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse at once a file that could not be written after minutes of work."""
+    if path is not None and path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory")
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no directory {path.parent}")
+
+
+def terminal() -> Console:
+    """Standard output, 100 columns wide where it is not a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that leaves nothing behind."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

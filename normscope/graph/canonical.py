@@ -1,0 +1,80 @@
+"""One form for operations that torch has several of, and none for those that leave their input as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from normscope.graph.graph import Constant, Node
+
+aten = torch.ops.aten
+
+# Operations that return what they are given: the traced function is the same without them.
+IDENTITIES = {"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "identity", "positive", "requires_grad"}
+CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "convert_element_type"}
+DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+
+Form = tuple[str, Any, tuple[Any, ...]]  # operation, target, arguments
+
+
+def is_identity(op: str, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether the operation returns its first argument: no-ops, casts between floating-point types, dropout in eval mode."""
+    if op in CASTS:
+        return isinstance(result, torch.Tensor) and result.is_floating_point() and is_float(args[0])
+    return op in IDENTITIES or (op in DROPOUTS and args[2] is False)
+
+
+def canonical(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """The one form of an operation; `result` is a fake tensor with its shape and dtype."""
+    rewrite = REWRITES.get(op)
+    return (op, target, args) if rewrite is None else rewrite(op, target, args, result)
+
+
+def _without_unread_statistics(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """With batch or instance statistics the running ones are not read, and evaluating must not update them."""
+    return op, target, (*args[:3], None, None, *args[5:]) if args[5] else args
+
+
+def _functional_batch_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """What functionalization makes of batch_norm in eval mode; its second and third result are never read."""
+    return "batch_norm", aten.batch_norm.default, (*args[:5], False, *args[5:7], False)
+
+
+def _rrelu(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """In eval mode a leaky ReLU with the mean slope."""
+    return (op, target, args) if args[3] else ("leaky_relu", aten.leaky_relu.default, (args[0], (args[1] + args[2]) / 2))
+
+
+def _softplus(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Beyond its threshold torch returns x itself, a shortcut for the same function: 40 makes it exact in float64."""
+    return op, target, (*args[:2], max(args[2], 40) if args[2] >= 15 else args[2])
+
+
+def _rms_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """torch's default ε depends on the dtype that the model runs in."""
+    dtype = torch.float64 if result.dtype == torch.float64 else torch.float32
+    return op, target, (*args[:3], torch.finfo(dtype).eps if args[3] is None else args[3])
+
+
+def _copy(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """copy(destination, source) is the source, broadcast; what was in the destination is lost."""
+    return ("expand", aten.expand.default, (args[1], list(result.shape))) if is_float(args[1]) else (op, target, args)
+
+
+REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
+    "batch_norm": _without_unread_statistics,
+    "instance_norm": _without_unread_statistics,
+    "_native_batch_norm_legit_no_training": _functional_batch_norm,
+    "rrelu": _rrelu,
+    "softplus": _softplus,
+    "rms_norm": _rms_norm,
+    "copy": _copy,
+}
+
+
+def is_float(value: Any) -> bool:
+    if isinstance(value, Node):
+        return value.dtype is not None and value.dtype.is_floating_point
+    return isinstance(value, Constant) and value.value.is_floating_point()

@@ -1,0 +1,38 @@
+"""Data sets that need no download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+TEST_PART = 0.2
+
+Labelled = tuple[torch.Tensor, torch.Tensor]  # inputs (samples, …) and classes (samples,)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A data set in two parts, each (inputs, classes)."""
+
+    train: Labelled
+    test: Labelled
+
+
+def digits(generator: torch.Generator | None = None) -> Split:
+    """scikit-learn's 1,797 handwritten digits: float32 images of 1×8×8 in [0, 1] and their classes.
+
+    >>> digits().test[0].shape
+    torch.Size([360, 1, 8, 8])
+
+    A fifth is the test part, with every class in proportion. generator: of the split; without one it is always the same.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator))
+    images, classes = load_digits(return_X_y=True)
+    parts = train_test_split(images, classes, test_size=TEST_PART, random_state=seed, stratify=classes)
+    train_x, test_x = (torch.tensor(part / 16, dtype=torch.float32).reshape(-1, 1, 8, 8) for part in parts[:2])
+    train_y, test_y = (torch.tensor(part, dtype=torch.int64) for part in parts[2:])
+    return Split((train_x, train_y), (test_x, test_y))

@@ -1,0 +1,44 @@
+"""A ReLU multilayer perceptron, with or without normalizers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from normscope.core.errors import InputError
+from normscope.lab.models.normalizers import normalizer as normalizer_of
+
+
+def mlp(
+    width: int = 512,
+    depth: int = 10,
+    inputs: int = 3 * 32 * 32,
+    classes: int = 10,
+    normalizer: str = "none",
+    generator: torch.Generator | None = None,
+) -> nn.Sequential:
+    """`depth` linear layers; between them a normalizer and a ReLU. He-normal weights, zero biases.
+
+    >>> mlp(width=16, depth=3, inputs=64)(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+
+    inputs: entries of a sample, of any shape. generator: of the weights; without one they are the same every time.
+    """
+    if min(width, depth, inputs, classes) < 1:
+        raise InputError(f"width, depth, inputs and classes are at least 1; got {width}, {depth}, {inputs} and {classes}")
+    generator = generator or torch.Generator().manual_seed(0)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise([inputs, *[width] * (depth - 1)]):
+        layers += [_linear(before, after, "relu", generator), normalizer_of(normalizer, after), nn.ReLU()]
+    layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
+    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
+
+
+def _linear(inputs: int, outputs: int, before: str, generator: torch.Generator) -> nn.Linear:
+    """A linear layer whose weights have the He variance for what follows it; torch's own init would draw from global state."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity=before, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer

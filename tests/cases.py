@@ -1,0 +1,303 @@
+"""A case for every rule, small and tight: whoever weakens the rule by a tenth is caught on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from tests.networks import Function, network, randn
+
+__all__ = ["INFINITE", "RULE_CASES", "UNREACHABLE", "Case", "Function", "network", "randn"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module and the example it is traced on."""
+
+    module: nn.Module
+    example: Tensor
+    mode: str = "eval"
+
+
+Maker = Callable[[Tensor], Tensor] | nn.Module
+
+
+def on(shape: tuple[int, ...], table: Mapping[str, Maker], mode: str = "eval") -> dict[str, Case]:
+    """Cases that share the shape of their input."""
+    return {
+        op: Case(made if isinstance(made, nn.Module) else Function(made), randn(*shape, seed=i), mode)
+        for i, (op, made) in enumerate(table.items())
+    }
+
+
+def functionalized(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """After an in-place operation on a view, torch decomposes composite operations: `linear` becomes `addmm`, …"""
+
+    def run(x: Tensor) -> Tensor:
+        y = x * 1.0
+        y.view(y.shape).add_(0.0)
+        return function(y)
+
+    return run
+
+
+def within(low: float, high: float, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of values that are bounded first, with slope 1 inside."""
+    return lambda x: function(functional.hardtanh(x, low, high))
+
+
+MATRIX, VECTOR, BATCHED, MASK = randn(5, 4), randn(4), randn(1, 4, 2), torch.tensor([True, False, True, True])
+LINE, PLANE, SPACE = randn(3, 2, 3), randn(3, 2, 3, 3), randn(3, 2, 2, 2, 2)
+POSITIONS = torch.tensor([0, 2, 3, 1])
+
+ENTRYWISE: dict[str, Maker] = {
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": functional.silu,
+    "mish": functional.mish,
+    "hardsigmoid": functional.hardsigmoid,
+    "log_sigmoid": functional.logsigmoid,
+    "softsign": functional.softsign,
+    "tanhshrink": functional.tanhshrink,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "erf": torch.erf,
+    "atan": torch.atan,
+    "asinh": torch.asinh,
+    "exp": within(-1, 1, torch.exp),
+    "expm1": within(-1, 1, torch.expm1),
+    "log": within(0.5, 2, torch.log),
+    "log1p": within(-0.5, 1, torch.log1p),
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "leaky_relu": lambda x: functional.leaky_relu(x, -3.0),
+    "rrelu": nn.RReLU(2.0, 4.0),
+    "elu": nn.ELU(2.0),
+    "selu": nn.SELU(),
+    "celu": nn.CELU(2.0),
+    "gelu": nn.GELU(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "softplus": nn.Softplus(beta=2.0),
+    "hardtanh": nn.Hardtanh(-0.5, 2.0),
+    "hardswish": nn.Hardswish(),
+    "clamp": lambda x: x.clamp(-0.5, 2.0),
+    "clamp_min": lambda x: torch.clamp_min(x, 0.5),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.5),
+    "softshrink": nn.Softshrink(0.7),
+    "pow": within(-2, 2, lambda x: x**3),
+    "square": within(-2, 2, torch.square),
+    "sqrt": within(0.25, 1, torch.sqrt),
+    "rsqrt": within(0.25, 1, torch.rsqrt),
+    "reciprocal": within(0.5, 1, torch.reciprocal),
+    "prelu": nn.PReLU(3, init=-2.0),
+    "threshold": nn.Threshold(1.0, 1.0),
+    "softmax": nn.Softmax(1),
+    "_softmax": lambda x: torch._softmax(x, 1, False),
+    "special_softmax": lambda x: torch.special.softmax(x, 1),
+    "log_softmax": nn.LogSoftmax(1),
+    "_log_softmax": lambda x: torch._log_softmax(x, 1, False),
+    "special_log_softmax": lambda x: torch.special.log_softmax(x, 1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "add": lambda x: x + torch.ones(2, 1),
+    "sub": lambda x: torch.sub(torch.ones(3), x, alpha=2.0),
+    "rsub": lambda x: torch.rsub(x, 1.0, alpha=3.0),
+    "mul": lambda x: x * VECTOR[:3],
+    "multiply": lambda x: torch.multiply(x, VECTOR[:3]),
+    "div": lambda x: x / VECTOR[:3],
+    "true_divide": lambda x: torch.true_divide(x, VECTOR[:3]),
+}
+
+ROWS: dict[str, Maker] = {  # on (1, 4)
+    "glu": within(-12, 12, functional.glu),
+    "t": lambda x: x.t().t(),
+    "flip": lambda x: x.flip(1),
+    "roll": lambda x: x.roll(1, 1),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "slice": lambda x: x[:, 1:],
+    "select": lambda x: x[:, 1],
+    "narrow": lambda x: x.narrow(1, 0, 2),
+    "index": lambda x: x[:, POSITIONS],
+    "index_select": lambda x: x.index_select(1, POSITIONS[:2]),
+    "gather": lambda x: x.gather(1, torch.tensor([[0, 0, 0]])),
+    "split": lambda x: x.split(2, 1)[0],
+    "split_with_sizes": lambda x: x.split([1, 3], 1)[1],
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "unbind": lambda x: x.unbind(1)[0],
+    "tensor_split": lambda x: x.tensor_split(2, 1)[1],
+    "hsplit": lambda x: x.hsplit(2)[0],
+    "getitem": lambda x: x.topk(2, 1).values,
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1),
+    "expand_as": lambda x: x.unsqueeze(1).expand_as(torch.zeros(1, 3, 4)),
+    "broadcast_to": lambda x: torch.broadcast_to(x.unsqueeze(1), (len(x), 3, 4)),
+    "repeat": lambda x: x.repeat(1, 3),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+    "tile": lambda x: x.tile(1, 3),
+    "unfold": lambda x: x.unfold(1, 2, 1),
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "cumsum": lambda x: x[:, :1].cumsum(1),
+    "as_strided": lambda x: x.as_strided((1, 2), (4, 2)),
+    "constant_pad_nd": lambda x: torch.constant_pad_nd(x, (1, 1), 2.0),
+    "cat": lambda x: torch.cat([x, x], 1),
+    "concat": lambda x: torch.concat([x, x], 1),
+    "concatenate": lambda x: torch.concatenate([x, x], 1),
+    "stack": lambda x: torch.stack([x, x], 1),
+    "hstack": lambda x: torch.hstack([x, x]),
+    "vstack": lambda x: torch.vstack([x[0], x[0]])[None],
+    "dstack": lambda x: torch.dstack([x, x]),
+    "column_stack": lambda x: torch.column_stack([x, x]),
+    "select_scatter": lambda x: torch.zeros(1, 4, 1).select_scatter(x, 2, 0),
+    "slice_scatter": lambda x: torch.zeros(1, 4).slice_scatter(x, 1, 0, 4),
+    "index_put": lambda x: torch.zeros(1, 4).index_put((torch.tensor([0]), POSITIONS), x[0]),
+    "index_copy": lambda x: torch.zeros(1, 4).index_copy(1, POSITIONS, x),
+    "masked_fill": lambda x: x.masked_fill(MASK, 7.0),
+    "masked_scatter": lambda x: torch.zeros(1, 4).masked_scatter(torch.ones(1, 4, dtype=torch.bool), x),
+    "where": lambda x: torch.where(MASK, x, 7.0),
+    "fill": lambda x: torch.fill(torch.zeros(1, 4), x[0, 0]),
+    "copy": lambda x: torch.zeros(1, 4).copy_(x),
+    "linear": nn.Linear(4, 3),
+    "mm": lambda x: torch.mm(x, MATRIX.T),
+    "matmul": lambda x: x @ MATRIX.T,
+    "addmm": lambda x: torch.addmm(torch.ones(5), x, MATRIX.T, alpha=-2.0),
+    "dot": lambda x: torch.dot(x[0], VECTOR)[None],
+    "mv": lambda x: torch.mv(MATRIX, x[0])[None],
+    "addmv": lambda x: torch.addmv(torch.ones(5), MATRIX, x[0])[None],
+    "inner": lambda x: torch.inner(x, MATRIX),
+    "tensordot": lambda x: torch.tensordot(x, MATRIX, dims=([1], [1])),
+    "einsum": lambda x: torch.einsum("bi,oi->bo", x, MATRIX),
+    "outer": lambda x: torch.outer(x[0], VECTOR)[None],
+    "kron": lambda x: torch.kron(x, VECTOR[None]),
+    "bilinear": lambda x: functional.bilinear(x, VECTOR[None, :3], randn(2, 4, 3)),
+    "center": lambda x: x - x.mean(1, keepdim=True),
+    "layer_norm": nn.LayerNorm(4, eps=0.1),
+    "rms_norm": nn.RMSNorm(4, eps=0.1),
+    "standardize": lambda x: x / (x.norm(dim=1, keepdim=True) + 0.1),
+    "max": lambda x: x.max(1).values,
+    "min": lambda x: x.min(1).values,
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(1),
+    "sort": lambda x: x.sort(1).values,
+    "msort": lambda x: torch.msort(x[0])[None],
+    "topk": lambda x: x.topk(2, 1).values,
+    "median": lambda x: x.median(1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "cummax": lambda x: x.cummax(1).values,
+    "cummin": lambda x: x.cummin(1).values,
+    "maximum": lambda x: torch.maximum(x, x.flip(1)),
+    "minimum": lambda x: torch.minimum(x, x.flip(1)),
+    "fmax": lambda x: torch.fmax(x, x.flip(1)),
+    "fmin": lambda x: torch.fmin(x, x.flip(1)),
+    "linalg_vector_norm": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
+    "std": lambda x: x.std(1),
+}
+
+PLANES: dict[str, Maker] = {  # on (1, 2, 3)
+    "view": lambda x: x.view(1, 6),
+    "view_as": lambda x: x.view_as(torch.zeros(1, 6)),
+    "_unsafe_view": lambda x: torch.ops.aten._unsafe_view(x, [1, 6]),
+    "reshape": lambda x: x.reshape(1, 6),
+    "flatten": lambda x: x.flatten(1),
+    "permute": lambda x: x.permute(0, 2, 1),
+    "transpose": lambda x: x.transpose(1, 2),
+    "movedim": lambda x: x.movedim(1, 2),
+    "swapaxes": lambda x: x.swapaxes(1, 2),
+    "mT": lambda x: x.mT,
+    "adjoint": lambda x: x.adjoint(),
+    "numpy_T": lambda x: x[0].T[None],
+    "squeeze": lambda x: x[:, :1].squeeze(1),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "trace": lambda x: torch.trace(x[0])[None],
+    "tril": lambda x: x.tril(),
+    "triu": lambda x: x.triu(),
+    "vsplit": lambda x: x[0].vsplit(2)[0][None],
+    "bmm": lambda x: torch.bmm(x.mT.repeat(1, 1, 2), BATCHED),
+    "baddbmm": lambda x: torch.baddbmm(torch.ones(1, 3, 2), x.mT.repeat(1, 1, 2), BATCHED, alpha=-2.0),
+    "var": within(-1, 1, lambda x: x[:, 0, :2].var(1)),
+}
+
+LINES: dict[str, Maker] = {  # on (1, 2, 4)
+    "dsplit": lambda x: x.dsplit(2)[0],
+    "pad": lambda x: functional.pad(x, (1, 2), mode="circular"),
+    "reflection_pad1d": functionalized(nn.ReflectionPad1d(2)),
+    "replication_pad1d": functionalized(nn.ReplicationPad1d(2)),
+    "avg_pool1d": nn.AvgPool1d(2),
+    "adaptive_avg_pool1d": nn.AdaptiveAvgPool1d(2),
+    "max_pool1d": nn.MaxPool1d(3, 1, 1),
+    "adaptive_max_pool1d": nn.AdaptiveMaxPool1d(3),
+    "upsample_nearest1d": nn.Upsample(scale_factor=3),
+    "upsample_linear1d": nn.Upsample(scale_factor=3, mode="linear"),
+    "_upsample_nearest_exact1d": nn.Upsample(scale_factor=3, mode="nearest-exact"),
+    "conv1d": nn.Conv1d(2, 3, 3, padding=1),
+    "conv_transpose1d": nn.ConvTranspose1d(2, 3, 3, stride=2),
+    "convolution": lambda x: torch.convolution(x, LINE, None, [1], [1], [1], False, [0], 1),
+    "group_norm": nn.GroupNorm(2, 2, eps=0.1),
+    "instance_norm": nn.InstanceNorm1d(2, eps=0.1),
+    "col2im": lambda x: functional.fold(x.reshape(1, 4, 2), (3, 2), 2),
+}
+
+IMAGES: dict[str, Maker] = {  # on (1, 4, 4, 4)
+    "pixel_shuffle": nn.PixelShuffle(2),
+    "pixel_unshuffle": nn.PixelUnshuffle(2),
+    "channel_shuffle": nn.ChannelShuffle(2),
+    "im2col": nn.Unfold(2),
+    "reflection_pad2d": functionalized(nn.ReflectionPad2d(1)),
+    "replication_pad2d": functionalized(nn.ReplicationPad2d(1)),
+    "avg_pool2d": nn.AvgPool2d(2),
+    "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d(2),
+    "_adaptive_avg_pool2d": functionalized(nn.AdaptiveAvgPool2d(2)),
+    "max_pool2d": nn.MaxPool2d(3, 1, 1),
+    "max_pool2d_with_indices": lambda x: functional.max_pool2d(x, 2, return_indices=True)[0],
+    "adaptive_max_pool2d": nn.AdaptiveMaxPool2d(3),
+    "upsample_nearest2d": nn.Upsample(scale_factor=2),
+    "upsample_bilinear2d": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "upsample_bicubic2d": nn.Upsample(scale_factor=2, mode="bicubic"),
+    "_upsample_bilinear2d_aa": lambda x: functional.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+    "_upsample_bicubic2d_aa": lambda x: functional.interpolate(x, scale_factor=0.5, mode="bicubic", antialias=True),
+    "_upsample_nearest_exact2d": nn.Upsample(scale_factor=2, mode="nearest-exact"),
+    "conv2d": nn.Conv2d(4, 3, 3, padding=1),
+    "conv_transpose2d": nn.ConvTranspose2d(4, 2, 3, stride=2),
+}
+
+VOLUMES: dict[str, Maker] = {  # on (1, 2, 4, 4, 4)
+    "reflection_pad3d": functionalized(nn.ReflectionPad3d(1)),
+    "replication_pad3d": functionalized(nn.ReplicationPad3d(1)),
+    "avg_pool3d": nn.AvgPool3d(2),
+    "adaptive_avg_pool3d": nn.AdaptiveAvgPool3d(2),
+    "_adaptive_avg_pool3d": functionalized(nn.AdaptiveAvgPool3d(2)),
+    "max_pool3d": nn.MaxPool3d(3, 2, 1),
+    "max_pool3d_with_indices": lambda x: functional.max_pool3d(x, 2, return_indices=True)[0],
+    "adaptive_max_pool3d": nn.AdaptiveMaxPool3d(2),
+    "upsample_nearest3d": nn.Upsample(scale_factor=2),
+    "upsample_trilinear3d": nn.Upsample(scale_factor=2, mode="trilinear"),
+    "_upsample_nearest_exact3d": nn.Upsample(scale_factor=2, mode="nearest-exact"),
+    "conv3d": nn.Conv3d(2, 3, 2),
+    "conv_transpose3d": nn.ConvTranspose3d(2, 3, 2),
+}
+
+RULE_CASES: dict[str, Case] = {
+    **on((1, 3), ENTRYWISE), **on((1, 4), ROWS), **on((1, 2, 3), PLANES), **on((1, 2, 4), LINES),
+    **on((1, 4, 4, 4), IMAGES), **on((1, 2, 4, 4, 4), VOLUMES), **on((6, 3), {"batch_norm": nn.BatchNorm1d(3, eps=0.1)}, "batch"),
+}  # fmt: skip
+
+# Rules that give no finite gain: the function jumps.
+INFINITE: dict[str, Case] = on(
+    (1, 3),
+    {
+        "sign": torch.sign, "sgn": torch.sgn, "floor": torch.floor, "ceil": torch.ceil, "round": torch.round,
+        "trunc": torch.trunc, "frac": torch.frac, "hardshrink": functional.hardshrink,
+        "heaviside": lambda x: torch.heaviside(x, torch.ones(3)),
+    },
+)  # fmt: skip
+
+# Rules that no exported program reaches through torch's public functions, with the reason.
+UNREACHABLE: dict[str, str] = {
+    "norm": "torch.norm and Tensor.norm export as linalg_vector_norm",
+    "_add_relu": "torch has no public function for it; quantization passes make it",
+}
