@@ -7,9 +7,10 @@ from normscope.certify.operator_norm import operator_norm
 from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
+from normscope.core.region import Ball, Box
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__", "audit", "lipschitz",
+    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__", "audit", "lipschitz",
     "operator_norm", "rules",
 ]  # fmt: skip

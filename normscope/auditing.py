@@ -22,6 +22,7 @@ from normscope.certify.upper import Report, upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.magnitude import Magnitude
+from normscope.core.region import Region
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
 
@@ -144,6 +145,7 @@ def audit(
     model: torch.nn.Module | ExportedProgram,
     example: Example,
     data: Data | None = None,
+    region: Region | None = None,
     mode: str = "eval",
     output: str | int | None = None,
     effort: float = 1.0,
@@ -159,14 +161,15 @@ def audit(
 
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
     data: where input variances are measured and the lower bound is searched; the example itself if not given.
+    region: a `Ball` or `Box` in which the bracket shall hold; None for all inputs.
     mode: "eval", "train", or "batch" (the whole batch as one input, for batch statistics).
     """
     graph = certifiable_graph(model, example, mode, output)
-    above = upper(graph, report)
+    above = upper(graph, report, region)
     call = Call.of(example)
     batches: Iterable[Call] = [call] if data is None or graph.whole_batch else calls(data, call)
     rows = ledgers.ledger(graph, above, batches)
-    found = bracket(graph, above, call, data, effort, generator)
+    found = bracket(graph, above, call, region, data, effort, generator)
     return Audit(
         model=type(model).__name__,
         mode=mode,

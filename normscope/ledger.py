@@ -17,7 +17,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
 from normscope.graph.graph import Graph, Node
 from normscope.operators.dense import frobenius_norm, spectral_norm
-from normscope.rules.normalizers import Normalizer, normalizer_of
+from normscope.rules.normalizers import Normalizer, normalizer_of, set_variances
 
 WEIGHTED = ("linear", "addmm", "mm", "matmul", "bmm", "einsum", *CONVOLUTIONS)
 
@@ -154,17 +154,7 @@ def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> Non
     statistics.channels.update(value, value.dim() - 1 if last or value.dim() < 2 else 1)
     if normalizer is None or normalizer.kind == "batch":
         return
-    grouped = value.to(torch.float64)
-    axes = normalizer.axes
-    if normalizer.kind == "group":
-        grouped = grouped.unflatten(1, (normalizer.groups, -1)).flatten(2)  # (samples, groups, entries)
-        axes = (2,)
-    if normalizer.kind == "l2":
-        spread = grouped.square().sum(axes)
-    elif normalizer.kind == "rms":
-        spread = grouped.square().mean(axes)
-    else:
-        spread = grouped.var(axes, correction=0)
+    spread = set_variances(normalizer, value)
     per_group = spread if normalizer.kind in ("group", "instance") else spread.reshape(-1, 1)
     least = per_group.amin(0)
     statistics.smallest = least if statistics.smallest is None else torch.minimum(statistics.smallest, least)

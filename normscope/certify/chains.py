@@ -7,6 +7,7 @@ W_i and are computed on W_i/‖W_i‖, so no scale of the weights and no depth o
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from normscope.operators.dense import UNIT_ROUNDOFF, largest_eigenpair, spectral
 PATTERN_NEURONS = 12  # every activation pattern is enumerated up to here
 LIPLT_DEPTH = 32
 LIPLT_WORK = 2e9  # depth² × width³ of the chains that LipLT is tried on
-SDP_NEURONS = 120
+SDP_SIZE = 40  # inputs and hidden neurons together: the solver takes a second here and minutes at 150
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,21 @@ class Layer:
     norm: Magnitude
     width: int
     slopes: tuple[float, float] = (1.0, 1.0)
+    neurons: tuple[torch.Tensor, torch.Tensor] | None = None  # slopes neuron by neuron, where a region tells them apart
 
     def unit(self) -> torch.Tensor:
         """W/‖W‖, so of norm at most 1."""
         matrix = self.matrix()
         largest = float(matrix.abs().max())
         return (matrix / largest) / float(self.norm / largest)
+
+    @property
+    def ranges(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(least, largest) slope of every neuron."""
+        if self.neurons is not None:
+            return self.neurons
+        low, high = (torch.full((self.width,), slope, dtype=torch.float64) for slope in self.slopes)
+        return low, high
 
     @property
     def steepest(self) -> float:
@@ -70,20 +80,27 @@ def patterns(layers: Sequence[Layer]) -> Magnitude | None:
     The norm is convex in each D_i, so its maximum over all slopes in [a_i, b_i] is at such a corner. Not every corner
     is reached by an input, but no method that treats neurons one by one (LipSDP included) can go below it.
     """
-    if sum(layer.width for layer in layers[:-1] if layer.slopes[0] != layer.slopes[1]) > PATTERN_NEURONS:
+    if sum(int((low < high).sum()) for low, high in (layer.ranges for layer in layers[:-1])) > PATTERN_NEURONS:
         return None
     stack, error = layers[0].unit()[None], 0.0
     for layer, following in itertools.pairwise(layers):
-        low, high = layer.slopes
         unit = following.unit()
-        if low == high:
-            corners = torch.full((1, layer.width), low, dtype=torch.float64)
-        else:
-            corners = torch.cartesian_prod(*[torch.tensor([low, high], dtype=torch.float64)] * layer.width).reshape(-1, layer.width)
+        corners = _corners(*layer.ranges)
         error = _product_error(unit, stack, error) * layer.steepest
         stack = (unit * corners[:, None, :])[None, :] @ stack[:, None]  # (before, now, out, in)
         stack = stack.flatten(0, 1)
     return spectral_norm(stack, error)
+
+
+def _corners(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Every choice of low or high at each entry where they differ: (choices, entries)."""
+    free = (low < high).nonzero().flatten()
+    if not len(free):
+        return low[None]
+    choices = torch.cartesian_prod(*[torch.tensor([False, True])] * len(free)).reshape(-1, len(free))
+    corners = low.repeat(len(choices), 1)
+    corners[:, free] = torch.where(choices, high[free], low[free])
+    return corners
 
 
 def liplt(layers: Sequence[Layer]) -> Magnitude | None:
@@ -156,7 +173,7 @@ def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:
     then proved by a Cholesky factorization, so the solver need not be trusted.
     """
     widths = [layers[0].matrix().shape[1], *(layer.width for layer in layers[:-1])]
-    if sum(widths[1:]) > SDP_NEURONS or len(layers) < 2:
+    if sum(widths) > SDP_SIZE or len(layers) < 2:
         return None
     try:
         import cvxpy
@@ -166,12 +183,14 @@ def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:
     size, ends = sum(widths), np.cumsum([0, *widths])
     multiplier = cvxpy.Variable(sum(widths[1:]), nonneg=True)
     squared = cvxpy.Variable(nonneg=True)
-    pieces = _sdp_pieces(units, [layer.slopes for layer in layers], ends, size)
+    pieces = _sdp_pieces(units, [layer.ranges for layer in layers], ends, size)
     first = np.diag((np.arange(size) < widths[0]).astype(float))
     inequality = squared * first - pieces[0] - sum(multiplier[i] * piece for i, piece in enumerate(pieces[1:]))
     problem = cvxpy.Problem(cvxpy.Minimize(squared), [(inequality + inequality.T) / 2 >> 0])
     try:
-        problem.solve(solver=cvxpy.CLARABEL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an inaccurate solution only loosens what is then proved
+            problem.solve(solver=cvxpy.CLARABEL)
     except (cvxpy.SolverError, ValueError, ArithmeticError):
         return None
     if multiplier.value is None or squared.value is None:
@@ -180,14 +199,14 @@ def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:
     return _smallest_proved(first, fixed, float(squared.value))
 
 
-def _sdp_pieces(units: Sequence[Any], slopes: Sequence[tuple[float, float]], ends: Any, size: int) -> list[Any]:
+def _sdp_pieces(units: Sequence[Any], slopes: Sequence[tuple[torch.Tensor, torch.Tensor]], ends: Any, size: int) -> list[Any]:
     """The output's energy, then one matrix a neuron: its quadratic constraint (z − a y)(b y − z) ≥ 0, y = w·z_before."""
     energy = np.zeros((size, size))
     energy[ends[-2] :, ends[-2] :] = units[-1].T @ units[-1]
     pieces = [energy]
     for k, unit in enumerate(units[:-1]):
-        low, high = slopes[k]
-        for neuron, row in enumerate(unit):
+        lows, highs = (side.tolist() for side in slopes[k])
+        for neuron, (row, low, high) in enumerate(zip(unit, lows, highs, strict=True)):
             y, z = np.zeros(size), np.zeros(size)
             y[ends[k] : ends[k + 1]] = row
             z[ends[k + 1] + neuron] = 1.0

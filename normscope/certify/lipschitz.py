@@ -9,6 +9,7 @@ from normscope.certify.lower import Space, lower
 from normscope.certify.upper import Report, Upper, upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
+from normscope.core.region import Region
 from normscope.graph.graph import Graph, check_finite
 from normscope.graph.trace import check_samples_independent, trace
 
@@ -18,6 +19,7 @@ MOST_SEEDS = 64
 def lipschitz(
     model: torch.nn.Module | ExportedProgram,
     example: Example,
+    region: Region | None = None,
     mode: str = "eval",
     output: str | int | None = None,
     data: Data | None = None,
@@ -32,12 +34,13 @@ def lipschitz(
     True
 
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
+    region: a `Ball` or `Box` of inputs; None for all of them.
     mode: "eval"; "train"; or "batch", the whole batch as one input, for models with batch statistics.
     output: name or position of the output to bound, where the model returns several.
     data: where the search for the lower bound starts, beside the example. effort: how long it searches.
     """
     graph = certifiable_graph(model, example, mode, output)
-    return bracket(graph, upper(graph), Call.of(example), data, effort, generator)
+    return bracket(graph, upper(graph, region=region), Call.of(example), region, data, effort, generator)
 
 
 def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
@@ -58,12 +61,13 @@ def bracket(
     graph: Graph,
     above: Upper,
     example: Call,
+    region: Region | None = None,
     data: Data | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Bracket:
     """Both sides of a bracket, given the upper one."""
-    found, witness = lower(graph, seeds(graph, example, data), effort, generator)
+    found, witness = lower(graph, seeds(graph, example, data), effort, generator, region)
     return Bracket(found, above.bound, witness, above.certificate, above.certificate.steps)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from normscope.core.bracket import Witness
 from normscope.core.magnitude import ZERO, Magnitude
+from normscope.core.region import Region
 from normscope.graph.graph import Graph
 
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
@@ -22,6 +23,7 @@ SEARCH_ENTRIES = 1_500_000  # activations that one evaluation of the pool may ho
 MOST_POINTS = 512
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
 ROUNDINGS = 3
+SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
 
 
@@ -51,6 +53,10 @@ class Space:
         batched = self.graph.batched(dtype)
         return lambda points: batched(*self.unflat(points)).flatten(1)
 
+    def unflat_one(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One point as one tensor an input, as a region holds it."""
+        return tuple(part[0] for part in self.unflat(point[None]))
+
     def single(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The graph's own inputs for one point."""
         parts = self.unflat(point[None])
@@ -58,20 +64,28 @@ class Space:
 
 
 def lower(
-    graph: Graph, points: torch.Tensor, effort: float = 1.0, generator: torch.Generator | None = None
+    graph: Graph,
+    points: torch.Tensor,
+    effort: float = 1.0,
+    generator: torch.Generator | None = None,
+    region: Region | None = None,
 ) -> tuple[Magnitude, Witness | None]:
     """A lower bound on the Lipschitz constant with its witness, from a search that starts at `points` (count, d).
 
-    effort multiplies the number of points and rounds.
+    effort multiplies the number of points and rounds. Both points of the witness lie in the region, if there is one.
     """
     generator = generator or torch.Generator().manual_seed(0)
     space = Space(graph)
     if space.dimension == 0:
         return ZERO, None
-    search = _Search(space, generator, effort)
-    pairs = search.run(points.to(graph.compute_dtype))
+    search = _Search(space, generator, effort, region)
+    starts, directions, ends = search.run(points.to(graph.compute_dtype))
+    candidates = _candidate_pairs(starts, directions, ends, search.large, None if region is None else region.reach)
+    if region is not None:
+        candidates = [(region.project(a[None])[0], region.project(b[None])[0]) for a, b in candidates]
+        candidates = [pair for pair in candidates if all(region.contains(space.unflat_one(point)) for point in pair)]
     best, witness = ZERO, None
-    for first, second in _best_pairs(space, _candidate_pairs(*pairs, search.large))[: 1 if search.large else VERIFIED_PAIRS]:
+    for first, second in _best_pairs(space, candidates)[: 1 if search.large else VERIFIED_PAIRS]:
         value = quotient(graph, space, first, second)
         if value > best:
             best, witness = value, (first, second)
@@ -107,7 +121,7 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
             for noise in (None, *[rounding] * ROUNDINGS)
         ]
     scale = max(float(change.abs().max()) for change in changes)
-    if not math.isfinite(scale) or scale == 0:
+    if not math.isfinite(scale) or scale < SMALLEST_CHANGE:
         return ZERO
     sizes = [float(torch.linalg.vector_norm(change / scale)) for change in changes]
     noise = max(float(torch.linalg.vector_norm((change - changes[0]) / scale)) for change in changes[1:])
@@ -119,6 +133,9 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
 
 def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The pairs with the largest quotients in float64, roundoff not yet taken off."""
+    pairs = [pair for pair in pairs if bool((pair[0] != pair[1]).any())]
+    if not pairs:
+        return []
     points = torch.stack([point for pair in pairs for point in pair])
     function = space.function(torch.float64)
     with torch.no_grad():
@@ -130,14 +147,14 @@ def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) ->
 
 
 def _candidate_pairs(
-    starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor, few: bool
+    starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor, few: bool, reach: float | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For the best points, the pair that ascent found and steps of several lengths along the steepest direction."""
     pairs = []
     for start, direction, end in zip(starts.double(), directions.double(), ends.double(), strict=True):
         if float(torch.linalg.vector_norm(end - start)) > 0:
             pairs.append((start, end))
-        size = max(float(torch.linalg.vector_norm(start)), 1e-3)
+        size = reach if reach is not None else max(float(torch.linalg.vector_norm(start)), 1e-3)
         for relative in (1e-3,) if few else (1e-2, 1e-4, 1e-6):
             pairs.append((start - direction * (size * relative / 2), start + direction * (size * relative / 2)))
     return pairs
@@ -146,8 +163,8 @@ def _candidate_pairs(
 class _Search:
     """Evolution over input points, each with its own steepest direction, then ascent on pairs."""
 
-    def __init__(self, space: Space, generator: torch.Generator, effort: float) -> None:
-        self.space, self.generator, self.effort = space, generator, effort
+    def __init__(self, space: Space, generator: torch.Generator, effort: float, region: Region | None) -> None:
+        self.space, self.generator, self.effort, self.region = space, generator, effort, region
         self.function = space.function(space.graph.compute_dtype)
         self.dtype = space.graph.compute_dtype
         held = sum(math.prod(node.shape) for node in space.graph)
@@ -172,6 +189,8 @@ class _Search:
 
     def _pool(self, seeds: torch.Tensor) -> torch.Tensor:
         """The seeds themselves, then random points at scales around theirs; for cheap models over many decades."""
+        if self.region is not None:
+            return self._inside(self.region)
         kept = seeds[: max(1, self.points // 2)]
         count = self.points - len(kept)
         if count <= 0:
@@ -182,6 +201,13 @@ class _Search:
         scales = 10 ** (torch.rand(count, 1, generator=self.generator, dtype=self.dtype) * 2 * decades - decades)
         around = kept[torch.arange(count) % len(kept)] * (torch.arange(count) % 2)[:, None]
         return torch.cat([kept, around + size * scales * self._noise((count, kept.shape[1]))])
+
+    def _inside(self, region: Region) -> torch.Tensor:
+        """The middle of the region and random points of it, near the middle and near the boundary."""
+        middle = self.space.flat([part[None] for part in region.middle]).to(self.dtype)
+        spread = torch.nn.functional.normalize(self._noise((self.points - 1, middle.shape[1])), dim=1) * region.reach
+        away = torch.rand(self.points - 1, 1, generator=self.generator, dtype=self.dtype).sqrt()
+        return torch.cat([middle, region.project(middle + spread * away)])
 
     def _power(self, pool: torch.Tensor, directions: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Power iteration on JᵀJ at every point: (‖Jv‖, v) with ‖v‖ = 1. J is linearized once, as the transpose of Jᵀ."""
@@ -233,13 +259,16 @@ class _Search:
         way = torch.nn.functional.normalize(self._noise(pool[children].shape), dim=1)
         along = torch.rand(len(children), 1, generator=self.generator) < 0.3
         young = pool[children] + reach * torch.where(along, directions[children] * torch.sign(way[:, :1]), way)
+        if self.region is not None:
+            nearby = reach / size * self.region.reach
+            young = self.region.project(pool[children] + nearby * torch.where(along, directions[children], way))
         found, turned = self._power(young, directions[children], 3 if self.small else 2)
         return torch.cat([pool[parents], young]), torch.cat([directions[parents], turned]), torch.cat([gains[parents], found])
 
     def _ascend(self, pool: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         """Partners y of the points x that increase ‖f(x) − f(y)‖/‖x − y‖, by gradient ascent on y."""
         size = torch.linalg.vector_norm(pool, dim=1, keepdim=True).clamp(min=1e-3)
-        partners = pool + 1e-2 * size * directions
+        partners = pool + 1e-2 * (size if self.region is None else self.region.reach) * directions
         with torch.no_grad():
             here = self.function(pool)
         best, best_value = partners.clone(), torch.full((len(pool),), -math.inf, dtype=self.dtype)
@@ -253,6 +282,8 @@ class _Search:
             best = torch.where(better[:, None], partners, best)
             best_value = torch.where(better, value, best_value)
             distance = torch.linalg.vector_norm(partners - pool, dim=1, keepdim=True)
+            if self.region is not None:
+                partners = self.region.project(partners)
             partners = partners + step * distance * torch.nn.functional.normalize(slope.nan_to_num(), dim=1)
             step *= 0.8
         return best

@@ -8,17 +8,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from normscope.certify import chains
+from normscope.certify import chains, relaxation
 from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
 from normscope.core.bracket import Certificate, Step
-from normscope.core.errors import Refusal
+from normscope.core.errors import InputError, Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, product, root_sum_square, total
+from normscope.core.region import Region
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.rules.activations import Entrywise
 from normscope.rules.convolution import absorbed_padding, convolution_of
 from normscope.rules.normalizers import normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
+
+CENTER_ROUNDING = 1e-9  # of a node's value at the middle, computed in float64
+
+SMALL_GRAPH = 20_000  # entries of all nodes together, below which every activation's input is relaxed on its own
 
 Report = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
@@ -64,14 +70,37 @@ def check_rules(graph: Graph) -> None:
 class Composition:
     """Bounds of one graph; the `Context` that rules see."""
 
-    def __init__(self, graph: Graph, report: Report | None = None) -> None:
+    def __init__(
+        self, graph: Graph, report: Report | None = None, region: Region | None = None, known: dict[object, Gain] | None = None
+    ) -> None:
+        """known: gains of linear maps by signature, kept by the caller to be shared between regions."""
         check_rules(graph)
         self.graph, self.users = graph, graph.users
         self.whole_batch = graph.whole_batch
         self.report = report or (lambda *_: None)
+        self.known: dict[object, Gain] = {} if known is None else known
         self.intervals: dict[Node, Interval] = {}
-        self.gains: dict[object, Gain] = {}
+        self.lengths: dict[Node, float] = {}
+        self.gains: dict[Node, Gain] = {}
         self.norms: dict[Node, Magnitude] = {}
+        self.at: dict[Node, Magnitude] = dict.fromkeys(graph.inputs, ONE)
+        self.region, self.local = region, region is not None
+        self.small = sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
+        self.centers: dict[Node, torch.Tensor] = {}
+        if region is not None:
+            self._place(region)
+
+    def _place(self, region: Region) -> None:
+        """Value bounds of the inputs, and every node's value at the middle of the region."""
+        middle = [part if self.graph.whole_batch else part[None] for part in region.middle]
+        shapes = [tuple(part.shape) for part in middle]
+        if shapes != [node.shape for node in self.graph.inputs]:
+            wanted = ", ".join(str(node.shape if self.graph.whole_batch else node.shape[1:]) for node in self.graph.inputs)
+            raise InputError(f"the region holds points of shape {', '.join(str(s[1:]) for s in shapes)}, the model takes {wanted}")
+        with torch.no_grad():
+            self.centers = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
+        for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
+            self.intervals[node] = bounds if self.graph.whole_batch else Interval(bounds.low[None], bounds.high[None])
 
     # what rules ask ------------------------------------------------------------------------------------------------
 
@@ -89,8 +118,46 @@ class Composition:
                 continue
             stack.pop()
             rule = registry.find(top)
-            self.intervals[top] = Interval.unbounded(top.shape) if rule is None else rule.interval(top, self)
+            self.intervals[top] = self._near_center(
+                top, Interval.unbounded(top.shape) if rule is None else rule.interval(top, self)
+            )
         return self.intervals[node]
+
+    def _near_center(self, node: Node, bounds: Interval) -> Interval:
+        """The part of an interval that is no farther from the middle's value than the node can deviate."""
+        middle, deviation = self.center(node), self.deviation(node)
+        if middle is None or not math.isfinite(deviation):
+            return bounds
+        reach = deviation + CENTER_ROUNDING * (1 + middle.abs())
+        return Interval(torch.maximum(bounds.low, middle - reach), torch.minimum(bounds.high, middle + reach))
+
+    def norm(self, node: Node) -> float:
+        """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give."""
+        if node not in self.lengths:
+            rule = registry.find(node)
+            lengths = [math.inf if rule is None else rule.norm(node, self)]
+            bounds = self.interval(node)
+            if bounds.shape:
+                sizes = torch.linalg.vector_norm(torch.maximum(bounds.low.abs(), bounds.high.abs()), dim=-1)
+                lengths.append(float(sizes.max()) * (1 + 1e-12))
+            middle = self.center(node)
+            if middle is not None and middle.dim():
+                farthest = float(torch.linalg.vector_norm(middle, dim=-1).max())
+                lengths.append(farthest * (1 + CENTER_ROUNDING) + self.deviation(node))
+            self.lengths[node] = min(length for length in lengths if not math.isnan(length))
+        return self.lengths[node]
+
+    def gain(self, node: Node) -> Gain:
+        return self._gain(node)
+
+    def center(self, node: Node) -> torch.Tensor | None:
+        middle = self.centers.get(node)
+        return middle if isinstance(middle, torch.Tensor) else None
+
+    def deviation(self, node: Node) -> float:
+        if self.region is None or node not in self.at:
+            return math.inf
+        return float(self.at[node]) * self.region.reach * (1 + 1e-9)
 
     # links ---------------------------------------------------------------------------------------------------------
 
@@ -115,25 +182,31 @@ class Composition:
                 self.norms[node] = link.gain.factors[0]
             absorbed.update(member for member in link.members if member is not node)
             found[node] = link
+            self.at[node] = _arriving(link, self.at)
         for chain in self._chains(found):
             found[chain.node] = chain
             absorbed.update(member for member in chain.members if member is not chain.node)
         return [link for node, link in found.items() if node not in absorbed]
 
     def _gain(self, node: Node) -> Gain:
-        key = _signature(node)
-        if key is None or key not in self.gains:
-            rule = registry.find(node)
-            assert rule is not None
-            if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
-                return Gain.infinite(node, "which entries it takes depends on the input's values, so the result may jump")
-            gain = rule.gain(node, self)
-            if len(gain.factors) != len(node.inputs):
-                raise AssertionError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
-            if key is None:
-                return gain
-            self.gains[key] = gain
-        return self.gains[key]
+        if node not in self.gains:
+            key = _signature(node)
+            self.gains[node] = self.known[key] if key in self.known else self._ask(node)
+            if key is not None:
+                self.known[key] = self.gains[node]
+        return self.gains[node]
+
+    def _ask(self, node: Node) -> Gain:
+        rule = registry.find(node)
+        assert rule is not None
+        if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
+            return Gain.infinite(node, "which entries it takes depends on the input's values, so the result may jump")
+        if self.local and isinstance(rule, Entrywise) and len(node.inputs) == 1 and self.small:
+            relaxation.tighten(self, node.input)
+        gain = rule.gain(node, self)
+        if len(gain.factors) != len(node.inputs):
+            raise AssertionError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
+        return gain
 
     def _convolution(self, node: Node) -> Link:
         pad = absorbed_padding(node)
@@ -213,7 +286,20 @@ class Composition:
     def _slopes(self, node: Node) -> tuple[float, float] | None:
         rule = registry.find(node)
         slopes = None if rule is None or len(node.inputs) != 1 else rule.slopes(node)
+        if self.local and isinstance(rule, Entrywise) and len(node.inputs) == 1:
+            low, high = rule.slopes_on(node, self.interval(node.input))
+            slopes = float(low.min()), float(high.max())
         return slopes if slopes is not None and all(map(math.isfinite, slopes)) else None
+
+    def _followed(self, layer: chains.Layer, node: Node) -> chains.Layer:
+        """A layer with one more entrywise function behind it."""
+        slopes = self._slopes(node)
+        assert slopes is not None
+        rule, neurons = registry.find(node), None
+        if self.local and isinstance(rule, Entrywise) and math.prod(node.shape) == layer.width and layer.slopes == (1.0, 1.0):
+            sides = rule.slopes_on(node, self.interval(node.input))
+            neurons = tuple(side.reshape(-1).expand(layer.width).contiguous() for side in sides)
+        return chains.Layer(layer.matrix, layer.norm, layer.width, _slope_product(layer.slopes, slopes), neurons)
 
     def _chain(self, run: Sequence[Link]) -> Link:
         layers: list[chains.Layer] = []
@@ -223,10 +309,7 @@ class Composition:
             if maker is not None:
                 layers.append(chains.Layer(maker, link.gain.factors[0], link.node.shape[-1]))
             else:
-                slopes = self._slopes(link.node)
-                assert slopes is not None
-                last = layers[-1]
-                layers[-1] = chains.Layer(last.matrix, last.norm, last.width, _slope_product(last.slopes, slopes))
+                layers[-1] = self._followed(layers[-1], link.node)
         bound, method = chains.bound(layers)
         apart = product(link.gain.factors[0] for link in run)
         members = tuple(member for link in run for member in link.members)
@@ -244,15 +327,28 @@ class Composition:
         links = self.links()
         at = dict.fromkeys(self.graph.inputs, ONE)
         for link in links:
-            arriving = [factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]
-            at[link.node] = (root_sum_square if link.gain.separate else total)(arriving)
+            at[link.node] = _arriving(link, at)
         bound, rounding = at[self.graph.output], _composition_rounding(links, at)
-        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), _certificate(links, at, bound, rounding))
+        certificate = _certificate(links, at, bound, rounding)
+        relaxed = relaxation.relax(self, self.graph.output) if self.local else None
+        if relaxed is not None and relaxed.bound < bound:
+            bound = relaxed.bound
+            step = Step(self.graph.output.name, self.graph.output.path, "whole network", bound, "linear relaxation")
+            certificate = Certificate((step,), "", rounding)
+        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), certificate)
 
 
-def upper(graph: Graph, report: Report | None = None) -> Upper:
-    """A certified upper bound on the Lipschitz constant of the traced function, from ℓ2 to ℓ2."""
-    return Composition(graph, report).upper()
+def upper(
+    graph: Graph, report: Report | None = None, region: Region | None = None, known: dict[object, Gain] | None = None
+) -> Upper:
+    """A certified upper bound on the Lipschitz constant of the traced function, from ℓ2 to ℓ2, on a region or everywhere."""
+    return Composition(graph, report, region, known).upper()
+
+
+def _arriving(link: Link, at: dict[Node, Magnitude]) -> Magnitude:
+    """The bound at a link's node from those at its sources."""
+    arriving = [factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]
+    return (root_sum_square if link.gain.separate else total)(arriving)
 
 
 def _certificate(links: Sequence[Link], at: dict[Node, Magnitude], bound: Magnitude, rounding: float) -> Certificate:

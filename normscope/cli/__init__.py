@@ -5,14 +5,14 @@ Exit codes: 0 done, 2 an error that the user can mend, 3 no certificate (`Refusa
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli.audit import audit
-from normscope.cli.demo import demo
+from normscope.cli import audit, demo
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -48,18 +48,21 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _normscope(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """See what normalization does to your network."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
-app.command()(audit)
-app.command()(demo)
+app.command()(audit.audit)
+app.command()(demo.demo)
 
 
 def main() -> None:
@@ -67,4 +70,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ and ≤ shows ? rather than a traceback
+    for name in ("torch.export", "torch._subclasses.fake_tensor"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log at length what the error then says in a line
     app(prog_name="normscope")

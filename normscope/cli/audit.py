@@ -115,6 +115,7 @@ def terminal() -> Console:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr that leaves nothing behind."""
+    """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -24,7 +24,7 @@ SHOWN = 3  # names listed in an error
 
 
 def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.nn.Module | ExportedProgram:
-    """The model that `spec` names, with `weights` loaded; a callable draws its random weights from `seed`."""
+    """The model that `spec` names, with `weights` loaded; what its code draws from global random state comes from `seed`."""
     if spec.endswith(".pt2"):
         if weights is not None:
             raise InputError("an exported program has its own weights: leave out --weights, or give the callable that made it")
@@ -32,8 +32,10 @@ def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.n
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
         raise InputError(f"MODEL {spec!r} is not of a known form: write {FORMS}")
-    module = _file(Path(place)) if place.endswith(".py") else _import(place)
-    model = _call(_attribute(module, place, name), spec, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _file(Path(place)) if place.endswith(".py") else _import(place)
+        model = _call(_attribute(module, place, name), spec)
     if weights is not None:
         load_weights(model, weights)
     return model
@@ -42,9 +44,10 @@ def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.n
 def load_weights(model: torch.nn.Module, path: Path) -> None:
     """Load a state dict into `model`; every key must be there, none left over, and every shape must agree."""
     given, own = _state(path), model.state_dict()
-    shared = {own[key].data_ptr() for key in own.keys() & given.keys() if isinstance(own[key], torch.Tensor)}
+    places = {key: value.data_ptr() for key, value in own.items() if isinstance(value, torch.Tensor)}
+    filled = {places.get(key) for key in given}  # a tied weight is saved once
     problems = {
-        "missing": [key for key, value in own.items() if key not in given and value.data_ptr() not in shared],  # tied: not missing
+        "missing": [key for key in own if key not in given and places.get(key) not in filled],
         "unexpected": [key for key in given if key not in own],
         "of another shape": [
             f"{key} {_shape(value)} instead of {_shape(own[key])}"
@@ -96,22 +99,20 @@ def _attribute(module: ModuleType, place: str, name: str) -> Any:
         raise InputError(f"{place} has no {name!r}: {advice}") from error
 
 
-def _call(target: Any, spec: str, seed: int) -> torch.nn.Module:
+def _call(target: Any, spec: str) -> torch.nn.Module:
     if isinstance(target, torch.nn.Module):
         return target.cpu()
     if not callable(target):
-        raise InputError(f"{spec} is a {type(target).__name__}: name a callable that returns a torch.nn.Module")
+        raise InputError(f"{spec} is {target!r:.40}: name a callable that returns a torch.nn.Module")
     needed = _needed_arguments(target)
     if needed:
         raise InputError(f"{spec} needs arguments ({_some(needed)}): name a function that takes none and returns the model")
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = target()
+        model = target()
     except (Exception, SystemExit) as error:
         raise InputError(f"calling {spec} failed: {_what(error)}") from error
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"{spec} returned a {type(model).__name__}: it must return a torch.nn.Module")
+        raise InputError(f"{spec} returned {model!r:.40}: it must return a torch.nn.Module")
     return model.cpu()
 
 

@@ -63,6 +63,11 @@ def _copy(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return ("expand", aten.expand.default, (args[1], list(result.shape))) if is_float(args[1]) else (op, target, args)
 
 
+def _reshape(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """A view needs the memory layout that the model happened to have; a reshape does not."""
+    return "reshape", aten.reshape.default, (args[0], list(result.shape))
+
+
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
@@ -71,6 +76,8 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "softplus": _softplus,
     "rms_norm": _rms_norm,
     "copy": _copy,
+    "view": _reshape,
+    "_unsafe_view": _reshape,
 }
 
 

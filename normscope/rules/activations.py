@@ -37,6 +37,7 @@ class Scalar:
     extrema: Sequence[float] = ()
     ends: tuple[tuple[float, float], tuple[float, float]] = ((-math.inf, 1.0), (math.inf, 1.0))
     domain: tuple[float, float] = (-math.inf, math.inf)
+    rounding: float = ROUNDING  # of the slopes; none where they are constants
 
     def slopes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Entrywise (least, largest) slope on [low, high]."""
@@ -48,7 +49,7 @@ class Scalar:
             largest = torch.where(inside, largest.clamp(min=max(before, after)), largest)
         outside = (low < self.domain[0]) | (high > self.domain[1])
         least, largest = least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)
-        outward = [(ROUNDING * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
+        outward = [(self.rounding * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
         return least - outward[0], largest + outward[1]
 
     def range(self, bounds: Interval) -> Interval:
@@ -84,7 +85,7 @@ def piecewise_linear(value: Function, pieces: Sequence[float], knots: Sequence[f
     return Scalar(
         value, slope,
         turns=[(knot, pieces[i], pieces[i + 1]) for i, knot in enumerate(knots)],
-        extrema=list(knots), ends=(end(-1, pieces[0]), end(1, pieces[-1])),
+        extrema=list(knots), ends=(end(-1, pieces[0]), end(1, pieces[-1])), rounding=0.0,
     )  # fmt: skip
 
 
@@ -103,7 +104,7 @@ class Entrywise(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         least, largest = self.slopes(node)
-        if not math.isfinite(max(-least, largest)):  # only then do the values matter for a global bound
+        if context.local or not math.isfinite(max(-least, largest)):  # else the values cannot matter
             low, high = self.slopes_on(node, context.interval(node.input))
             least, largest = float(low.min()), float(high.max())
         steepest = max(-least, largest)
@@ -113,6 +114,13 @@ class Entrywise(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         return self.scalar(node).range(context.interval(node.input))
+
+    def norm(self, node: Node, context: Context) -> float:
+        """|φ(x)| ≤ |φ(0)| + steepest · |x|."""
+        least, largest = self.slopes(node)
+        at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))
+        size = max(-least, largest) * context.norm(node.input) + at_zero * math.sqrt(node.shape[-1] if node.shape else 1)
+        return size if math.isfinite(size) else math.inf
 
 
 class ParametricReLU(Entrywise):
@@ -358,6 +366,9 @@ class Wave(Entrywise):
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-1.0, 1.0, node.shape)
 
+    def norm(self, node: Node, context: Context) -> float:
+        return math.sqrt(node.shape[-1] if node.shape else 1)
+
 
 for _name in ("sin", "cos"):
     register(_name, Wave())
@@ -404,6 +415,9 @@ class Clamp(Entrywise):
         copies = [math.sqrt(math.prod(node.shape) / max(math.prod(source.shape), 1)) for source in node.inputs]
         return Gain.of(*copies, method="max", separate=True)
 
+    def norm(self, node: Node, context: Context) -> float:
+        return super().norm(node, context) if self._fixed(node) else math.inf
+
     def interval(self, node: Node, context: Context) -> Interval:
         if self._fixed(node):
             return super().interval(node, context)
@@ -434,10 +448,27 @@ class Softmax(Rule):
     """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        return Gain.of(0.5 if node.shape[node.args[1]] > 1 else 0.0, method="softmax")
+        if node.shape[node.args[1]] == 1:
+            return Gain.of(0, method="softmax")
+        if not context.local:
+            return Gain.of(0.5, method="softmax")
+        p = self.interval(node, context)  # by Gershgorin ‖J‖ ≤ max 2 p_i (1 − p_i)
+        nearest_half = torch.maximum(p.low, torch.minimum(p.high, torch.full_like(p.high, 0.5)))
+        return Gain.of(min(0.5, float((2 * nearest_half * (1 - nearest_half)).max()) * (1 + ROUNDING)), method="softmax")
 
     def interval(self, node: Node, context: Context) -> Interval:
-        return Interval.constant(0.0, 1.0, node.shape)
+        if not context.local:
+            return Interval.constant(0.0, 1.0, node.shape)
+        logits, axis = context.interval(node.input), node.args[1]
+        bounds = []
+        for own, others in ((logits.low, logits.high), (logits.high, logits.low)):
+            top = torch.maximum(own, others).amax(axis, keepdim=True).nan_to_num(0, 0, 0)
+            rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()
+            bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
+        return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
+
+    def norm(self, node: Node, context: Context) -> float:
+        return 1.0 if node.args[1] % len(node.shape) == len(node.shape) - 1 else math.inf
 
 
 @rule("log_softmax", "_log_softmax", "special_log_softmax")

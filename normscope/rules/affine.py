@@ -24,8 +24,11 @@ def with_absolute_constants(node: Node) -> Node:
     return Node(node.name, node.op, node.target, args, kwargs, node.path, node.source, node.shape, node.dtype)
 
 
-def propagate(node: Node, bounds: Interval, terms: int) -> Interval:
-    """Values of an affine node: center through the node, radius through its absolute matrix, plus rounding."""
+def propagate(node: Node, bounds: Interval, terms: int, reach: torch.Tensor | None = None) -> Interval:
+    """Values of an affine node: center through the node, radius through its absolute matrix, plus rounding.
+
+    reach: a second bound on the radius, ‖row‖ · deviation of the input, where that is known.
+    """
     if not bounds.finite:
         return Interval.unbounded(node.shape)
     absolute = with_absolute_constants(node)
@@ -34,7 +37,19 @@ def propagate(node: Node, bounds: Interval, terms: int) -> Interval:
     spread = absolute.apply(bounds.radius) - absolute.apply(nothing)
     size = absolute.apply(bounds.center.abs() + bounds.radius)
     radius = spread + 8 * (terms + 4) * UNIT_ROUNDOFF * size
+    if reach is not None:  # measured from the middle of the region, which is this center up to rounding
+        radius = torch.minimum(radius, reach + 8 * (terms + 4) * UNIT_ROUNDOFF * size)
     return Interval(center - radius, center + radius)
+
+
+def row_reach(context: Context, source: Node, row_norms: torch.Tensor) -> torch.Tensor | None:
+    """|w_i · Δ| ≤ ‖w_i‖ ‖Δ‖ for the deviation Δ of the source from its value at the middle of the region."""
+    if not context.local or not math.isfinite(context.deviation(source)):
+        return None
+    middle, bounds = context.center(source), context.interval(source)
+    if middle is None or not bool((bounds.center - middle).abs().max() <= 1e-12 * (1 + middle.abs().max())):
+        return None  # the interval is not centered there
+    return row_norms * context.deviation(source) * (1 + 1e-9)
 
 
 def dense_matrix(node: Node) -> torch.Tensor:
@@ -61,7 +76,14 @@ class Linear(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) > 1:
             return Interval.unbounded(node.shape)
-        return propagate(node, context.interval(node.input), node.args[1].value.shape[-1])
+        rows = torch.linalg.vector_norm(self.matrix(node), dim=1)
+        return propagate(node, context.interval(node.input), node.args[1].value.shape[-1], row_reach(context, node.input, rows))
+
+    def norm(self, node: Node, context: Context) -> float:
+        if len(node.inputs) > 1:
+            return math.inf
+        bias = float(torch.linalg.vector_norm(node.args[2].double())) if node.args[2] is not None else 0.0
+        return float(context.gain(node).factors[0]) * context.norm(node.input) * (1 + 1e-12) + bias
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1

@@ -63,6 +63,17 @@ class Sum(Rule):
             parts.append(bounds * Interval(*(torch.tensor(weight, dtype=torch.float64),) * 2))
         return parts[0] + parts[1]
 
+    def norm(self, node: Node, context: Context) -> float:
+        width = node.shape[-1] if node.shape else 1
+        size = 0.0
+        for operand, weight in zip(node.args[:2], self._weights(node), strict=True):
+            if isinstance(operand, Node):
+                widened = math.sqrt(width) if operand.shape[-1:] != node.shape[-1:] else 1.0
+                size += abs(weight) * context.norm(operand) * widened
+            else:
+                size += abs(weight) * float(torch.linalg.vector_norm(_tensor(operand).expand(node.shape), dim=-1).max())
+        return size * (1 + 1e-12)
+
     def slopes(self, node: Node) -> tuple[float, float] | None:
         if len(node.inputs) != 1 or node.input.shape != node.shape:
             return None
@@ -104,6 +115,16 @@ class Product(Rule):
             return Interval(low.square(), magnitudes.square()).widened()
         first, second = (operand_interval(operand, context) for operand in node.args[:2])
         return first * second
+
+    def norm(self, node: Node, context: Context) -> float:
+        """‖a ⊙ b‖ ≤ sup|a| ‖b‖, either way round."""
+        sizes = []
+        for one, other in (node.args[:2], node.args[1::-1]):
+            if isinstance(other, Node) and other.shape[-1:] == node.shape[-1:]:
+                scale = context.interval(one).magnitude if isinstance(one, Node) else float(_tensor(one).abs().max())
+                length = context.norm(other)
+                sizes.append(scale * length if scale and length else 0.0)
+        return min(sizes, default=math.inf)
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         if len(node.inputs) != 1 or node.input.shape != node.shape:

@@ -11,7 +11,7 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
 from normscope.graph.graph import Node
 from normscope.operators.conv import Convolution
-from normscope.rules.affine import propagate
+from normscope.rules.affine import propagate, row_reach
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -99,7 +99,17 @@ class ConvolutionRule(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) > 1:
             return Interval.unbounded(node.shape)
-        return propagate(node, context.interval(node.input), node.args[1].value[0].numel())
+        weight = node.args[1].double()
+        axes = weight.dim() - 2
+        _, _, _, groups, transposed = _settings(node)
+        if transposed:  # (in, out/groups, …)
+            rows = torch.linalg.vector_norm(
+                weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(2), dim=2
+            ).flatten()
+        else:
+            rows = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+        reach = row_reach(context, node.input, rows.reshape(1, -1, *[1] * axes))
+        return propagate(node, context.interval(node.input), weight[0].numel(), reach)
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1

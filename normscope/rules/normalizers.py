@@ -123,11 +123,10 @@ class NormalizerRule(Rule):
                 [node.label],
                 'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
             )
-        if normalizer.epsilon <= 0:
-            return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a region")
-        return Gain.of(
-            float(self._shape_factor(node, normalizer)) / smallest_scale(normalizer) * (1 + 2**-48), method="smallest variance"
-        )
+        scale = smallest_scale(node, normalizer, context)
+        if scale <= 0:
+            return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a smaller region")
+        return Gain.of(self._shape_factor(node, normalizer) / scale * (1 + 2**-48), method="smallest variance")
 
     @staticmethod
     def _shape_factor(node: Node, normalizer: Normalizer) -> float:
@@ -170,6 +169,18 @@ class NormalizerRule(Rule):
         scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
         return Interval(shift - scale.abs() * radius, shift + scale.abs() * radius).widened(2**-40)
 
+    def norm(self, node: Node, context: Context) -> float:
+        """After LN or RMSNorm every token has norm at most √d max|γ| + ‖β‖."""
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        last = len(node.shape) - 1
+        if normalizer.fixed or normalizer.axes != (last,) or len(node.inputs) > 1:
+            return math.inf
+        length = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
+        largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
+        shift = 0.0 if normalizer.bias is None else float(torch.linalg.vector_norm(normalizer.bias))
+        return (length * largest + shift) * (1 + 1e-12)
+
     def linear(self, node: Node) -> bool:
         normalizer = normalizer_of(node)
         return normalizer is not None and normalizer.fixed and len(node.inputs) == 1
@@ -188,9 +199,31 @@ def elements(node: Node, normalizer: Normalizer) -> int:
     return count * node.shape[1] // normalizer.groups if normalizer.kind == "group" else count
 
 
-def smallest_scale(normalizer: Normalizer) -> float:
-    """The least that a normalizer divides by, over all inputs: √ε, or ε itself where it stands outside the root."""
-    return math.sqrt(normalizer.epsilon) if normalizer.placement == "inside" else normalizer.epsilon
+def set_variances(normalizer: Normalizer, value: torch.Tensor) -> torch.Tensor:
+    """What a normalizer divides by, squared and without ε, for every set that it normalizes: (samples, groups) or (…)."""
+    value = value.to(torch.float64)
+    axes = normalizer.axes
+    if normalizer.kind == "group":
+        value = value.unflatten(1, (normalizer.groups, -1)).flatten(2)  # (samples, groups, entries)
+        axes = (2,)
+    if normalizer.kind == "l2":
+        return value.square().sum(axes)
+    if normalizer.kind == "rms":
+        return value.square().mean(axes)
+    return value.var(axes, correction=0)
+
+
+def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> float:
+    """The least that a normalizer divides by. σ is 1/√d-Lipschitz, so on a region σ ≥ σ(middle) − deviation/√d."""
+    smallest = 0.0
+    middle, deviation = context.center(node.input), context.deviation(node.input)
+    if middle is not None and math.isfinite(deviation):
+        spread = math.sqrt(max(float(set_variances(normalizer, middle).min()), 0.0))
+        share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(elements(node, normalizer))
+        smallest = max(spread * (1 - 1e-9) - share * (1 + 1e-9), 0.0)
+    if normalizer.placement == "inside":
+        return math.sqrt(smallest**2 + normalizer.epsilon)
+    return smallest + normalizer.epsilon if normalizer.placement == "outside" else max(smallest, normalizer.epsilon)
 
 
 def largest_output(normalizer: Normalizer, count: int) -> float:

@@ -45,9 +45,22 @@ class Context(Protocol):
     """What a rule may ask about the surroundings of its node."""
 
     whole_batch: bool
+    local: bool  # whether there is a region
 
     def interval(self, node: Node) -> Interval:
         """Bounds on the values of `node`."""
+
+    def norm(self, node: Node) -> float:
+        """The largest ℓ2 norm of a vector along the last axis of `node`."""
+
+    def gain(self, node: Node) -> Gain:
+        """The gain of another node, computed once."""
+
+    def center(self, node: Node) -> torch.Tensor | None:
+        """The value of `node` at the middle of the region, if there is one."""
+
+    def deviation(self, node: Node) -> float:
+        """How far (ℓ2, all entries together) `node` can be from its value at the middle of the region."""
 
 
 class Rule:
@@ -60,6 +73,10 @@ class Rule:
     def interval(self, node: Node, context: Context) -> Interval:
         """Bounds on the values the node can take; nothing is known unless a rule says so."""
         return Interval.unbounded(node.shape)
+
+    def norm(self, node: Node, context: Context) -> float:
+        """The largest ℓ2 norm of a vector along the last axis, where this is sharper than what the interval gives."""
+        return math.inf
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         """(least, largest) slope of an entrywise node on all of ℝ, or None if it is not entrywise."""

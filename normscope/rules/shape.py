@@ -47,6 +47,10 @@ class Rearrangement(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         return context.interval(node.input).map(node.apply)
 
+    def norm(self, node: Node, context: Context) -> float:
+        """Vectors along the last axis stay whole, are split, or are joined, as positions tell."""
+        return context.norm(node.input) * math.sqrt(vectors_joined(node))
+
     def linear(self, node: Node) -> bool:
         return True
 
@@ -74,12 +78,31 @@ class NonnegativeLinear(Rule):
         return True
 
 
+def vectors_joined(node: Node) -> int:
+    """From how many vectors along the input's last axis the entries of one output vector come, at most."""
+    source = node.input
+    if not source.shape or not node.shape:
+        return max(math.prod(source.shape), 1)
+    width = source.shape[-1]
+    owner = (torch.arange(math.prod(source.shape), dtype=torch.float64) // max(width, 1)).reshape(source.shape)
+    rows = node.apply(owner).reshape(-1, node.shape[-1])
+    if rows.numel() == 0:
+        return 1
+    ordered = rows.sort(1).values
+    return int((ordered[:, 1:] != ordered[:, :-1]).sum(1).max()) + 1 if ordered.shape[1] > 1 else 1
+
+
 @rule("getitem")
 class Pick(Rule):
     """One of several outputs."""
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(1, method="part")
+
+    def norm(self, node: Node, context: Context) -> float:
+        several = node.input
+        last = several.op in ("split", "chunk", "split_with_sizes", "unbind", "tensor_split")
+        return context.norm(several.input) if last else math.inf
 
     def interval(self, node: Node, context: Context) -> Interval:
         several = node.input

@@ -1,0 +1,90 @@
+"""Where a bound shall hold: a ball or a box of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.core.interval import Interval
+
+Point = Union[torch.Tensor, Sequence[torch.Tensor]]
+
+
+def _parts(point: Point) -> tuple[torch.Tensor, ...]:
+    parts = (point,) if isinstance(point, torch.Tensor) else tuple(point)
+    return tuple(part.detach().to(torch.float64) for part in parts)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """All x with ‖x − center‖₂ ≤ radius; `center` is one sample, without batch axis, or one tensor an input."""
+
+    center: Point
+    radius: float
+
+    def __post_init__(self) -> None:
+        if not self.radius >= 0 or self.radius == float("inf"):
+            raise InputError(f"the radius of a ball is a finite number ≥ 0, not {self.radius}")
+
+    @property
+    def middle(self) -> tuple[torch.Tensor, ...]:
+        return _parts(self.center)
+
+    @property
+    def reach(self) -> float:
+        """The largest distance from the middle."""
+        return float(self.radius)
+
+    def intervals(self) -> tuple[Interval, ...]:
+        return tuple(Interval(part - self.radius, part + self.radius).widened() for part in self.middle)
+
+    def project(self, points: torch.Tensor) -> torch.Tensor:
+        """The nearest points of the region, for flat points (count, d)."""
+        middle = torch.cat([part.reshape(-1) for part in self.middle]).to(points.dtype)
+        away = points - middle
+        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        shrink = (self.radius * (1 - 1e-6) / distance.clamp(min=1e-300)).clamp(max=1.0)
+        return middle + away * shrink
+
+    def contains(self, point: Sequence[torch.Tensor]) -> bool:
+        squared = sum(float((a.double() - b).square().sum()) for a, b in zip(point, self.middle, strict=True))
+        return squared**0.5 <= self.radius
+
+
+@dataclass(frozen=True)
+class Box:
+    """All x with low ≤ x ≤ high, entry by entry; both are one sample, without batch axis, or one tensor an input."""
+
+    low: Point
+    high: Point
+
+    def __post_init__(self) -> None:
+        if any(bool((a > b).any()) or a.shape != b.shape for a, b in zip(_parts(self.low), _parts(self.high), strict=True)):
+            raise InputError("a box needs low ≤ high in every entry, and both of one shape")
+
+    @property
+    def middle(self) -> tuple[torch.Tensor, ...]:
+        return tuple((a + b) / 2 for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+
+    @property
+    def reach(self) -> float:
+        squared = sum(float(((b - a) / 2).square().sum()) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+        return squared**0.5 * (1 + 2**-40)
+
+    def intervals(self) -> tuple[Interval, ...]:
+        return tuple(Interval(a, b) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+
+    def project(self, points: torch.Tensor) -> torch.Tensor:
+        low, high = (torch.cat([part.reshape(-1) for part in _parts(side)]).to(points.dtype) for side in (self.low, self.high))
+        return torch.minimum(torch.maximum(points, low), high)
+
+    def contains(self, point: Sequence[torch.Tensor]) -> bool:
+        sides = zip(point, _parts(self.low), _parts(self.high), strict=True)
+        return all(bool(((a <= x.double()) & (x.double() <= b)).all()) for x, a, b in sides)
+
+
+Region = Union[Ball, Box]

@@ -1,0 +1,89 @@
+"""Attention: Lipschitz in its queries, keys and values wherever their norms are bounded.
+
+o_i = Σ_j p_ij v_j with p_i = softmax(s K q_i + mask), n queries, ‖q‖ ≤ R_q, ‖k‖ ≤ R_k, ‖v‖ ≤ R_v. Then (docs/laws.md):
+- in v: ‖PΔV‖ ≤ ‖P‖ ‖ΔV‖ ≤ √n ‖ΔV‖, because the rows of P sum to 1 and its columns to at most n;
+- in q: ∂o_i/∂q_i = s Cov_{p_i}(v, k), of norm at most s R_v R_k;
+- in k: ‖Δo_i‖² ≤ s² R_q² R_v² Σ_j p_ij ‖Δk_j‖², summed over i at most s² R_q² R_v² n ‖ΔK‖².
+Masks and additive biases of the logits do not depend on the input and change nothing; heads are blocks of their own;
+rotary embeddings and biases act on q and k before this, so they are counted in R_q and R_k.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope.core.interval import Interval
+from normscope.graph.graph import Constant, Node
+from normscope.rules.registry import Context, Gain, Rule, rule
+
+
+@rule("scaled_dot_product_attention")
+class Attention(Rule):
+    def gain(self, node: Node, context: Context) -> Gain:
+        query, key, value = node.args[:3]
+        if isinstance(node.args[3], Node):
+            return Gain.infinite(node, "its mask depends on the input")
+        if node.argument(4, "dropout_p", 0.0):
+            return Gain.infinite(node, "dropout inside attention is random; use eval mode")
+        sizes = {name: _norm(operand, context) for name, operand in (("query", query), ("key", key), ("value", value))}
+        unbounded = [name for name, size in sizes.items() if math.isinf(size)]
+        if unbounded and any(isinstance(operand, Node) for operand in (query, key)):
+            return Gain.infinite(
+                node,
+                f"attention is not Lipschitz on unbounded inputs (its {' and '.join(unbounded)}); put a normalizer before it or give a region",
+            )
+        scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
+        queries = query.shape[-2]
+        repeats = (
+            query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0
+        )  # grouped queries share keys
+        spread = self._spread(queries, repeats)
+        factors = (scale * sizes["value"] * sizes["key"], scale * sizes["query"] * sizes["value"] * spread, spread)
+        listed = [factor for operand, factor in zip((query, key, value), factors, strict=True) if isinstance(operand, Node)]
+        return Gain.of(*(factor * (1 + 1e-12) for factor in listed), method="attention")
+
+    @staticmethod
+    def _spread(queries: int, repeats: float) -> float:
+        """√ of how much weight one key can receive in all: one from every query, of every head that shares it."""
+        return math.sqrt(queries * max(repeats, 1.0))
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        value = node.args[2]
+        if not isinstance(value, Node):
+            return Interval.unbounded(node.shape)
+        bounds = context.interval(value)  # each output is an average of values
+        low, high = bounds.low.amin(-2, keepdim=True), bounds.high.amax(-2, keepdim=True)
+        if low.dim() > 2 and low.shape[-3] != node.shape[-3]:
+            repeats = node.shape[-3] // low.shape[-3]
+            low, high = low.repeat_interleave(repeats, -3), high.repeat_interleave(repeats, -3)
+        return Interval(low.expand(node.shape), high.expand(node.shape)).widened()
+
+    def norm(self, node: Node, context: Context) -> float:
+        return _norm(node.args[2], context)
+
+
+def _norm(operand: Node | Constant, context: Context) -> float:
+    if isinstance(operand, Node):
+        return context.norm(operand)
+    return float(torch.linalg.vector_norm(operand.double(), dim=-1).max())
+
+
+@rule("rotary")
+class Rotary(Rule):
+    """x ⊙ cos + rotate_half(x) ⊙ sin: a rotation of every plane, scaled by √(cos² + sin²)."""
+
+    @staticmethod
+    def _scale(node: Node) -> float:
+        _, cos, sin = node.args
+        return math.sqrt(float((cos.double().square() + sin.double().square()).max())) * (1 + 1e-12)
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(self._scale(node), method="rotation")
+
+    def norm(self, node: Node, context: Context) -> float:
+        return self._scale(node) * context.norm(node.input)
+
+    def linear(self, node: Node) -> bool:
+        return True

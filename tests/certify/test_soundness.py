@@ -1,0 +1,80 @@
+"""Sound: no difference quotient of the model itself, computed without normscope, exceeds the upper bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normscope as ns
+from normscope.graph.trace import trace
+from tests.cases import network
+from tests.networks import double
+
+QUICK, ALL = 120, 2000
+PAIRS = 64
+# Constants that a float32 model computes from its parameters are folded in float32, as the model does.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+
+
+def check(seed: int) -> None:
+    module, example, mode = network(seed)
+    twin, slack = double(module, mode), 1 + TOLERANCE[example.dtype]
+    bracket = ns.lipschitz(module, example, mode=mode)
+    assert bracket.lower <= bracket.upper
+    assert bracket.upper.finite or bracket.reason
+    if bracket.lower:
+        assert bracket.witness.replay() == bracket.lower
+        assert quotient(twin, *(point[0] for point in bracket.witness)) <= float(bracket.upper) * slack
+    for first, second in pairs(twin, example.double(), mode, seed):
+        assert quotient(twin, first, second) <= float(bracket.upper) * slack
+    graph = trace(module, example, mode)
+    point = example.double() if mode == "batch" else example[:1].double()
+    with torch.no_grad():
+        expected, found = twin(point), graph.run([point], torch.float64)[0]
+    assert torch.allclose(found, expected, rtol=slack - 1, atol=(slack - 1) * float(expected.abs().max()), equal_nan=True)
+
+
+def quotient(function: nn.Module, first: Tensor, second: Tensor) -> float:
+    """‖f(x) − f(y)‖/‖x − y‖ in float64; 0 where it overflows, underflows or drowns in rounding."""
+    with torch.no_grad():
+        values = function(first), function(second)
+    change = float(torch.linalg.vector_norm(values[0] - values[1]))
+    resolved = 1e-6 * max(float(torch.linalg.vector_norm(value)) for value in values) < change > 1e-280
+    return change / float(torch.linalg.vector_norm(first - second)) if math.isfinite(change) and resolved else 0.0
+
+
+def pairs(function: nn.Module, example: Tensor, mode: str, seed: int):
+    """Points at every scale, each with a partner in a random direction and one up the gradient of a random output."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def power_of_ten(low: float, high: float) -> float:
+        return 10 ** (low + (high - low) * float(torch.rand((), generator=generator)))
+
+    start = example if mode == "batch" else example[:1]
+    for _ in range(PAIRS // 2):
+        point = (start + power_of_ten(-2, 2) * noise(*start.shape)).requires_grad_(True)
+        output = function(point)
+        (slope,) = torch.autograd.grad(output, point, noise(*output.shape), allow_unused=True)
+        for direction in (noise(*start.shape), slope if slope is not None else noise(*start.shape)):
+            size = float(torch.linalg.vector_norm(direction))
+            if math.isfinite(size) and size > 0:
+                step = power_of_ten(-3, 1) * float(torch.linalg.vector_norm(point)) / size
+                yield point.detach(), (point + step * direction).detach()
+
+
+@pytest.mark.parametrize("seed", range(QUICK))
+def test_sound(seed):
+    check(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", range(QUICK, ALL, 20))
+def test_sound_on_many_more(start):
+    for seed in range(start, start + 20):
+        check(seed)

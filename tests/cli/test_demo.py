@@ -1,0 +1,94 @@
+"""`normscope demo`: three networks that differ in the normalizer, one table, and sentences that follow from its numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import normscope as ns
+from normscope.cli import app, demo
+from normscope.cli.demo import Trained
+from normscope.lab.datasets import digits
+from normscope.ledger import LayerRow
+
+KEYS = ("gain", "gain_paper", "gain_paper_affine", "gain_layer")
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, ["demo", *words])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    before = torch.random.get_rng_state()
+    parsed: dict[str, Any] = json.loads(run("--epochs", "2", "--json"))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return parsed
+
+
+def test_one_table_that_fits_and_says_how_to_go_on() -> None:
+    printed = run("--epochs", "1")
+    assert max(map(len, printed.splitlines())) <= 100
+    for words in ("plain", "with BN", "with LN", "accuracy", "at least", "at most", "tight", "paper", "1/σ", "normscope audit"):
+        assert words in printed
+
+
+def test_json_holds_the_three_audits(content: dict[str, Any]) -> None:
+    kinds = {name: {row["kind"] for row in network["audit"]["layers"]} for name, network in content["networks"].items()}
+    assert kinds == {"plain": {"linear"}, "BN": {"linear", "batch_norm"}, "LN": {"linear", "layer_norm"}}
+    for network in content["networks"].values():
+        bracket = network["audit"]["bracket"]
+        assert 0 <= network["accuracy"] <= 1 and bracket["lower_log10"] <= bracket["upper_log10"]
+        assert len([row for row in network["audit"]["layers"] if row["kind"] == "linear"]) == 10
+    assert content["setting"] == {"width": 128, "depth": 10, "epochs": 2, "seed": 0}
+
+
+def test_the_same_seed_gives_the_same_numbers(content: dict[str, Any]) -> None:
+    again = demo.train(digits(), "batch", seed=0, epochs=2)
+    assert demo.accuracy(again, digits()) == content["networks"]["BN"]["accuracy"]
+
+
+def test_the_plain_network_trains() -> None:
+    data = digits()
+    assert demo.accuracy(demo.train(data, "none", seed=0, epochs=8), data) > 0.9
+
+
+def trained(gains: list[float], lower: float = 1.0, upper: float = 100.0, accuracy: float = 0.9) -> Trained:
+    """A network with one normalizer of the given gains and one linear layer of norm 1."""
+    audit = ns.audit(nn.Linear(3, 2), torch.zeros(1, 3), effort=0.1)
+    row = LayerRow("normalizer", "batch_norm", **{key: ns.Magnitude(gain) for key, gain in zip(KEYS, gains, strict=False)})
+    bracket = replace(audit.bracket, lower=ns.Magnitude(lower), upper=ns.Magnitude(upper))
+    return Trained(accuracy, replace(audit, bracket=bracket, layers=(row,)))
+
+
+@pytest.mark.parametrize(
+    ("gains", "cells", "said"),
+    [
+        ([0.01] * 4, "removes 10^2.0", "all four say that it removes"),
+        ([1000.0] * 4, "adds 10^3.0", "all four say that it adds"),
+        ([0.1, 10, 10, 10], "removes 10^1.0", "1 of four say that it removes"),
+        ([1.0] * 4, "changes nothing", "from 10^0.0"),
+    ],
+)
+def test_verdicts_follow_the_numbers(gains: list[float], cells: str, said: str) -> None:
+    found = {"plain": trained([]), "BN": trained(gains), "LN": trained([1.0] * 4)}
+    assert demo.effect(found["BN"].audit, "normalizers_tight") == cells
+    assert demo.effect(found["plain"].audit, "normalizers_tight") == "–"
+    assert said in " ".join(demo.sentences(found))
+
+
+@pytest.mark.parametrize(
+    ("upper", "said"),
+    [(100.0, "about as large"), (300.0, "3.0 times larger"), (1e6, "10^4.0 times larger"), (10.0, "10.0 times smaller")],
+)
+def test_the_comparison_of_bounds_follows_the_numbers(upper: float, said: str) -> None:
+    found = {"plain": trained([]), "BN": trained([1.0] * 4, upper=upper), "LN": trained([1.0] * 4)}
+    assert f"With BN the proved bound is {said}" in " ".join(demo.sentences(found))

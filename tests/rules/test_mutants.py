@@ -1,0 +1,143 @@
+"""Every rule is sound and tight on a case of its own, so a mutant with a tenth taken off its gain is caught."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.certify import chains, fold
+from normscope.certify.upper import upper
+from normscope.graph.trace import trace
+from normscope.operators import conv, dense
+from normscope.rules.registry import registry
+from normscope.testing import extremal_chain
+from tests.cases import INFINITE, RULE_CASES, UNREACHABLE, VARIANTS, Case, randn
+
+CASES = {**RULE_CASES, **VARIANTS}
+
+
+def weakened(function, by: float = 0.9):
+    """The same function with a tenth taken off what it returns."""
+
+    def mutant(*args, **kwargs):
+        result = function(*args, **kwargs)
+        if isinstance(result, ns.rules.Gain):
+            return dataclasses.replace(result, factors=tuple(factor * by for factor in result.factors))
+        if isinstance(result, tuple):
+            return (result[0] * by, *result[1:])
+        return None if result is None else result * by
+
+    return mutant
+
+
+def test_every_rule_has_a_case():
+    assert set(registry.rules) == set(RULE_CASES) | set(INFINITE) | set(UNREACHABLE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_is_tight_and_its_mutant_dies(name, monkeypatch):
+    case, op = CASES[name], name.split(":")[0]
+    graph = trace(case.module, case.example, case.mode)
+    assert op in {node.op for node in graph}, "the case does not use its rule"
+    bracket = ns.lipschitz(case.module, case.example, mode=case.mode)
+    assert bracket.lower <= bracket.upper <= bracket.lower * case.slack
+    mutant = copy.copy(registry[op])
+    mutant.gain = weakened(mutant.gain, 0.99 / case.slack)
+    monkeypatch.setitem(registry.rules, op, mutant)
+    assert upper(graph).bound < bracket.witness.replay()
+
+
+@pytest.mark.parametrize("op", INFINITE)
+def test_jumps_have_no_finite_constant(op):
+    bracket = ns.lipschitz(INFINITE[op].module, INFINITE[op].example)
+    assert not bracket.upper.finite
+    assert op in bracket.reason and "jump" in bracket.reason
+
+
+# What bounds several operations together has mutants of its own -------------------------------------------------------
+
+CHAIN = {
+    method: Case(extremal_chain([0.7, 1.5, 1.1], [width, width, width, 2]), randn(1, width))
+    for method, width in {"patterns": 6, "LipLT": 14, "ECLipsE-Fast": 14, "LipSDP-Neuron": 14}.items()
+}
+
+
+def dies(case: Case, monkeypatch, *targets) -> bool:
+    """Whether weakening these functions is noticed: the bound falls below the lower one, or a check of its own fails."""
+    lower = ns.lipschitz(case.module, case.example, mode=case.mode).lower
+    for owner, name in targets:
+        if isinstance(owner, dict):
+            monkeypatch.setitem(owner, name, weakened(owner[name]))
+        else:
+            monkeypatch.setattr(owner, name, weakened(getattr(owner, name)))
+    try:
+        return upper(trace(case.module, case.example, case.mode)).bound < lower
+    except AssertionError:
+        return True
+
+
+def test_every_chain_method_has_a_case():
+    assert set(chains.METHODS) == set(CHAIN)
+
+
+@pytest.mark.parametrize("method", CHAIN)
+def test_chain_mutant_dies(method, monkeypatch):
+    assert dies(CHAIN[method], monkeypatch, (chains.METHODS, method))
+
+
+CONVOLUTIONS = {
+    "exact": Case(nn.Conv2d(2, 3, 3, padding=1), randn(1, 2, 5, 5)),
+    "frequencies": Case(nn.Conv1d(2, 2, 3, padding=1), randn(1, 2, 2500)),
+    "circular": Case(nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular"), randn(1, 2, 2500)),
+    "padding": Case(nn.Conv1d(2, 2, 3, padding=1, padding_mode="reflect"), randn(1, 2, 2500)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_mutant_dies(name, monkeypatch):
+    case = CONVOLUTIONS[name]
+    truth = ns.operator_norm(case.module, tuple(case.example.shape[1:])).lower
+    monkeypatch.setattr(conv.Convolution, "norm", weakened(conv.Convolution.norm, 0.6 if name == "padding" else 0.9))
+    assert upper(trace(case.module, case.example)).bound < truth
+
+
+def folded(layer: nn.Module, normalizer: nn.Module) -> nn.Sequential:
+    normalizer.running_var.copy_(torch.linspace(0.2, 3, len(normalizer.running_var)))
+    return nn.Sequential(layer, normalizer)
+
+
+SPECTRAL = {  # a case for every module that proves spectral norms
+    "normscope.rules.affine": Case(nn.Linear(4, 3), randn(1, 4)),
+    "normscope.operators.dense": RULE_CASES["upsample_linear1d"],  # whose rule imports inside a function
+    "normscope.rules.normalizers": Case(affine_with_one_large := nn.LayerNorm(3, eps=0.1), randn(1, 3)),
+    "normscope.operators.conv": CONVOLUTIONS["exact"],
+    "normscope.certify.chains": CHAIN["LipLT"],
+    "normscope.certify.upper": Case(folded(nn.Linear(4, 4), nn.BatchNorm1d(4)), randn(1, 4)),
+}
+nn.init.constant_(affine_with_one_large.weight, 0.1)
+affine_with_one_large.weight.data[0] = 2.0
+
+
+@pytest.mark.parametrize("module", SPECTRAL)
+def test_spectral_norm_mutant_dies(module, monkeypatch):
+    assert dies(SPECTRAL[module], monkeypatch, (sys.modules[module], "spectral_norm"))
+
+
+def test_every_user_of_spectral_norms_has_a_case():
+    users = {name for name, module in sys.modules.items() if vars(module).get("spectral_norm") is dense.spectral_norm}
+    reporting = {"normscope.ledger", "normscope.certify.operator_norm"}
+    assert {name for name in users if name.startswith("normscope")} - reporting == set(SPECTRAL)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 4, 3, groups=2)], ids=str)
+def test_folding_mutant_dies(layer, monkeypatch):
+    shape = (1, 4) if isinstance(layer, nn.Linear) else (1, 4, 5)
+    case = Case(folded(layer, nn.BatchNorm1d(4)), randn(*shape))
+    users = [module for module in sys.modules.values() if vars(module).get("running_scale") is fold.running_scale]
+    assert dies(case, monkeypatch, *((module, "running_scale") for module in users))
