@@ -11,6 +11,6 @@ from normscope.core.region import Ball, Box
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__", "audit", "lipschitz",
-    "operator_norm", "rules",
+    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
+    "audit", "lipschitz", "operator_norm", "rules",
 ]  # fmt: skip

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from normscope.certify.fold import CONVOLUTIONS
-from normscope.certify.upper import Link, Upper
+from normscope.certify.runs import Link
+from normscope.certify.upper import Upper
 from normscope.core.data import Call
 from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from normscope.certify import chains, relaxation
+from normscope.certify import relaxation
 from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
+from normscope.certify.runs import Link, dense_runs, log_ratio
 from normscope.core.bracket import Certificate, Step
 from normscope.core.errors import InputError, Refusal
 from normscope.core.interval import Interval
-from normscope.core.magnitude import INFINITY, ONE, Magnitude, product, root_sum_square, total
+from normscope.core.magnitude import INFINITY, ONE, Magnitude, root_sum_square, total
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
@@ -27,17 +28,6 @@ CENTER_ROUNDING = 1e-9  # of a node's value at the middle, computed in float64
 SMALL_GRAPH = 20_000  # entries of all nodes together, below which every activation's input is relaxed on its own
 
 Report = Callable[[str, int, int], None]  # what is done, how much of it, of how much
-
-
-@dataclass(eq=False)
-class Link:
-    """One step of the composition: from `sources` to `node`, over `members` that nothing else reads."""
-
-    node: Node
-    sources: tuple[Node, ...]
-    gain: Gain
-    members: tuple[Node, ...]
-    shares: dict[Node, float] = field(default_factory=dict)  # log gain of each member, for the ledger
 
 
 @dataclass(eq=False)
@@ -183,7 +173,7 @@ class Composition:
             absorbed.update(member for member in link.members if member is not node)
             found[node] = link
             self.at[node] = _arriving(link, self.at)
-        for chain in self._chains(found):
+        for chain in dense_runs(self, found):
             found[chain.node] = chain
             absorbed.update(member for member in chain.members if member is not chain.node)
         return [link for node, link in found.items() if node not in absorbed]
@@ -232,94 +222,8 @@ class Composition:
             bound, method = spectral_norm(folded_weight(before, normalizer)), "exact"
         apart = own.gain.factors[0] * self._gain(node).factors[0]
         link = Link(node, own.sources, Gain((min(bound, apart),), f"{method}, BN folded"), (*own.members, node))
-        link.shares = {before: self.norms[before].log, node: _difference(link.gain.factors[0], self.norms[before])}
+        link.shares = {before: self.norms[before].log, node: log_ratio(link.gain.factors[0], self.norms[before])}
         return link
-
-    # chains --------------------------------------------------------------------------------------------------------
-
-    def _chains(self, found: dict[Node, Link]) -> list[Link]:
-        """Runs of dense layers and entrywise functions, each bounded as a whole where that is smaller."""
-        made = []
-        taken: set[Node] = set()
-        for start in found:
-            if start in taken or self._matrix(start, found) is None:
-                continue
-            run, node = [start], start
-            while (following := self._next(node, found)) is not None:
-                run.append(following)
-                node = following
-            while self._matrix(run[-1], found) is None:
-                run.pop()
-            taken.update(run)
-            if sum(self._matrix(node, found) is not None for node in run) > 1:
-                made.append(self._chain([found[node] for node in run]))
-        return made
-
-    def _next(self, node: Node, found: dict[Node, Link]) -> Node | None:
-        """The only reader of a node, if the chain can go on through it."""
-        readers = self.users[node]
-        if node is self.graph.output or len(readers) != 1:
-            return None
-        reader = readers[0]
-        while reader not in found:  # a linear map whose BN is folded is represented by that BN
-            onward = self.users[reader]
-            if len(onward) != 1:
-                return None
-            reader = onward[0]
-        if found[reader].sources != (node,):
-            return None
-        if self._matrix(reader, found) is not None or self._slopes(reader) is not None:
-            return reader
-        return None
-
-    def _matrix(self, node: Node, found: dict[Node, Link]) -> Callable[[], torch.Tensor] | None:
-        """A maker of the dense matrix that a link applies to the last axis, or None."""
-        members = [member for member in found[node].members if member.op == "linear"]
-        if len(members) != 1 or len(members[0].inputs) != 1 or not found[node].gain.factors[0].finite:
-            return None
-        linear = members[0]
-        if node is linear:
-            return lambda: linear.args[1].double()
-        normalizer = normalizer_of(node)
-        return (lambda: folded_weight(linear, normalizer)) if normalizer is not None and normalizer.fixed else None
-
-    def _slopes(self, node: Node) -> tuple[float, float] | None:
-        rule = registry.find(node)
-        slopes = None if rule is None or len(node.inputs) != 1 else rule.slopes(node)
-        if self.local and isinstance(rule, Entrywise) and len(node.inputs) == 1:
-            low, high = rule.slopes_on(node, self.interval(node.input))
-            slopes = float(low.min()), float(high.max())
-        return slopes if slopes is not None and all(map(math.isfinite, slopes)) else None
-
-    def _followed(self, layer: chains.Layer, node: Node) -> chains.Layer:
-        """A layer with one more entrywise function behind it."""
-        slopes = self._slopes(node)
-        assert slopes is not None
-        rule, neurons = registry.find(node), None
-        if self.local and isinstance(rule, Entrywise) and math.prod(node.shape) == layer.width and layer.slopes == (1.0, 1.0):
-            sides = rule.slopes_on(node, self.interval(node.input))
-            neurons = tuple(side.reshape(-1).expand(layer.width).contiguous() for side in sides)
-        return chains.Layer(layer.matrix, layer.norm, layer.width, _slope_product(layer.slopes, slopes), neurons)
-
-    def _chain(self, run: Sequence[Link]) -> Link:
-        layers: list[chains.Layer] = []
-        found = {link.node: link for link in run}
-        for link in run:
-            maker = self._matrix(link.node, found)
-            if maker is not None:
-                layers.append(chains.Layer(maker, link.gain.factors[0], link.node.shape[-1]))
-            else:
-                layers[-1] = self._followed(layers[-1], link.node)
-        bound, method = chains.bound(layers)
-        apart = product(link.gain.factors[0] for link in run)
-        members = tuple(member for link in run for member in link.members)
-        chain = Link(run[-1].node, run[0].sources, Gain((min(bound, apart),), f"chain of {len(layers)}: {method}"), members)
-        chain.shares = {node: share for link in run for node, share in link.shares.items()}
-        weights = [node for node in chain.shares if node.op == "linear"]
-        saved = _difference(chain.gain.factors[0], apart) / max(len(weights), 1)
-        for node in weights:  # what the chain saves over the product belongs to its layers alike
-            chain.shares[node] += saved
-        return chain
 
     # composition ---------------------------------------------------------------------------------------------------
 
@@ -379,16 +283,6 @@ def _composition_rounding(links: Sequence[Link], at: dict[Node, Magnitude]) -> f
     logs = [abs(value.log) for value in at.values() if math.isfinite(value.log)]
     logs += [abs(factor.log) for link in links for factor in link.gain.factors if math.isfinite(factor.log)]
     return math.expm1(min(8 * operations * UNIT_ROUNDOFF * (2 + max(logs, default=0.0)), 1.0))
-
-
-def _difference(larger: Magnitude, smaller: Magnitude) -> float:
-    """log(larger/smaller), zero where it is not defined."""
-    return larger.log - smaller.log if math.isfinite(larger.log) and math.isfinite(smaller.log) else 0.0
-
-
-def _slope_product(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:
-    corners = [a * b for a in first for b in second]
-    return min(corners), max(corners)
 
 
 def _signature(node: Node) -> object | None:

@@ -4,6 +4,6 @@ from normscope.rules import activations, affine, arithmetic, attention, convolut
 from normscope.rules.registry import Context, Gain, Rule, register, registry
 
 __all__ = [
-    "Context", "Gain", "Rule", "activations", "affine", "arithmetic", "attention", "convolution", "normalizers", "pooling", "register",
-    "registry", "shape",
+    "Context", "Gain", "Rule", "activations", "affine", "arithmetic", "attention", "convolution", "normalizers", "pooling",
+    "register", "registry", "shape",
 ]  # fmt: skip

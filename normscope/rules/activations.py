@@ -1,14 +1,9 @@
-"""Entrywise functions: their slopes and values on any interval, from the points where these turn.
-
-On [l, u] a function's slope lies between the least and the largest of its values at l, at u and at the turning points
-in between (where the second derivative changes sign, or where the slope jumps); likewise for the function's values.
-"""
+"""Entrywise functions, and the softmax family."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -17,76 +12,20 @@ from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.rules.registry import Context, Gain, Rule, register, rule
-
-Function = Callable[[torch.Tensor], torch.Tensor]
-ROUNDING = 1e-12  # slopes below are evaluated in float64, each good to a few parts in 1e-16 of values below 10
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A function ℝ → ℝ.
-
-    turns: where its slope is extremal or jumps, as (place, slope just before, slope just after).
-    extrema: where its value is extremal. ends: (value, slope) as x → −∞ and as x → +∞.
-    domain: outside of it (a pole, a logarithm's negative side) nothing is bounded.
-    """
-
-    value: Function
-    slope: Function
-    turns: Sequence[tuple[float, float, float]] = ()
-    extrema: Sequence[float] = ()
-    ends: tuple[tuple[float, float], tuple[float, float]] = ((-math.inf, 1.0), (math.inf, 1.0))
-    domain: tuple[float, float] = (-math.inf, math.inf)
-    rounding: float = ROUNDING  # of the slopes; none where they are constants
-
-    def slopes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Entrywise (least, largest) slope on [low, high]."""
-        ends = [self._at(self.slope, side, 1) for side in (low, high)]
-        least, largest = torch.minimum(*ends), torch.maximum(*ends)
-        for place, before, after in self.turns:
-            inside = (low <= place) & (place <= high)
-            least = torch.where(inside, least.clamp(max=min(before, after)), least)
-            largest = torch.where(inside, largest.clamp(min=max(before, after)), largest)
-        outside = (low < self.domain[0]) | (high > self.domain[1])
-        least, largest = least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)
-        outward = [(self.rounding * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
-        return least - outward[0], largest + outward[1]
-
-    def range(self, bounds: Interval) -> Interval:
-        """Bounds on the values over an interval of arguments."""
-        ends = [self._at(self.value, side, 0) for side in (bounds.low, bounds.high)]
-        least, largest = torch.minimum(*ends), torch.maximum(*ends)
-        for place in self.extrema:
-            inside = (bounds.low <= place) & (place <= bounds.high)
-            at = self.value(torch.tensor(place, dtype=torch.float64))
-            least = torch.where(inside, torch.minimum(least, at), least)
-            largest = torch.where(inside, torch.maximum(largest, at), largest)
-        outside = (bounds.low < self.domain[0]) | (bounds.high > self.domain[1])
-        return Interval(least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)).widened(ROUNDING)
-
-    def _at(self, function: Function, where: torch.Tensor, which: int) -> torch.Tensor:
-        """The function, with its limits at ±∞ filled in."""
-        result = function(where.clamp(-1e300, 1e300)) if which else function(where.nan_to_num(0, 0, 0))
-        result = torch.where(where == -math.inf, torch.tensor(self.ends[0][which], dtype=torch.float64), result)
-        result = torch.where(where == math.inf, torch.tensor(self.ends[1][which], dtype=torch.float64), result)
-        return result.nan_to_num(math.inf, math.inf, -math.inf)
-
-
-def piecewise_linear(value: Function, pieces: Sequence[float], knots: Sequence[float]) -> Scalar:
-    """A continuous function with slope pieces[i] between knots[i−1] and knots[i]."""
-
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(pieces, dtype=torch.float64)[torch.bucketize(x, torch.tensor(knots, dtype=torch.float64))]
-
-    def end(sign: int, piece: float) -> tuple[float, float]:
-        far = float(value(torch.tensor(sign * 1e300, dtype=torch.float64)))
-        return (far if piece == 0 else math.copysign(math.inf, sign * piece), piece)
-
-    return Scalar(
-        value, slope,
-        turns=[(knot, pieces[i], pieces[i + 1]) for i, knot in enumerate(knots)],
-        extrema=list(knots), ends=(end(-1, pieces[0]), end(1, pieces[-1])), rounding=0.0,
-    )  # fmt: skip
+from normscope.rules.scalars import (
+    ROUNDING,
+    Scalar,
+    clamped,
+    derivative,
+    exact_gelu,
+    exponential,
+    piecewise_linear,
+    power,
+    relu_with_slope,
+    sigmoid_gate,
+    smooth,
+    tanh_gelu,
+)
 
 
 class Entrywise(Rule):
@@ -144,10 +83,6 @@ class ParametricReLU(Entrywise):
         return below + Interval(bounds.low.clamp(min=0), bounds.high.clamp(min=0))
 
 
-def relu_with_slope(negative: float) -> Scalar:
-    return piecewise_linear(lambda x: torch.where(x > 0, x, negative * x), [negative, 1.0], [0.0])
-
-
 def _number(value: object, default: float) -> float:
     if value is None:
         return default
@@ -160,26 +95,15 @@ def _leaky(node: Node) -> Scalar:
 
 def _hardtanh(node: Node) -> Scalar:
     low, high = _number(node.argument(1, "min_val"), -1.0), _number(node.argument(2, "max_val"), 1.0)
-    return _clamped(low, high)
-
-
-def _clamped(low: float, high: float) -> Scalar:
-    if low > high:
-        return piecewise_linear(lambda x: torch.full_like(x, high), [0.0, 0.0], [0.0])
-    pieces, knots = [1.0], []
-    if low > -math.inf:
-        pieces, knots = [0.0, *pieces], [low]
-    if high < math.inf:
-        pieces, knots = [*pieces, 0.0], [*knots, high]
-    return piecewise_linear(lambda x: x.clamp(low, high), pieces, knots)
+    return clamped(low, high)
 
 
 def _clamp(node: Node) -> Scalar:
     if node.op == "clamp_min":
-        return _clamped(_number(node.args[1], -math.inf), math.inf)
+        return clamped(_number(node.args[1], -math.inf), math.inf)
     if node.op == "clamp_max":
-        return _clamped(-math.inf, _number(node.args[1], math.inf))
-    return _clamped(_number(node.argument(1, "min"), -math.inf), _number(node.argument(2, "max"), math.inf))
+        return clamped(-math.inf, _number(node.args[1], math.inf))
+    return clamped(_number(node.argument(1, "min"), -math.inf), _number(node.argument(2, "max"), math.inf))
 
 
 def _elu(node: Node) -> Scalar:
@@ -213,51 +137,13 @@ def _gelu(node: Node) -> Scalar:
     return exact_gelu()
 
 
-def _derivative(function: Function) -> Function:
-    """The slope of an entrywise function by automatic differentiation, in float64."""
-
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        flat = x.detach().clone().requires_grad_(True)
-        with torch.enable_grad():
-            return torch.autograd.grad(function(flat).sum(), flat)[0].detach()
-
-    return slope
-
-
-def _smooth(
-    function: Function, turns: Sequence[float], extrema: Sequence[float] = (), ends: tuple = ((0.0, 0.0), (math.inf, 1.0))
-) -> Scalar:
-    slope = _derivative(function)
-    at = [float(slope(torch.tensor(place, dtype=torch.float64))) for place in turns]
-    return Scalar(function, slope, [(place, s, s) for place, s in zip(turns, at, strict=True)], extrema, ends)
-
-
-# The turning points were found by bisection on the second derivative; tests sample each slope densely.
-def exact_gelu() -> Scalar:
-    return _smooth(functional.gelu, (-math.sqrt(2), math.sqrt(2)), (-0.7517915246935643,))
-
-
-def tanh_gelu() -> Scalar:
-    turns = (-1.4185040087908278, 1.4185040087908285)
-    return _smooth(lambda x: functional.gelu(x, approximate="tanh"), turns, (-0.7524614220710159,))
-
-
-def sigmoid_gate(sharpness: float) -> Scalar:
-    """x · sigmoid(sharpness · x): SiLU, and the quick GELU at 1.702."""
-    if sharpness == 0:
-        return piecewise_linear(lambda x: x / 2, [0.5, 0.5], [0.0])
-    turns = tuple(sorted(place / sharpness for place in (-2.399357280515468, 2.399357280515468)))
-    ends = ((0.0, 0.0), (math.inf, 1.0)) if sharpness > 0 else ((-math.inf, 1.0), (0.0, 0.0))
-    return _smooth(lambda x: x * torch.sigmoid(sharpness * x), turns, (-1.278464542761074 / sharpness,), ends)
-
-
 def _softplus(node: Node) -> Scalar:
     beta = _number(node.argument(1, "beta"), 1.0)
     threshold = _number(node.argument(2, "threshold"), 20.0)
     value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
     # torch switches to the identity at threshold/β: a jump of e^-threshold/β, below float32's resolution by default
     if threshold < 15:
-        return Scalar(value, _derivative(value), ends=((0.0, math.inf), (math.inf, math.inf)))
+        return Scalar(value, derivative(value), ends=((0.0, math.inf), (math.inf, math.inf)))
     return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=((0.0, 0.0), (math.inf, 1.0)))
 
 
@@ -283,35 +169,6 @@ def _power(node: Node) -> Scalar:
     return power(exponent)
 
 
-def exponential(base: float) -> Scalar:
-    """base^x."""
-    if base <= 0 or base == 1:
-        flat = 0.0 if base in (0.0, 1.0) else math.inf
-        return Scalar(lambda x: base**x, lambda x: torch.full_like(x, flat), ends=((-math.inf, flat), (math.inf, flat)))
-    ends = ((0.0, 0.0), (math.inf, math.inf)) if base > 1 else ((math.inf, -math.inf), (0.0, 0.0))
-    return Scalar(lambda x: base**x, lambda x: math.log(base) * base**x, ends=ends)
-
-
-def power(exponent: float) -> Scalar:
-    """x^exponent, on all of ℝ for whole exponents ≥ 0, else on x > 0."""
-    value: Function = lambda x: x.pow(exponent)  # noqa: E731
-    slope: Function = lambda x: exponent * x.pow(exponent - 1)  # noqa: E731
-    whole = exponent == int(exponent) and exponent >= 0
-    if exponent == 0:
-        return piecewise_linear(torch.ones_like, [0.0, 0.0], [0.0])
-    if exponent == 1:
-        return piecewise_linear(lambda x: x, [1.0, 1.0], [0.0])
-    top = (math.inf if exponent > 0 else 0.0, exponent if exponent == 1 else (math.inf if exponent > 1 else 0.0))
-    if whole:
-        even = int(exponent) % 2 == 0
-        return Scalar(
-            value, slope, turns=[(0.0, 0.0, 0.0)], extrema=[0.0],
-            ends=((math.inf if even else -math.inf, -math.inf if even else math.inf), top),
-        )  # fmt: skip
-    lowest = 0.0 if exponent > 1 else 5e-324
-    return Scalar(value, slope, ends=((math.nan, math.nan), top), domain=(lowest, math.inf))
-
-
 def _jump(reason: str) -> Rule:
     class Discontinuous(Rule):
         def gain(self, node: Node, context: Context) -> Gain:
@@ -322,22 +179,22 @@ def _jump(reason: str) -> Rule:
 
 FIXED: dict[str, Callable[[], Scalar]] = {
     "relu": lambda: relu_with_slope(0.0),
-    "relu6": lambda: _clamped(0.0, 6.0),
-    "sigmoid": lambda: _smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
-    "tanh": lambda: _smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "relu6": lambda: clamped(0.0, 6.0),
+    "sigmoid": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "tanh": lambda: smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
     "silu": lambda: sigmoid_gate(1.0),
-    "mish": lambda: _smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
+    "mish": lambda: smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
     "hardsigmoid": lambda: piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
-    "log_sigmoid": lambda: _smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
-    "softsign": lambda: _smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "tanhshrink": lambda: _smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0))),
+    "log_sigmoid": lambda: smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
+    "softsign": lambda: smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "tanhshrink": lambda: smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0))),
     "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
     "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
-    "erf": lambda: _smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "atan": lambda: _smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
-    "asinh": lambda: _smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
-    "exp": lambda: _smooth(torch.exp, (), ends=((0.0, 0.0), (math.inf, math.inf))),
-    "expm1": lambda: _smooth(torch.expm1, (), ends=((-1.0, 0.0), (math.inf, math.inf))),
+    "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
+    "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
+    "exp": lambda: smooth(torch.exp, (), ends=((0.0, 0.0), (math.inf, math.inf))),
+    "expm1": lambda: smooth(torch.expm1, (), ends=((-1.0, 0.0), (math.inf, math.inf))),
     "log": lambda: Scalar(torch.log, torch.reciprocal, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(5e-324, math.inf)),
     "log1p": lambda: Scalar(
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
@@ -460,7 +317,7 @@ class Softmax(Rule):
         if not context.local:
             return Interval.constant(0.0, 1.0, node.shape)
         logits, axis = context.interval(node.input), node.args[1]
-        bounds = []
+        bounds: list[torch.Tensor] = []
         for own, others in ((logits.low, logits.high), (logits.high, logits.low)):
             top = torch.maximum(own, others).amax(axis, keepdim=True).nan_to_num(0, 0, 0)
             rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()

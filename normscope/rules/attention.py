@@ -30,9 +30,9 @@ class Attention(Rule):
         sizes = {name: _norm(operand, context) for name, operand in (("query", query), ("key", key), ("value", value))}
         unbounded = [name for name, size in sizes.items() if math.isinf(size)]
         if unbounded and any(isinstance(operand, Node) for operand in (query, key)):
+            which = " and ".join(unbounded)
             return Gain.infinite(
-                node,
-                f"attention is not Lipschitz on unbounded inputs (its {' and '.join(unbounded)}); put a normalizer before it or give a region",
+                node, f"attention is not Lipschitz where its {which} is unbounded; put a normalizer before it or give a region"
             )
         scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
         queries = query.shape[-2]

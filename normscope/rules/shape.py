@@ -36,7 +36,8 @@ def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...])
 
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT", "mH",
-    "swapdims", "moveaxis",    "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "numpy_T", "adjoint", "view_as",
+    "swapdims", "moveaxis", "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
+    "numpy_T", "adjoint", "view_as",
 )  # fmt: skip
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""

@@ -1,0 +1,1 @@
+"""Comparisons with peers, each measured in one run. `python -m bench` lists them, `python -m bench NAME` runs one."""

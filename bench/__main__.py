@@ -1,0 +1,21 @@
+"""Run one benchmark, or all that have what they need."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("chain_tightness", "depth", "memory", "audit_speed")
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or NAMES
+    for name in wanted:
+        if name not in NAMES:
+            sys.exit(f"no benchmark {name}: choose from {', '.join(NAMES)}")
+        print(f"== {name}", flush=True)
+        importlib.import_module(f"bench.{name}").main()
+
+
+if __name__ == "__main__":
+    main()
