@@ -103,27 +103,27 @@ def sparse(kernel: Tensor, size: tuple[int, ...], stride: int, padding: int, dil
 
 
 def largest_singular_value(matrix: scipy.sparse.csr_matrix) -> float:
-    return float(scipy.sparse.linalg.svds(matrix, k=1, tol=1e-9, return_singular_vectors=False)[0])
+    return float(scipy.sparse.linalg.svds(matrix, k=1, tol=1e-6, return_singular_vectors=False)[0])
 
 
 LARGE = [  # out, in, kernel, size, stride, padding, dilation, padding mode
-    (2, 2, (3,), (4200,), 1, 1, 1, "zeros"), (2, 2, (5,), (4200,), 3, 2, 2, "zeros"), (1, 2, (3,), (4200,), 1, 1, 1, "circular"),
-    (2, 2, (4,), (4200,), 2, 1, 1, "circular"), (2, 2, (3, 3), (64, 64), 1, 1, 1, "zeros"), (3, 2, (3, 3), (66, 64), 2, 1, 1, "zeros"),
+    (2, 2, (3,), (1100,), 1, 1, 1, "zeros"), (2, 2, (5,), (1100,), 3, 2, 2, "zeros"), (1, 2, (3,), (1100,), 1, 1, 1, "circular"),
+    (2, 2, (4,), (1100,), 2, 1, 1, "circular"), (2, 2, (3, 3), (64, 64), 1, 1, 1, "zeros"), (3, 2, (3, 3), (66, 64), 2, 1, 1, "zeros"),
     (2, 2, (5, 5), (64, 64), 1, 2, 1, "zeros"), (2, 2, (3, 3), (64, 64), 1, 2, 2, "zeros"), (2, 2, (3, 3), (64, 64), 1, 0, 1, "zeros"),
     (2, 2, (3, 3), (64, 64), 1, 1, 1, "circular"), (2, 3, (3, 3), (64, 60), 2, 1, 1, "circular"), (1, 1, (3, 3), (96, 96), 1, 1, 1, "zeros"),
-    (1, 1, (2, 2, 2), (22, 22, 22), 1, 0, 1, "zeros"), (1, 1, (3, 3, 3), (22, 22, 22), 1, 1, 1, "circular"),
+    (1, 1, (2, 2, 2), (16, 16, 16), 1, 0, 1, "zeros"), (1, 1, (3, 3, 3), (14, 14, 14), 1, 1, 1, "circular"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_close_where_the_matrix_is_large(case):
     out, inner, taps, size, stride, padding, dilation, mode = case
-    assert inner * math.prod(size) >= 4000
+    assert min(size) >= 8 * max(taps) or mode == "circular"
     kernel = randn(out, inner, *taps).double()
     truth = largest_singular_value(sparse(kernel, size, stride, padding, dilation, mode))
     bracket = ns.operator_norm(kernel, size, stride=stride, padding=padding, dilation=dilation, padding_mode=mode)
-    assert truth * (1 - 1e-9) <= float(bracket.upper) <= 1.02 * truth
-    assert 0.98 * truth <= float(bracket.lower) <= truth * (1 + 1e-9)
+    assert truth <= float(bracket.upper) <= 1.02 * truth
+    assert 0.98 * truth <= float(bracket.lower) <= truth * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
@@ -159,19 +159,19 @@ def test_homogeneous(scale):
 
 
 def circular_norm(kernel: Tensor, grid: int) -> float:
-    """The largest singular value over the frequencies of a grid."""
+    """The norm of the circular convolution: the largest singular value over the frequencies of a grid."""
     transformed = np.fft.fft2(kernel.numpy(), (grid, grid)).transpose(2, 3, 0, 1)
     return float(np.linalg.svd(transformed, compute_uv=False).max())
 
 
 def test_circular_norm_on_the_same_grid_is_no_bound():
     found = 0
-    for seed in range(20):
-        case = (2, 2, 2, 6, 3, 1, 1, 1, 1, "zeros", False)
+    for seed in range(60, 80):
+        case = (2, 1, 1, 5, 3, 1, 1, 1, 1, "zeros", False)
         kernel = kernel_of(case, seed)
         truth = float(torch.linalg.matrix_norm(dense(case, kernel), 2))
-        assert truth <= circular_norm(kernel, 7)
-        found += truth > circular_norm(kernel, 6)
+        assert truth <= circular_norm(kernel, 6)
+        found += truth > 1.05 * circular_norm(kernel, 5)
     assert found > 0
 
 

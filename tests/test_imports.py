@@ -1,0 +1,102 @@
+"""Imports point one way, and no module hides a public function."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import normscope
+
+ROOT = Path(normscope.__file__).parent
+ORDER = ("core", "graph", "operators", "rules", "certify", "ledger", "auditing", "testing", "lab", "cli", "__main__")
+FREE = ("version", "__init__")  # the version may be read anywhere; the top package gathers the public names
+FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    """The part of the package that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """What runs when a module is imported: everything but functions and branches for type checkers."""
+    for statement in body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            yield statement
+        elif isinstance(statement, ast.If) and is_type_checking(statement.test):
+            yield from imports(statement.orelse)
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for field in ("body", "orelse", "finalbody"):
+                yield from imports(getattr(statement, field, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from imports(handler.body)
+
+
+def targets(source: str) -> Iterator[str]:
+    """The parts of normscope that a module imports; `normscope` itself counts as the audit, the last of its names."""
+    for statement in imports(ast.parse(source).body):
+        if isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, "imports are absolute"
+            names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        else:
+            names = [alias.name for alias in statement.names]
+        for name in names:
+            top, *rest = name.split(".")
+            if top == "normscope":
+                yield rest[0] if rest and rest[0] in (*ORDER, *FREE) else "auditing"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_one_way(path):
+    own = part(path)
+    if own in FREE:
+        return
+    assert own in ORDER, f"{own} has no place in the order of imports"
+    for target in targets((ROOT / path).read_text()):
+        assert target in FREE or ORDER.index(target) <= ORDER.index(own), f"{path} imports {target}"
+
+
+def test_the_check_sees_what_it_should():
+    source = """
+import normscope.cli.audit
+from typing import TYPE_CHECKING
+from normscope import lab, lipschitz
+if TYPE_CHECKING:
+    from normscope.testing import check_rule
+else:
+    from normscope.rules import registry
+try:
+    from normscope.graph.graph import Node
+except ImportError:
+    from normscope import version
+class Inside:
+    from normscope.core import data
+def later():
+    from normscope.certify import upper
+"""
+    assert list(targets(source)) == ["cli", "lab", "auditing", "rules", "graph", "version", "core"]
+
+
+def test_every_part_of_the_order_exists():
+    assert {part(path) for path in FILES} == {*ORDER, *FREE}
+
+
+def test_no_module_hides_a_public_function():
+    """`import normscope.audit` would replace the function `normscope.audit` by a module of that name."""
+    public = {name for name in normscope.__all__ if name != "rules"}
+    packages = {path.parent.name for path in FILES if path.name == "__init__.py"}
+    assert not public & ({part(path) for path in FILES} | packages)
+    assert inspect.ismodule(normscope.rules) and all(not inspect.ismodule(getattr(normscope, name)) for name in public)
+
+
+def test_public_names_exist_once_and_in_order():
+    assert len(set(normscope.__all__)) == len(normscope.__all__)
+    assert all(hasattr(normscope, name) for name in normscope.__all__)
