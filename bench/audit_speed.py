@@ -20,7 +20,7 @@ from normscope.lab.models import resnet18
 REPEATS = 5
 
 
-def seconds(function) -> float:  # noqa: ANN001
+def seconds(function) -> float:
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         function()

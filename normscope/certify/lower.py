@@ -20,9 +20,12 @@ from normscope.graph.graph import Graph
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
 
 SEARCH_ENTRIES = 1_500_000  # activations that one evaluation of the pool may hold
-MOST_POINTS = 512
+MOST_POINTS = 2048
+MANY_POINTS = 512  # from here on a model is cheap enough for many rounds
+KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
 ROUNDINGS = 3
+MOST_NOISE = 1_000_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
 SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
 
@@ -109,7 +112,7 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     def rounding(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(map(rounding, value))
-        if not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() > MOST_NOISE:
             return value
         sign = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
         return value * (1 + 2.0**-51 * sign)
@@ -155,7 +158,7 @@ def _candidate_pairs(
         if float(torch.linalg.vector_norm(end - start)) > 0:
             pairs.append((start, end))
         size = reach if reach is not None else max(float(torch.linalg.vector_norm(start)), 1e-3)
-        for relative in (1e-3,) if few else (1e-2, 1e-4, 1e-6):
+        for relative in (1e-3,) if few else (1e-2, 1e-3, 1e-5):
             pairs.append((start - direction * (size * relative / 2), start + direction * (size * relative / 2)))
     return pairs
 
@@ -170,11 +173,21 @@ class _Search:
         held = sum(math.prod(node.shape) for node in space.graph)
         self.large = held > SEARCH_ENTRIES
         self.points = max(2 if self.large else 4, min(MOST_POINTS, int(effort * SEARCH_ENTRIES / max(held, 1))))
-        self.small = self.points == MOST_POINTS  # cheap enough for many rounds
+        self.small = self.points >= MANY_POINTS
+        bent = [node.input for node in space.graph if node.op in KINKED and len(node.inputs) == 1]
+        capture = space.graph.batched_capture(bent, self.dtype) if bent else None
+        self.pre_activations: Function | None = None
+        if capture is not None:
+            self.pre_activations = lambda points: torch.cat([part.flatten(1) for part in capture(*space.unflat(points))], 1)
 
     def run(self, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(points, directions, partners) of the most promising points, best first."""
         pool = self._pool(seeds)
+        if self.small and self.pre_activations is not None:
+            half = pool[len(pool) // 2 :]
+            size = torch.linalg.vector_norm(half, dim=1, keepdim=True) if self.region is None else self.region.reach
+            pool = torch.cat([pool[: len(pool) // 2], self._to_kinks(half, 1e-3 * size * self._noise(half.shape))])
+            pool = pool if self.region is None else self.region.project(pool)
         directions = self._noise(pool.shape)
         gains, directions = self._power(pool, directions, 6 if self.small else 3)
         for _ in range(int(12 * self.effort) if self.small else 0 if self.large else 1):
@@ -253,17 +266,36 @@ class _Search:
         """Keep the best quarter; the rest are its descendants, near and far, along their steepest direction and elsewhere."""
         order = gains.argsort(descending=True)
         parents = order[: max(1, len(order) // 4)]
-        children = parents[torch.randint(len(parents), (len(order) - len(parents),), generator=self.generator)]
-        size = torch.linalg.vector_norm(pool[children], dim=1, keepdim=True).clamp(min=1e-6)
-        reach = 10 ** (-4 * torch.rand(len(children), 1, generator=self.generator, dtype=self.dtype)) * size
-        way = torch.nn.functional.normalize(self._noise(pool[children].shape), dim=1)
-        along = torch.rand(len(children), 1, generator=self.generator) < 0.3
-        young = pool[children] + reach * torch.where(along, directions[children] * torch.sign(way[:, :1]), way)
+        count = len(order) - len(parents)
+        best = parents[torch.randint(len(parents), (count,), generator=self.generator)]
+        any_point = torch.randint(len(order), (count,), generator=self.generator)
+        children = torch.where(torch.rand(count, generator=self.generator) < 0.7, best, any_point)
+        size: torch.Tensor | float = torch.linalg.vector_norm(pool[children], dim=1, keepdim=True).clamp(min=1e-6)
         if self.region is not None:
-            nearby = reach / size * self.region.reach
-            young = self.region.project(pool[children] + nearby * torch.where(along, directions[children], way))
+            size = self.region.reach
+        reach = 10 ** (-4 * torch.rand(count, 1, generator=self.generator, dtype=self.dtype)) * size
+        way = torch.nn.functional.normalize(self._noise(pool[children].shape), dim=1)
+        along = torch.rand(count, 1, generator=self.generator) < 0.3
+        young = pool[children] + reach * torch.where(along, directions[children] * torch.sign(way[:, :1]), way)
+        if self.small and self.pre_activations is not None:
+            at_kink = torch.rand(count, 1, generator=self.generator) < 0.5
+            young = torch.where(at_kink, self._to_kinks(pool[children], reach * 1e-2 * way), young)
+        if self.region is not None:
+            young = self.region.project(young)
         found, turned = self._power(young, directions[children], 3 if self.small else 2)
         return torch.cat([pool[parents], young]), torch.cat([directions[parents], turned]), torch.cat([gains[parents], found])
+
+    def _to_kinks(self, points: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        """Each point moved by one Newton step to where some unit changes sign, and a little beside it: small cells are there."""
+        assert self.pre_activations is not None
+        try:
+            units, pull = torch.func.vjp(self.pre_activations, points)
+            chosen = torch.randint(units.shape[1], (len(points), 1), generator=self.generator)
+            (slope,) = pull(torch.zeros_like(units).scatter(1, chosen, 1.0))
+        except (RuntimeError, NotImplementedError):
+            return points + beside
+        step = units.gather(1, chosen) / slope.square().sum(1, keepdim=True)
+        return points - (step * slope).nan_to_num(0, 0, 0) + beside
 
     def _ascend(self, pool: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         """Partners y of the points x that increase ‖f(x) − f(y)‖/‖x − y‖, by gradient ascent on y."""

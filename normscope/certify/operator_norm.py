@@ -108,7 +108,7 @@ def _bracket(graph: Graph) -> Bracket:
 
     def gram(vector: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return pull(function(vector[None])[0] - offset)[0]
+            return pull((function(vector[None])[0] - offset) / scale)[0] / scale  # neither squares overflow nor vanish
 
     composed = upper(graph)
     bound, certificate = composed.bound, composed.certificate
@@ -121,7 +121,7 @@ def _bracket(graph: Graph) -> Bracket:
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
             bound, certificate = dense, Certificate((step,))
     scale = float(bound) if bound.finite and 0 < float(bound) < float("inf") else 1.0
-    _, vector = largest_eigenpair(lambda v: gram(v) / scale**2, space.dimension, torch.float64, 1e-10)
+    _, vector = largest_eigenpair(gram, space.dimension, torch.float64, 1e-10)
     low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)
     ends = (space.single(zero), space.single(vector))
     return Bracket(low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps)

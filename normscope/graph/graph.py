@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.core.errors import InputError
 
 Shape = tuple[int, ...]
+Noise = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,10 @@ class Constant:
 
     def __repr__(self) -> str:
         return f"Constant({', '.join(self.sources) or 'literal'}: {tuple(self.value.shape)})"
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(self.value.shape)
 
     def double(self) -> torch.Tensor:
         return self.value.detach().to(torch.float64)
@@ -77,20 +82,24 @@ class Node:
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def evaluate(self, values: Mapping[Node, Any], dtype: torch.dtype) -> Any:
-        """This node's value from those of its inputs; floating-point constants are cast to `dtype` on the way."""
+    def evaluate(self, values: Mapping[Node, Any], dtype: torch.dtype, noise: Noise | None = None) -> Any:
+        """This node's value from those of its inputs; floating-point constants are cast to `dtype` on the way.
+
+        `noise` perturbs what is read and what is computed.
+        """
+        perturb = noise or (lambda value: value)
 
         def value(leaf: Any) -> Any:
             if isinstance(leaf, Node):
-                return values[leaf]
+                return perturb(values[leaf])
             if isinstance(leaf, Constant):
-                return cast(leaf.value, dtype)
+                return perturb(cast(leaf.value, dtype))
             if isinstance(leaf, (list, tuple)) and any(isinstance(item, (Node, Constant)) for item in leaf):
                 return type(leaf)(value(item) for item in leaf)
             return leaf
 
         assert self.target is not None, f"{self.name} is an input"
-        return self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()})
+        return perturb(self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()}))
 
     def apply(self, *inputs: torch.Tensor, dtype: torch.dtype = torch.float64) -> Any:
         """This operation alone, on given values of its (distinct) inputs."""
@@ -151,11 +160,7 @@ class Graph:
             for node in self.nodes:
                 if node in values:
                     continue
-                if noise is None:
-                    value = node.evaluate(values, dtype)
-                else:
-                    value = noise(node.evaluate({source: noise(values[source]) for source in node.inputs}, dtype))
-                values[node] = value
+                value = values[node] = node.evaluate(values, dtype, noise)
                 if node in wanted:
                     captured[node] = value
                 for source in set(node.inputs):
@@ -237,9 +242,6 @@ class Graph:
         if not hasattr(self, "_member_set"):
             self._member_set = set(self.nodes)
         return self._member_set
-
-
-Noise = Callable[[Any], Any]
 
 
 def cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

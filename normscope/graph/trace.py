@@ -59,6 +59,12 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
+            if "more than 1 value per channel" in str(error):
+                raise Refusal(
+                    "batch statistics make every sample depend on the others",
+                    [f"{type(model).__name__} in train mode cannot take one sample alone"],
+                    'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
+                ) from error
             raise ExportError(
                 f"{type(model).__name__} could not be traced: {_first_line(error)}; "
                 "a certificate needs a model that torch.export accepts (no control flow that depends on values)"

@@ -220,6 +220,9 @@ class Wave(Entrywise):
     def __init__(self) -> None:
         super().__init__(lambda node: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
 
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full(bounds.shape, -1.0, dtype=torch.float64), torch.full(bounds.shape, 1.0, dtype=torch.float64)
+
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-1.0, 1.0, node.shape)
 

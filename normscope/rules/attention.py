@@ -27,33 +27,23 @@ class Attention(Rule):
             return Gain.infinite(node, "its mask depends on the input")
         if node.argument(4, "dropout_p", 0.0):
             return Gain.infinite(node, "dropout inside attention is random; use eval mode")
-        sizes = {name: _norm(operand, context) for name, operand in (("query", query), ("key", key), ("value", value))}
-        unbounded = [name for name, size in sizes.items() if math.isinf(size)]
-        if unbounded and any(isinstance(operand, Node) for operand in (query, key)):
-            which = " and ".join(unbounded)
-            return Gain.infinite(
-                node, f"attention is not Lipschitz where its {which} is unbounded; put a normalizer before it or give a region"
-            )
         scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
-        queries = query.shape[-2]
-        repeats = (
-            query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0
-        )  # grouped queries share keys
-        spread = self._spread(queries, repeats)
-        factors = (scale * sizes["value"] * sizes["key"], scale * sizes["query"] * sizes["value"] * spread, spread)
-        listed = [factor for operand, factor in zip((query, key, value), factors, strict=True) if isinstance(operand, Node)]
-        return Gain.of(*(factor * (1 + 1e-12) for factor in listed), method="attention")
-
-    @staticmethod
-    def _spread(queries: int, repeats: float) -> float:
-        """√ of how much weight one key can receive in all: one from every query, of every head that shares it."""
-        return math.sqrt(queries * max(repeats, 1.0))
+        shared = query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0  # heads a key serves
+        weight = math.sqrt(query.shape[-2] * max(shared, 1.0))  # √ of what one key can receive from all queries together
+        factors = []
+        for operand, others, own in ((query, (key, value), scale), (key, (query, value), scale * weight), (value, (), weight)):
+            if isinstance(operand, Node):
+                sizes = [_norm(other, context) for other in others]
+                factors.append(own * math.prod(sizes) * (1 + 1e-12) if all(sizes) else 0.0)
+        if any(map(math.isinf, factors)):
+            return Gain.infinite(
+                node, "attention is not Lipschitz on unbounded tokens; put a normalizer before it or give a region"
+            )
+        return Gain.of(*factors, method="attention")
 
     def interval(self, node: Node, context: Context) -> Interval:
-        value = node.args[2]
-        if not isinstance(value, Node):
-            return Interval.unbounded(node.shape)
-        bounds = context.interval(value)  # each output is an average of values
+        value = node.args[2]  # each output is an average of values
+        bounds = context.interval(value) if isinstance(value, Node) else Interval(value.double(), value.double())
         low, high = bounds.low.amin(-2, keepdim=True), bounds.high.amax(-2, keepdim=True)
         if low.dim() > 2 and low.shape[-3] != node.shape[-3]:
             repeats = node.shape[-3] // low.shape[-3]

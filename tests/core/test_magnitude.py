@@ -101,7 +101,7 @@ def test_ten_to_the_500_keeps_its_digits():
 
 def test_zero_and_infinity():
     assert ZERO * INFINITY == ZERO == INFINITY * 0 and ZERO * math.inf == 0
-    assert ZERO + INFINITY == INFINITY and INFINITY * 2 == math.inf and INFINITY**0.5 == INFINITY
+    assert ZERO + INFINITY == INFINITY and math.inf == INFINITY * 2 and INFINITY**0.5 == INFINITY
     assert ONE / INFINITY == ZERO and ZERO / INFINITY == 0 and ZERO**2 == ZERO and ZERO**0 == INFINITY**0 == ONE
     assert not ZERO and INFINITY and not INFINITY.finite and ZERO.finite and ZERO.log10 == -math.inf
     assert product([]) == ONE and total([]) == ZERO

@@ -112,8 +112,12 @@ def test_a_ball_has_a_finite_radius(radius):
 
 @pytest.mark.parametrize(
     "low, high",
-    [(torch.ones(2), torch.tensor([2.0, 0.9])), (torch.zeros(2), torch.ones(1, 2)), ([torch.zeros(2), torch.ones(1)], [torch.ones(2), torch.zeros(1)])],
-)  # fmt: skip
+    [
+        (torch.ones(2), torch.tensor([2.0, 0.9])),
+        (torch.zeros(2), torch.ones(1, 2)),
+        ([torch.zeros(2), torch.ones(1)], [torch.ones(2), torch.zeros(1)]),
+    ],
+)
 def test_a_box_has_low_below_high_and_one_shape(low, high):
     with pytest.raises(InputError, match="low ≤ high"):
         Box(low, high)

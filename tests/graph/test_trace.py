@@ -1,0 +1,364 @@
+"""The graph is the model: the same function, with only what matters left in it."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import normscope as ns
+from normscope.core.errors import ExportError, InputError
+from normscope.graph.graph import Constant, Graph
+from normscope.graph.trace import trace
+from tests.cases import Function, network, randn
+from tests.networks import Tied
+
+
+def operations(graph: Graph) -> list[str]:
+    return [node.op for node in graph if node.op != "input"]
+
+
+class Positions(nn.Module):
+    """Position embeddings, a causal mask and a buffer: all of them constants once the shape is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        mask = torch.tril(torch.ones(x.shape[1], x.shape[1])).bool().any(0)
+        kept = torch.where(mask[:, None], 1.0, 0.0) * self.scale.sqrt()
+        return (x + self.embedding(positions)) * kept
+
+
+class Casts(nn.Module):
+    """Everything that returns what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(x.clone().contiguous()).double().to(torch.float32)
+        with torch.no_grad():
+            x = x.detach()
+        return nn.Identity()(self.linear(functional.dropout(x, 0.3, self.training)).type_as(x))
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    y.relu_().add_(1)
+    y += 3
+    return y.mul_(0.5)
+
+
+def in_place_on_a_slice(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, :2] += 1
+    y[:, 2:].relu_()
+    y[:, 0] = 7.0
+    return y
+
+
+def in_place_on_a_view(x: Tensor) -> Tensor:
+    y = x * 1.0
+    y.view(-1)[1:3].mul_(5)
+    y.t()[0].zero_()
+    return y
+
+
+def in_place_with_a_reader(x: Tensor) -> Tensor:
+    y = x * 2
+    z = y + 1
+    y.relu_()
+    return y + z
+
+
+def written_into(x: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 6)
+    out[:, 1:5] = x
+    out[:, 0] = x[:, 0] * 2
+    return out
+
+
+SHARED = nn.Linear(4, 4)
+MODELS = {  # a module, and the operations that are left of it
+    "sequential": (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), ["linear", "relu", "linear"]),
+    "functional": (Function(lambda x: functional.relu(functional.linear(x, randn(3, 4).round()) if False else x @ torch.ones(4, 3))), None),
+    "shared": (nn.Sequential(SHARED, nn.Tanh(), SHARED), ["linear", "tanh", "linear"]),
+    "tied": (Tied(4, 3, nn.ReLU()), ["linear", "relu", "linear"]),
+    "weight norm": (parametrizations.weight_norm(nn.Linear(4, 3)).double(), ["linear"]),
+    "spectral norm": (parametrizations.spectral_norm(nn.Linear(4, 3)).double(), ["linear"]),
+    "old weight norm": (torch.nn.utils.weight_norm(nn.Linear(4, 3)).double(), ["linear"]),
+    "orthogonal": (parametrizations.orthogonal(nn.Linear(4, 4)).double(), ["linear"]),
+    "casts": (Casts(), ["linear"]),
+    "nested": (Nested(), ["linear", "linear", "tanh", "add", "linear", "tanh", "add"]),
+    "in place": (Function(in_place), ["mul", "relu", "add", "add", "mul"]),
+    "in place on a slice": (Function(in_place_on_a_slice), None),
+    "in place on a view": (Function(in_place_on_a_view), None),
+    "in place with a reader": (Function(in_place_with_a_reader), None),
+    "written into": (Function(written_into), None),
+    "in place activations": (nn.Sequential(nn.Linear(4, 3), nn.ReLU(True), nn.SiLU(True), nn.ELU(1.0, True)), ["linear", "relu", "silu", "elu"]),
+    "alpha dropout": (nn.Sequential(nn.AlphaDropout(), nn.Dropout1d(), nn.FeatureAlphaDropout(), nn.Tanh()), ["tanh"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_function(name):
+    model, expected = MODELS[name]
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    graph = trace(model, randn(1, 4).to(dtype))
+    if expected is not None:
+        assert operations(graph) == expected
+    twin = copy.deepcopy(model).eval()
+    for seed in range(3):
+        x = randn(1, 4, seed=seed).double()
+        with torch.no_grad():
+            value = twin.double()(x) if name != "casts" else twin.float()(x.float()).double()
+        assert torch.allclose(graph.run([x], torch.float64)[0], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(17, 34))
+def test_batched_is_one_by_one(seed):
+    module, example, mode = network(seed)
+    graph = trace(module, example, mode)
+    points = torch.randn(3, *(example.shape if mode == "batch" else example.shape[1:]), generator=torch.Generator().manual_seed(0)).double()
+    together = graph.batched(torch.float64)(points)
+    for point, value in zip(points, together, strict=True):
+        alone = graph.run([point if mode == "batch" else point[None]], torch.float64)[0]
+        assert torch.allclose(alone, value, rtol=1e-9, atol=1e-9 * float(alone.abs().max()))
+
+
+def test_constants_are_folded():
+    graph = trace(Positions(), randn(1, 5, 4))
+    assert operations(graph) == ["add", "mul"]
+    assert graph.nodes[1].parameters == ("embedding.weight",) and graph.nodes[2].parameters == ("scale",)
+
+
+def test_parametrized_weights_name_their_parameters_and_keep_their_value():
+    model = parametrizations.weight_norm(nn.Linear(4, 3))
+    (node,) = [node for node in trace(model, randn(1, 4)) if node.op == "linear"]
+    assert torch.equal(node.args[1].value, model.weight)
+    assert {"parametrizations.weight.original0", "parametrizations.weight.original1"} <= set(node.parameters)
+
+
+def test_a_shared_module_keeps_one_parameter():
+    first, second = (node for node in trace(MODELS["shared"][0], randn(1, 4)) if node.op == "linear")
+    assert first.parameters == second.parameters and first is not second
+
+
+def test_module_paths_and_source_lines():
+    graph = trace(Nested(), randn(1, 4))
+    assert [node.path for node in graph if node.op == "linear"] == ["stem", "blocks.0.0", "blocks.1.0"]
+    assert all("test_trace.py" in node.source for node in graph if node.op == "add")
+
+
+# hand-written layers ---------------------------------------------------------------------------------------------------
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+STANDARDIZED = {
+    "rsqrt of a mean square": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3),
+    "division by a root": lambda x: x / torch.sqrt(mean(x * x) + 1e-3),
+    "a power of minus a half": lambda x: x * (mean(x.square()) + 1e-3) ** -0.5,
+    "one over a root": lambda x: x * (1 / (mean(x**2) + 1e-3).sqrt()),
+    "through float32": lambda x: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-3).to(x.dtype),
+    "unit vectors": lambda x: functional.normalize(x, dim=-1, eps=1e-2),
+    "unit vectors, written out": lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-2),
+    "unit vectors, clamped": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-2),
+    "layer norm": lambda x: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-3),
+    "layer norm of a kept difference": lambda x: (lambda c: c * torch.rsqrt(c.pow(2).mean(-1, keepdim=True) + 1e-3))(x - mean(x)),
+    "a standard deviation": lambda x: (x - mean(x)) / (x.std(-1, keepdim=True) + 1e-2),
+    "with a learned scale": lambda x: torch.ones(4) * (x - mean(x)) / (x.std(-1, keepdim=True) + 1e-2),
+}
+
+ACTIVATIONS = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "quick_gelu": lambda x: torch.sigmoid(1.702 * x) * x,
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu: tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu: cube": lambda x: x * 0.5 * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))),
+    "mish": lambda x: x * torch.tanh(functional.softplus(x)),
+    "hardswish": lambda x: x * functional.relu6(x + 3) / 6,
+    "softsign": lambda x: x / (1 + x.abs()),
+    "tanhshrink": lambda x: x - torch.tanh(x),
+}
+
+
+@pytest.mark.parametrize("name", STANDARDIZED)
+def test_hand_written_normalizers_are_recognised(name):
+    model = Function(STANDARDIZED[name])
+    graph = trace(model, randn(1, 4))
+    assert "standardize" in operations(graph)
+    assert not {"div", "rsqrt", "pow", "var", "std", "reciprocal", "linalg_vector_norm"} & set(operations(graph))
+    assert ns.lipschitz(model, randn(1, 4)).upper.finite
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_hand_written_activations_are_recognised(name):
+    graph = trace(Function(ACTIVATIONS[name]), randn(1, 4))
+    assert operations(graph) == [name.split(":")[0]]
+
+
+LOOK_ALIKES = {
+    "another mean": lambda x: x * torch.rsqrt(x.roll(1, 1).pow(2).mean(-1, keepdim=True)[:, :1] + (x[:, :1] * 0 + 1e-3)),
+    "another variance": lambda x: (x - mean(x)) / torch.sqrt((2 * x).var(-1, keepdim=True) + 1e-3),
+    "a gate of something else": lambda x: x * torch.sigmoid(x.flip(1)),
+    "a shifted gate": lambda x: x * torch.sigmoid(x + 1),
+    "half a mish": lambda x: x * torch.tanh(functional.softplus(x, beta=2.0)),
+    "another coefficient": lambda x: 0.6 * x * (1 + torch.erf(x / math.sqrt(2))),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_look_alikes_are_not(name):
+    graph = trace(Function(LOOK_ALIKES[name]), randn(1, 4))
+    assert not {"standardize", "silu", "quick_gelu", "mish", "gelu"} & set(operations(graph))
+
+
+# inputs and outputs ----------------------------------------------------------------------------------------------------
+
+
+class Keywords(nn.Module):
+    def forward(self, first: Tensor, second: Tensor | None = None, weight: float = 1.0) -> Tensor:
+        return first * weight if second is None else first.sum(1, keepdim=True) * weight + second
+
+
+def test_keyword_arguments_in_any_order():
+    model, short, long = Keywords(), randn(1, 2), randn(1, 3)
+    for example in ({"first": short, "second": long}, {"second": long, "first": short}, (short, long)):
+        graph = trace(model, example)
+        shapes = {node.shape for node in graph.inputs}
+        assert shapes == {(1, 2), (1, 3)}
+        found = ns.lipschitz(model, example)
+        assert sorted(tuple(part.shape) for part in found.witness.first) == [(1, 2), (1, 3)]
+    assert float(ns.lipschitz(model, {"weight": 3.0, "first": short}).upper) == pytest.approx(3)
+
+
+def test_arguments_of_equal_shape_are_not_swapped():
+    model = Function(lambda a, b: 5 * a + 0 * b)
+    found = ns.lipschitz(model, {"b": randn(1, 2), "a": randn(1, 2)})
+    graph = trace(model, {"b": randn(1, 2), "a": randn(1, 2)})
+    names = [node.name for node in graph.inputs]
+    moved = {name: float((x - y).norm()) for name, x, y in zip(names, *found.witness, strict=True)}
+    assert moved["kwargs_a" if "kwargs_a" in moved else "a"] > 10 * moved["kwargs_b" if "kwargs_b" in moved else "b"]
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor) -> dict:
+        return {"logits": 2 * x, "parts": (3 * x, x.argmax(1)), "hidden": [4 * x]}
+
+
+@pytest.mark.parametrize("output, expected", [("logits", 2), (0, 2), (1, 3), (2, 4)])
+def test_output_chooses(output, expected):
+    assert float(ns.lipschitz(Several(), randn(1, 3), output=output).upper) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("output", [None, "nothing", 7])
+def test_output_must_be_chosen_from_what_there_is(output):
+    with pytest.raises(InputError, match="logits"):
+        trace(Several(), randn(1, 3), output=output)
+
+
+def test_integer_inputs_are_held_fixed_with_a_note():
+    model = Function(lambda x, ids: x + functional.embedding(ids, torch.ones(5, 3)))
+    graph = trace(model, (randn(1, 3), torch.tensor([2])))
+    assert len(graph.inputs) == 1 and any("fixed" in note for note in graph.notes)
+    assert graph.notes == tuple(ns.audit(model, (randn(1, 3), torch.tensor([2]))).notes[: len(graph.notes)])
+
+
+def test_a_batch_is_as_good_as_a_sample():
+    model = MODELS["sequential"][0]
+    alone, together = trace(model, randn(1, 4)), trace(model, randn(5, 4))
+    assert [node.shape for node in alone] == [node.shape for node in together]
+    assert ns.lipschitz(model, randn(5, 4)).upper == ns.lipschitz(model, randn(1, 4)).upper
+
+
+def test_the_whole_batch_is_one_input_in_batch_mode():
+    graph = trace(nn.Sequential(nn.BatchNorm1d(3, affine=False, track_running_stats=False)), randn(5, 3), "batch")
+    assert graph.whole_batch and graph.inputs[0].shape == (5, 3)
+
+
+def test_exported_programs():
+    model = MODELS["sequential"][0]
+    program = torch.export.export(model, (randn(1, 4),))
+    assert ns.lipschitz(program, randn(1, 4)).upper == ns.lipschitz(model, randn(1, 4)).upper
+    with pytest.raises(InputError, match="shape"):
+        ns.lipschitz(program, randn(1, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_precisions(dtype):
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2)).to(dtype)
+    graph = trace(model, randn(1, 4).to(dtype))
+    assert graph.dtype == dtype and graph.compute_dtype == (dtype if dtype == torch.float64 else torch.float32)
+    exact = ns.lipschitz(copy.deepcopy(model).double(), randn(1, 4).double())
+    assert float(ns.lipschitz(model, randn(1, 4).to(dtype)).upper) == pytest.approx(float(exact.upper), rel=1e-9)
+
+
+def test_default_epsilon_is_that_of_the_models_precision():
+    for dtype, epsilon in ((torch.float32, 2.0**-23), (torch.float64, 2.0**-52)):
+        found = ns.lipschitz(nn.RMSNorm(4).to(dtype), randn(1, 4).to(dtype))
+        assert float(found.upper) == pytest.approx(epsilon**-0.5)
+
+
+def test_autocast_and_no_grad_blocks_are_inlined():
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x * 2
+        with torch.autocast("cpu", enabled=False):
+            return torch.tanh(x)
+
+    assert operations(trace(Function(run), randn(1, 4))) == ["mul", "tanh"]
+
+
+# what tracing leaves alone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_training_flags_come_back(mode):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.Sequential(nn.ReLU()))
+    model.train()
+    model[1].eval()
+    trace(model, randn(1, 4), mode)
+    assert [module.training for module in model.modules()] == [True, True, False, True, True]
+
+
+def test_training_flags_come_back_after_a_failure():
+    model = nn.Sequential(Function(lambda x: x if x.sum() > 0 else -x)).train()
+    with pytest.raises(ExportError):
+        trace(model, randn(1, 4))
+    assert all(module.training for module in model.modules())
+
+
+def test_a_graph_that_reads_ahead_is_invalid():
+    graph = trace(MODELS["sequential"][0], randn(1, 4))
+    with pytest.raises(AssertionError, match="before"):
+        Graph(graph.nodes[::-1], graph.inputs, graph.output).validate()
+
+
+def test_constants_print_their_parameters():
+    assert repr(Constant(torch.zeros(2, 3), ("weight",))) == "Constant(weight: (2, 3))"
