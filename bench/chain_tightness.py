@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -17,7 +18,7 @@ def network(layers: int, width: int) -> list[torch.Tensor]:
     random = np.random.RandomState(7 * width + 13 * layers)
     dims = [4] + [width] * (layers - 1) + [1]
     weights = []
-    for before, after in zip(dims, dims[1:], strict=False):
+    for before, after in itertools.pairwise(dims):
         norm = random.uniform(0.4, 1.8)
         matrix = random.standard_normal((after, before))
         weights.append(torch.from_numpy(matrix * (norm / np.linalg.norm(matrix, 2))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable
@@ -85,7 +86,7 @@ class Audit:
 
     def to_html(self, path: str | Path) -> None:
         """The printed report as one page that needs no network."""
-        console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115
+        console = Console(record=True, width=WIDTH, file=io.StringIO())
         console.print(self.render())
         Path(path).write_text(console.export_html(inline_styles=True))
 
@@ -169,6 +170,8 @@ def audit(
     call = Call.of(example)
     batches: Iterable[Call] = [call] if data is None or graph.whole_batch else calls(data, call)
     rows = ledgers.ledger(graph, above, batches)
+    if report is not None:
+        report("searching for the lower bound", 0, 1)
     found = bracket(graph, above, call, region, data, effort, generator)
     return Audit(
         model=type(model).__name__,

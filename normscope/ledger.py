@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class LayerRow:
     share_of_log_upper: float | None = None
 
 
+SMALLEST_LOG = 0.05  # of upper: below it, shares of the logarithm are quotients of two small numbers
+
 PRODUCTS = {
     "weights_spectral": "spectral_norm",
     "weights_matrix": "matrix_norm",
@@ -70,12 +72,12 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call]) -> list[LayerRow
     nodes = [node for node in graph if _is_weighted(node) or normalizer_of(node) is not None]
     statistics = measure(graph, nodes, batches)
     shares = shares_of_log_upper(above)
-    names = _names(nodes)
+    names, users = _names(nodes), graph.users
     known: dict[object, tuple[Magnitude, Magnitude]] = {}
     rows: list[LayerRow] = []
     for node in nodes:
         common: dict[str, Any] = {"input_std": statistics[node].input_std, "share_of_log_upper": shares.get(node)}
-        normalizer = normalizer_of(node)
+        normalizer = _with_affine(node, users[node])
         if normalizer is not None:
             gains = gains_of(node, normalizer, statistics[node])
             rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **common, **gains))
@@ -89,6 +91,15 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call]) -> list[LayerRow
         operator = above.norms.get(node, matrix)
         rows.append(LayerRow(names[node], node.op, operator, matrix, frobenius, **common))
     return rows
+
+
+def _with_affine(node: Node, readers: Sequence[Node]) -> Normalizer | None:
+    """The normalizer of a node; for one written by hand, with the γ that multiplies its output right after it."""
+    normalizer = normalizer_of(node)
+    if normalizer is None or node.op != "standardize" or len(readers) != 1 or readers[0].op != "mul":
+        return normalizer
+    scales = [constant for constant in readers[0].constants if constant.sources]
+    return replace(normalizer, weight=scales[0].double().flatten()) if scales else normalizer
 
 
 def _is_weighted(node: Node) -> bool:
@@ -151,7 +162,8 @@ def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> Non
     normalizer = normalizer_of(node)
     if value.dim() == 0 or not value.is_floating_point():
         return
-    last = node.op in ("linear", "layer_norm", "rms_norm", "standardize", "mm", "matmul", "addmm")
+    last = node.op in ("linear", "layer_norm", "rms_norm", "mm", "matmul", "addmm")
+    last = last or (node.op == "standardize" and normalizer is not None and len(node.shape) - 1 in normalizer.axes)
     statistics.channels.update(value, value.dim() - 1 if last or value.dim() < 2 else 1)
     if normalizer is None or normalizer.kind == "batch":
         return
@@ -206,7 +218,7 @@ def shares_of_log_upper(above: Upper) -> dict[Node, float]:
     in a residual network the rest, log U at t = 0, belongs to the sums.
     """
     whole = above.bound.log
-    if not math.isfinite(whole) or whole == 0:
+    if not math.isfinite(whole) or abs(whole) < SMALLEST_LOG:
         return {}
     nodes, weights = np.polynomial.legendre.leggauss(8)
     average: dict[Link, float] = dict.fromkeys(above.links, 0.0)

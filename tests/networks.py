@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -182,7 +183,7 @@ def image_normalizer(draw: Draw, shape: torch.Size) -> nn.Module:
 def dense(draw: Draw, widths: list[int], flat: bool = True) -> nn.Sequential:
     """Linear layers, most of them with a normalizer and an activation."""
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after, bias=draw(True, False))]
         if draw.chance(0.6):
             layers += [feature_normalizer(draw, after, flat)]
@@ -213,7 +214,9 @@ def pooling(draw: Draw, shape: torch.Size) -> nn.Module:
     if min(shape[2:]) < 3:
         return nn.Identity()
     average, largest, whole = (getattr(nn, f"{name}{axes}d") for name in ("AvgPool", "MaxPool", "AdaptiveAvgPool"))
-    return draw(lambda: average(2), lambda: largest(2), lambda: largest(3, 2, 1), lambda: average(3, 2, 1), lambda: whole(2), nn.Identity)()
+    return draw(
+        lambda: average(2), lambda: largest(2), lambda: largest(3, 2, 1), lambda: average(3, 2, 1), lambda: whole(2), nn.Identity
+    )()
 
 
 def convolutional(draw: Draw, axes: int, size: int, layers: int) -> tuple[nn.Module, tuple[int, ...]]:
@@ -244,7 +247,7 @@ def narrow_chain(draw: Draw) -> tuple[nn.Module, tuple[int, ...], str]:
 
 def plain_chain(draw: Draw) -> tuple[nn.Module, tuple[int, ...], str]:
     widths, kind = [draw.integer(1, 40) for _ in range(draw.integer(2, 12))], draw(*ACTIVATIONS)
-    layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), kind())]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), kind())]
     return nn.Sequential(*layers[:-1]), (1, widths[0]), "eval"
 
 
@@ -288,7 +291,7 @@ def parametrized(draw: Draw) -> tuple[nn.Module, tuple[int, ...], str]:
     wrap = [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
     layers = [
         part
-        for a, b in zip(widths, widths[1:], strict=False)
+        for a, b in itertools.pairwise(widths)
         for part in (draw(*wrap)(nn.Linear(a, b)), feature_normalizer(draw, b), activation(draw))
     ]
     return nn.Sequential(*layers), (1, widths[0]), "eval"
@@ -358,7 +361,32 @@ def gate(draw: Draw) -> tuple[nn.Module, tuple[int, ...], str]:
     return nn.Sequential(before, gated), (1, width), "eval"
 
 
+class Attention(nn.Module):
+    """Self-attention with heads that may share keys and values, on tokens that a normalizer bounds."""
+
+    def __init__(self, draw: Draw, width: int) -> None:
+        super().__init__()
+        self.heads, self.causal = draw((1, 1), (2, 1), (2, 2)), draw(True, False)
+        self.normalizer = draw(nn.LayerNorm, nn.RMSNorm)(width, eps=0.1)
+        self.query, self.key, self.value = (nn.Linear(width, heads * 4) for heads in (self.heads[0], *[self.heads[1]] * 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.normalizer(x)
+        parts = [make(x).unflatten(-1, (-1, 4)).transpose(1, 2) for make in (self.query, self.key, self.value)]
+        grouped = self.heads[0] != self.heads[1]
+        return functional.scaled_dot_product_attention(*parts, is_causal=self.causal, enable_gqa=grouped).transpose(1, 2).flatten(2)
+
+
+def attention(draw: Draw) -> tuple[nn.Module, tuple[int, ...], str]:
+    width = draw.integer(2, 8)
+    return Attention(draw, width), (1, draw.integer(1, 5), width), "eval"
+
+
 FAMILIES = (
     chain, narrow_chain, plain_chain, deep_chain, residual, branching, shared, tied, parametrized, line, image, volume,
-    residual_image, tokens, batch_statistics, batch_statistics_image, gate,
+    residual_image, tokens, batch_statistics, batch_statistics_image, gate, attention,
 )  # fmt: skip
+
+
+def is_deep(seed: int) -> bool:
+    return FAMILIES[seed % len(FAMILIES)] is deep_chain

@@ -227,17 +227,18 @@ class _Search:
         tiny = torch.finfo(self.dtype).tiny
         directions = torch.nn.functional.normalize(directions, dim=1)
         push, pull = self._linearized(pool)
-        gains = torch.zeros(len(pool), dtype=self.dtype)
+        gains, best = torch.zeros(len(pool), dtype=self.dtype), directions
         for step in range(steps):
             image = push(directions)
             size = torch.linalg.vector_norm(image, dim=1)
-            gains = torch.where(size.isfinite(), size, torch.zeros(()))
+            better = size.isfinite() & (size >= gains)
+            gains, best = torch.where(better, size, gains), torch.where(better[:, None], directions, best)
             if step == steps - 1:
                 break
             scaled = image / size.clamp(min=tiny)[:, None]  # so that nothing overflows on the way back
             renewed = torch.nn.functional.normalize(pull(scaled.nan_to_num()).nan_to_num(), dim=1, eps=tiny)
             directions = torch.where((renewed != 0).any(1, keepdim=True), renewed, directions)
-        return gains, directions
+        return gains, best
 
     def _linearized(self, pool: torch.Tensor) -> tuple[Function, Function]:
         """v ↦ Jv and u ↦ Jᵀu at every point; by differences, or not at all, where an operation has no derivative."""
@@ -253,10 +254,12 @@ class _Search:
             with torch.no_grad():
                 return (self.function(pool + step * v) - self.function(pool - step * v)) / (2 * step)
 
-        try:
-            outputs, pull = torch.func.vjp(self.function, pool)
-            pull(torch.zeros_like(outputs))
-            return difference, lambda u: pull(u)[0]
+        try:  # operations of a user's own often have a derivative only here
+            with torch.enable_grad():
+                leaf = pool.detach().requires_grad_(True)
+                outputs = self.function(leaf)
+            torch.autograd.grad(outputs, leaf, torch.zeros_like(outputs), retain_graph=True)
+            return difference, lambda u: torch.autograd.grad(outputs, leaf, u, retain_graph=True)[0]
         except (RuntimeError, NotImplementedError):
             return difference, lambda u: self._noise(pool.shape)
 

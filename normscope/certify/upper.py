@@ -173,6 +173,7 @@ class Composition:
             absorbed.update(member for member in link.members if member is not node)
             found[node] = link
             self.at[node] = _arriving(link, self.at)
+        self.report("bounding", len(nodes), len(nodes))
         for chain in dense_runs(self, found):
             found[chain.node] = chain
             absorbed.update(member for member in chain.members if member is not chain.node)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,7 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """The whole story in a minute: train three small networks that differ in their normalizer, and audit them."""
-    with progress_bar() as bar:
+    with progress_bar() as bar, one_thread():
         task = bar.add_task("loading", total=len(NETWORKS) * (epochs + 1))
 
         import torch
@@ -71,6 +72,19 @@ def demo(
         print(as_json(found, seed, epochs))
     else:
         terminal().print(render(found))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one core: for matrices so small, threads mostly wait for each other, and rounding depends on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(data: Split, normalizer: str, seed: int, epochs: int, each_epoch: Callable[[], None] = lambda: None) -> torch.nn.Module:

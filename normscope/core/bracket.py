@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from normscope.core.magnitude import Magnitude
+from normscope.core.magnitude import INFINITY, Magnitude
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ class Bracket:
     @property
     def ratio(self) -> Magnitude:
         """upper / lower: how far apart the two sides are."""
-        return self.upper / self.lower
+        return self.upper / self.lower if self.lower else INFINITY
 
     def __contains__(self, value: float | Magnitude) -> bool:
         return self.lower <= Magnitude(value) <= self.upper

@@ -67,7 +67,7 @@ def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
     if isinstance(data, torch.Tensor):
         batches: Iterable[Any] = data.split(batch_size)
     elif isinstance(data, (tuple, list)) and data and all(isinstance(item, torch.Tensor) for item in data):
-        batches = zip(*(tensor.split(batch_size) for tensor in data), strict=True) if isinstance(data, tuple) else data
+        batches = _aligned(data, example, batch_size) if isinstance(data, tuple) else data
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         batches = DataLoader(data, batch_size=batch_size)
     elif isinstance(data, Iterable):
@@ -76,10 +76,22 @@ def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
         raise InputError(f"data is a tensor, (inputs, targets), a Dataset or an iterable of batches, not {type(data).__name__}")
     empty = True
     for batch in batches:
-        empty = False
-        yield _like(batch, example)
+        call = _like(batch, example)
+        if all(len(tensor) for tensor in call.floats()):
+            empty = False
+            yield call
     if empty:
-        raise InputError("the data holds no batch")
+        raise InputError("the data holds no batch with a sample in it")
+
+
+def _aligned(tensors: Sequence[torch.Tensor], example: Call, batch_size: int) -> Iterable[tuple[torch.Tensor, ...]]:
+    """(inputs, targets) cut into batches."""
+    if len({len(tensor) for tensor in tensors}) != 1 or len(tensors) > len(example.tensors) + 1:
+        lengths = ", ".join(str(len(tensor)) for tensor in tensors[:4])
+        raise InputError(
+            f"a tuple of tensors is (inputs, targets) of one length, not {len(tensors)} of lengths {lengths}; batches go in a list"
+        )
+    return zip(*(tensor.split(batch_size) for tensor in tensors), strict=True)
 
 
 def _like(batch: Any, example: Call) -> Call:
@@ -88,11 +100,12 @@ def _like(batch: Any, example: Call) -> Call:
     if isinstance(batch, Mapping):
         names = list(example.kwargs)
         if not names and len(example.tensors) == 1 and len(batch) >= 1:  # a dict batch for a one-argument model
-            return Call((next(iter(batch.values())),), {})
+            batch = dict.fromkeys([""], next(iter(batch.values())))
+            names = [""]
         missing = [name for name in names if name not in batch]
         if missing:
             raise InputError(f"a batch lacks {', '.join(missing)}, which the example has")
-        call = Call((), {name: batch[name] for name in names})
+        call = Call((batch[""],), {}) if names == [""] else Call((), {name: batch[name] for name in names})
     elif isinstance(batch, (tuple, list)):
         wanted = len(example.args) or len(example.kwargs)
         if len(batch) < wanted:

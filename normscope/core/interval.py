@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+UNDERFLOW = 5e-324  # what a product of tiny numbers may lose
 ROUNDOFF = 2.0**-50  # a few float64 roundings
 
 
@@ -49,12 +50,15 @@ class Interval:
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Interval:
         """The bounds under an entrywise increasing map, or one that is linear with weights ≥ 0."""
         low, high = function(self.low), function(self.high)
+        low = low.clamp(max=torch.finfo(torch.float64).max)  # an overflow is large, not infinite
+        high = high.clamp(min=torch.finfo(torch.float64).min)
         return Interval(
             low.nan_to_num(-torch.inf, torch.inf, -torch.inf), high.nan_to_num(torch.inf, torch.inf, -torch.inf)
         ).widened()
 
     def widened(self, relative: float = ROUNDOFF) -> Interval:
-        return Interval(self.low - self.low.abs() * relative, self.high + self.high.abs() * relative)
+        outward = [(side.abs() * relative).nan_to_num(0, 0, 0) for side in (self.low, self.high)]  # ∞ stays ∞
+        return Interval(self.low - outward[0], self.high + outward[1])
 
     def __add__(self, other: Interval) -> Interval:
         return Interval(self.low + other.low, self.high + other.high).widened()
@@ -63,10 +67,14 @@ class Interval:
         return Interval(-self.high, -self.low)
 
     def __mul__(self, other: Interval) -> Interval:
-        corners = [_product(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
-        return Interval(torch.stack(corners).amin(0), torch.stack(corners).amax(0)).widened()
+        pairs = [(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
+        low, high = (torch.stack([_product(a, b, side) for a, b in pairs]) for side in (-UNDERFLOW, UNDERFLOW))
+        return Interval(low.amin(0), high.amax(0)).widened()
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor, underflow: float) -> torch.Tensor:
+    """a · b, with 0 · ∞ = 0, and `underflow` in its own direction where the product is lost to it."""
     a, b = torch.broadcast_tensors(a, b)
-    return torch.where((a == 0) | (b == 0), torch.zeros((), dtype=torch.float64), a * b)  # 0 · ∞ = 0
+    found = torch.where((a == 0) | (b == 0), torch.zeros((), dtype=torch.float64), a * b)
+    lost = (found == 0) & (a != 0) & (b != 0) & (torch.sign(a) * torch.sign(b) * underflow > 0)
+    return torch.where(lost, torch.tensor(underflow, dtype=torch.float64), found)

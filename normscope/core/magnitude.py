@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import total_ordering
 from typing import Union
 
 Real = Union["Magnitude", float, int]
 
 
-@total_ordering
 class Magnitude:
     """A non-negative real x, stored as ln x; zero and infinity included.
 
     >>> Magnitude(2) * Magnitude.from_log10(500)
     Magnitude(2.00e+500)
-    >>> float(Magnitude(3) + 4), Magnitude(8) > 7, Magnitude(8) ** (1 / 3)
-    (7.0, True, Magnitude(2.00))
+    >>> Magnitude(3) + 4, Magnitude(8) > 7, Magnitude(8) ** (1 / 3)
+    (Magnitude(7.00), True, Magnitude(2.00))
     """
 
     __slots__ = ("log",)
@@ -104,7 +102,7 @@ class Magnitude:
         """This value times (1 + relative), with the logarithm's own rounding added on top."""
         if not math.isfinite(self.log):
             return self
-        return Magnitude.from_log(self.log + math.log1p(relative) + 4 * math.ulp(self.log))
+        return Magnitude.from_log(self.log + math.log1p(relative) + 4 * _ulp(self.log, relative))
 
     def narrowed(self, relative: float) -> Magnitude:
         """This value times (1 − relative), never below zero, with the logarithm's own rounding taken off."""
@@ -112,7 +110,7 @@ class Magnitude:
             return ZERO
         if not math.isfinite(self.log):
             return self
-        return Magnitude.from_log(self.log + math.log1p(-relative) - 4 * math.ulp(self.log))
+        return Magnitude.from_log(self.log + math.log1p(-relative) - 4 * _ulp(self.log, math.log1p(-relative)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Magnitude, int, float)):
@@ -122,8 +120,18 @@ class Magnitude:
     def __lt__(self, other: Real) -> bool:
         return not _negative(other) and self.log < Magnitude(other).log
 
+    def __gt__(self, other: Real) -> bool:
+        return other == other and not self <= other
+
+    def __ge__(self, other: Real) -> bool:
+        return other == other and not self < other
+
+    def __le__(self, other: Real) -> bool:
+        return self < other or self == other
+
     def __hash__(self) -> int:
-        return hash(("Magnitude", self.log))
+        value = float(self)  # equal to a plain number where there is one
+        return hash(value) if Magnitude(value).log == self.log else hash(("Magnitude", self.log))
 
     def __bool__(self) -> bool:
         return self.log > -math.inf
@@ -152,6 +160,10 @@ class Magnitude:
 
     def __repr__(self) -> str:
         return f"Magnitude({self})"
+
+
+def _ulp(*values: float) -> float:
+    return max(math.ulp(value) for value in values)
 
 
 def _negative(value: Real) -> bool:

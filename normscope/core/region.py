@@ -19,6 +19,11 @@ def _parts(point: Point) -> tuple[torch.Tensor, ...]:
     return tuple(part.detach().to(torch.float64) for part in parts)
 
 
+def _check_finite(point: Point) -> None:
+    if not all(bool(part.isfinite().all()) for part in _parts(point)):
+        raise InputError("a region is made of finite numbers; this one holds NaN or infinity")
+
+
 @dataclass(frozen=True)
 class Ball:
     """All x with ‖x − center‖₂ ≤ radius; `center` is one sample, without batch axis, or one tensor an input."""
@@ -27,6 +32,7 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
+        _check_finite(self.center)
         if not self.radius >= 0 or self.radius == float("inf"):
             raise InputError(f"the radius of a ball is a finite number ≥ 0, not {self.radius}")
 
@@ -63,7 +69,10 @@ class Box:
     high: Point
 
     def __post_init__(self) -> None:
-        if any(bool((a > b).any()) or a.shape != b.shape for a, b in zip(_parts(self.low), _parts(self.high), strict=True)):
+        _check_finite(self.low)
+        _check_finite(self.high)
+        low, high = _parts(self.low), _parts(self.high)
+        if [a.shape for a in low] != [b.shape for b in high] or any(bool((a > b).any()) for a, b in zip(low, high, strict=True)):
             raise InputError("a box needs low ≤ high in every entry, and both of one shape")
 
     @property
@@ -72,7 +81,8 @@ class Box:
 
     @property
     def reach(self) -> float:
-        squared = sum(float(((b - a) / 2).square().sum()) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+        sides = zip(self.middle, _parts(self.low), _parts(self.high), strict=True)
+        squared = sum(float(torch.maximum(m - a, b - m).square().sum()) for m, a, b in sides)  # the middle itself is rounded
         return squared**0.5 * (1 + 2**-40)
 
     def intervals(self) -> tuple[Interval, ...]:

@@ -72,6 +72,11 @@ class Scale:
     placement: str = "inside"
     correction: float = 0.0
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Of `standardize`."""
+        return self.of, self.kind, self.axes, self.epsilon, self.placement, self.correction
+
 
 def as_centering(node: Node) -> Node | None:
     """x − mean(x) over some axes."""
@@ -93,13 +98,38 @@ def as_standardization(node: Node) -> Node | None:
         scale = _inverse_scale(bottom) if node.op == "mul" else _scale(bottom)
         if scale is None:
             continue
-        if scale.kind in ("rms", "l2") and top is scale.of and top.shape == node.shape:
-            arguments: tuple[Any, ...] = (top, scale.kind, scale.axes, scale.epsilon, scale.placement, 0.0)
-            return _renewed(node, "standardize", standardize, arguments)
-        if scale.kind == "layer" and top.op == "center" and top.input is scale.of and top.args[1] == scale.axes:
-            arguments = (scale.of, "layer", scale.axes, scale.epsilon, scale.placement, scale.correction)
-            return _renewed(node, "standardize", standardize, arguments)
+        if _is_numerator(top, scale) and top.shape == node.shape:
+            return _renewed(node, "standardize", standardize, scale.arguments)
+        scaled = _scaled_numerator(top, scale)  # γ · (x − mean) / s: the same with γ applied afterwards
+        if scaled is not None and top.shape == node.shape:
+            normalized = _renewed(top, "standardize", standardize, scale.arguments)
+            return Node(
+                node.name,
+                "mul",
+                torch.ops.aten.mul.Tensor,
+                (normalized, scaled),
+                {},
+                node.path,
+                node.source,
+                node.shape,
+                node.dtype,
+            )
     return None
+
+
+def _is_numerator(top: Any, scale: Scale) -> bool:
+    """Whether `top` is what the scale belongs to: x itself, or x centered where the scale is a standard deviation."""
+    if scale.kind == "layer":
+        return isinstance(top, Node) and top.op == "center" and top.input is scale.of and top.args[1] == scale.axes
+    return top is scale.of
+
+
+def _scaled_numerator(top: Any, scale: Scale) -> Constant | None:
+    """The constant γ where `top` is γ · numerator."""
+    if not isinstance(top, Node) or top.op != "mul" or len(top.inputs) != 1 or not _is_numerator(top.input, scale):
+        return None
+    constant = _constant_operand(top)
+    return constant if constant is not None and top.input.shape == top.shape else None
 
 
 def _inverse_scale(node: Any) -> Scale | None:
@@ -113,6 +143,8 @@ def _inverse_scale(node: Any) -> Scale | None:
         return _scale(node.args[0])
     if node.op == "div" and _is(node.args[0], 1.0):
         return _scale(node.args[1])
+    if node.op == "mul" and len(node.inputs) == 1 and _scalar(next(a for a in node.args[:2] if a is not node.input)) == 1.0:
+        return _inverse_scale(node.input)
     return None
 
 
@@ -315,7 +347,7 @@ def _gated(node: Node, coefficient: float, x: Node, gate: Node) -> Node | None:
             return _renewed(node, "quick_gelu", quick_gelu, (x, sharpness))
     if gate.op == "tanh" and gate.input.op == "softplus" and gate.input.input is x and _close(coefficient, 1.0):
         beta, threshold = (_scalar(gate.input.argument(i, name, d)) for i, name, d in ((1, "beta", 1), (2, "threshold", 20)))
-        return _renewed(node, "mish", aten.mish.default, (x,)) if (beta, threshold) == (1.0, 20.0) else None
+        return _renewed(node, "mish", aten.mish.default, (x,)) if beta == 1.0 and (threshold or 0) >= 20 else None
     if gate.op in ("hardtanh", "relu6", "clamp") and _close(coefficient, 1 / 6):
         three, inner_node = _plus(gate.input)
         limits = (0.0, 6.0) if gate.op == "relu6" else tuple(_scalar(a) for a in gate.args[1:3])

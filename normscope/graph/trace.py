@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 import warnings
@@ -40,12 +41,23 @@ def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str 
     size = call.batch_size
     if mode != "batch" and size > 1:
         call = call.samples(slice(0, 1))
-    program = model if isinstance(model, ExportedProgram) else export(model, call, mode)
+    program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(_module(model), call, mode)
     if _mutates_shared(program.graph):
         program = program.run_decompositions({})
     graph = _Conversion(program, call, mode, output).graph()
     graph.validate()
     return recognise(graph)
+
+
+def _takes(program: ExportedProgram, call: Call) -> bool:
+    """Whether an exported program has exactly the shapes of the call (one with a dynamic batch has not)."""
+    names = set(program.graph_signature.user_inputs)
+    shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in names and hasattr(node.meta["val"], "shape")]
+    return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
+
+
+def _module(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
+    return model.module() if isinstance(model, ExportedProgram) else model
 
 
 def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
@@ -65,10 +77,21 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                     [f"{type(model).__name__} in train mode cannot take one sample alone"],
                     'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
                 ) from error
+            _check_runs(model, call)
             raise ExportError(
                 f"{type(model).__name__} could not be traced: {_first_line(error)}; "
                 "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
             ) from error
+
+
+def _check_runs(model: torch.nn.Module, call: Call) -> None:
+    """Raise if the model does not even run on the example: then tracing is not what failed."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
+        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {_first_line(error)}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from tests.cases import Function, network, randn
-from tests.networks import double
+from tests.networks import double, is_deep
 
 
 def bracket(function, example: Tensor, **settings) -> ns.Bracket:
@@ -126,7 +126,7 @@ def test_constant_and_identity():
 # witnesses -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(17))
+@pytest.mark.parametrize("seed", [seed for seed in range(18) if not is_deep(seed)])
 def test_the_model_itself_attains_the_lower_bound_at_the_witness(seed):
     module, example, mode = network(seed)
     found = bracket(module, example, mode=mode)
@@ -151,7 +151,9 @@ def test_two_inputs_share_one_distance():
 
 
 def stateful() -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 2)))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.ReLU(), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 2))
+    )
     model[0].weight.grad = torch.ones(6, 4)
     model[0].bias.requires_grad_(False)
     model[1].train()

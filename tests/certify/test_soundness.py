@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import normscope as ns
 from normscope.graph.trace import trace
 from tests.cases import network
-from tests.networks import double
+from tests.networks import double, is_deep
 
 QUICK, ALL = 120, 2000
 PAIRS = 64
@@ -67,9 +67,34 @@ def pairs(function: nn.Module, example: Tensor, mode: str, seed: int):
                 yield point.detach(), (point + step * direction).detach()
 
 
+def check_on_ball(seed: int) -> None:
+    module, example, mode = network(seed)
+    twin, slack = double(module, mode), 1 + TOLERANCE[example.dtype]
+    generator = torch.Generator().manual_seed(seed)
+    center = example.double() if mode == "batch" else example[0].double()
+    radius = float(torch.linalg.vector_norm(center)) * 10 ** (1 - 4 * float(torch.rand((), generator=generator)))
+    whole = ns.lipschitz(module, example, mode=mode)
+    bracket = ns.lipschitz(module, example, region=ns.Ball(center, radius), mode=mode)
+    assert bracket.upper <= whole.upper * (1 + 1e-9)
+    for point in bracket.witness or ():
+        assert float(torch.linalg.vector_norm(point[0].double() - center)) <= radius * (1 + 1e-9)
+    for _ in range(PAIRS):
+        ends = [torch.randn(center.shape, generator=generator, dtype=torch.float64) for _ in range(2)]
+        ends[1] = ends[0] + ends[1] * 10 ** (-3 * float(torch.rand((), generator=generator)))
+        farthest = max(float(torch.linalg.vector_norm(end)) for end in ends)
+        inside = [center + end * (radius / farthest) for end in ends]
+        first, second = inside if mode == "batch" else (end[None] for end in inside)
+        assert quotient(twin, first, second) <= float(bracket.upper) * slack
+
+
 @pytest.mark.parametrize("seed", range(QUICK))
 def test_sound(seed):
     check(seed)
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(54) if not is_deep(seed)])
+def test_sound_on_a_ball(seed):
+    check_on_ball(seed)
 
 
 @pytest.mark.full
@@ -77,3 +102,4 @@ def test_sound(seed):
 def test_sound_on_many_more(start):
     for seed in range(start, start + 20):
         check(seed)
+        check_on_ball(seed)

@@ -120,7 +120,7 @@ def test_bad_shapes_are_one_line(shapes: list[str]) -> None:
     [
         (["network.py:made", "--input", "6"], "has no 'made': did you mean make?"),
         (["network.py:make", "--input", "6,2"], "is not a shape"),
-        (["network.py:make", "--input", "7"], "could not be traced"),
+        (["network.py:make", "--input", "7"], "does not run on inputs of shape"),
         (["network.py:make", "--input", "6", "--mode", "test"], "mode is one of"),
         (["network.py:make"], "--input"),
         (["network.py:make", "--input", "6", "--batch", "0"], "--batch"),

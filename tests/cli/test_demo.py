@@ -56,6 +56,18 @@ def test_the_same_seed_gives_the_same_numbers(content: dict[str, Any]) -> None:
     assert demo.accuracy(again, digits()) == content["networks"]["BN"]["accuracy"]
 
 
+def test_one_thread_and_then_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError), demo.one_thread():
+            assert torch.get_num_threads() == 1
+            raise RuntimeError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_plain_network_trains() -> None:
     data = digits()
     assert demo.accuracy(demo.train(data, "none", seed=0, epochs=8), data) > 0.9

@@ -118,20 +118,17 @@ def test_batches_that_lack_an_argument_are_refused():
         list(calls([(X,)], Call.of((X, X))))
 
 
-@pytest.mark.xfail(reason="an empty tensor splits into one batch of no samples", strict=True)
 def test_an_empty_tensor_holds_no_batch():
     with pytest.raises(InputError):
         list(calls(X[:0], EXAMPLE))
 
 
-@pytest.mark.xfail(reason="a dict batch for a one-argument model skips the check of shapes", strict=True)
 def test_dict_batches_of_a_wrong_shape_are_refused():
     with pytest.raises(InputError):
         list(calls([{"x": torch.zeros(4, 5)}], EXAMPLE))
 
 
 @pytest.mark.parametrize("batch_size", [4, 64])
-@pytest.mark.xfail(reason="lengths are compared in batches: a bare ValueError, or nothing if all fit in one", strict=True)
 def test_inputs_and_targets_of_unequal_length_are_refused(batch_size):
     with pytest.raises(InputError):
         list(calls((X, Y[:3]), EXAMPLE, batch_size))

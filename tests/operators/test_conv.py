@@ -50,7 +50,9 @@ def dense(case, kernel: Tensor) -> Tensor:
     basis = torch.eye(before * size**axes, dtype=torch.float64).reshape(-1, before, *[size] * axes)
     name = f"Conv{'Transpose' if transposed else ''}{axes}d"
     kind = {"padding_mode": mode} if not transposed else {}
-    module = getattr(torch.nn, name)(before, after, kernel.shape[2:], stride, padding, bias=False, groups=groups, dilation=dilation, **kind)
+    module = getattr(torch.nn, name)(
+        before, after, kernel.shape[2:], stride, padding, bias=False, groups=groups, dilation=dilation, **kind
+    )
     module.weight = torch.nn.Parameter(kernel, requires_grad=False)
     return module(basis).flatten(1).T
 

@@ -147,7 +147,9 @@ def test_operator_norm_of_a_matrix(dtype):
 
 
 def test_operator_norm_of_affine_modules():
-    module = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(18, 4), torch.nn.AvgPool1d(2)).double()
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(18, 4), torch.nn.AvgPool1d(2)
+    ).double()
     matrix = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], randn(2, 8).double()).reshape(2, 16)
     truth = float(torch.linalg.matrix_norm(matrix, 2))
     bracket = ns.operator_norm(module, (2, 8))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.certify import chains, fold
+from normscope.certify import chains, fold, relaxation
 from normscope.certify.upper import upper
 from normscope.graph.trace import trace
 from normscope.operators import conv, dense
@@ -132,6 +132,7 @@ def test_spectral_norm_mutant_dies(module, monkeypatch):
 def test_every_user_of_spectral_norms_has_a_case():
     users = {name for name, module in sys.modules.items() if vars(module).get("spectral_norm") is dense.spectral_norm}
     reporting = {"normscope.ledger", "normscope.certify.operator_norm"}
+    reporting.add("normscope.certify.relaxation")  # used on regions only, see below
     assert {name for name in users if name.startswith("normscope")} - reporting == set(SPECTRAL)
 
 
@@ -141,3 +142,13 @@ def test_folding_mutant_dies(layer, monkeypatch):
     case = Case(folded(layer, nn.BatchNorm1d(4)), randn(*shape))
     users = [module for module in sys.modules.values() if vars(module).get("running_scale") is fold.running_scale]
     assert dies(case, monkeypatch, *((module, "running_scale") for module in users))
+
+
+def test_relaxation_mutant_dies(monkeypatch):
+    """On a ball within which no ReLU changes sides the relaxation is the Jacobian."""
+    model, center = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), randn(3)
+    region = ns.Ball(center, 1e-4)
+    bracket = ns.lipschitz(model, center[None], region=region)
+    assert bracket.upper <= bracket.lower * 1.01
+    monkeypatch.setattr(relaxation, "spectral_norm", weakened(relaxation.spectral_norm))
+    assert upper(trace(model, center[None]), region=region).bound < bracket.lower

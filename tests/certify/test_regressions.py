@@ -1,0 +1,67 @@
+"""The smallest case of everything that was wrong once."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+import normscope as ns
+from normscope import Ball
+from tests.cases import Function, randn
+
+
+def shared_padding(x: Tensor) -> Tensor:
+    padded = functional.pad(x[:, None], (4, 4), mode="replicate")
+    kernel = torch.ones(1, 1, 1)
+    return functional.conv1d(padded, kernel, padding=1) + functional.conv1d(padded, kernel, padding=1)
+
+
+DIAGONAL = torch.diag(torch.linspace(0.1, 2, 2100))
+UNEVEN = torch.tensor([[0.0, 0, 0.01, 0], [0, 9, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+TAPS = torch.tensor([[[[0.0, 1.0], [0.0, 2.0]]]])
+REGRESSIONS = {  # a function, the shape of its input, a number that its constant reaches
+    "padding shared by convolutions": (shared_padding, (1, 4), math.sqrt(20)),
+    "accumulated entries": (lambda x: torch.zeros(3).index_put((torch.zeros(4, dtype=torch.long),), x[0], accumulate=True)[None], (1, 4), 2),
+    "a sum over one factor": (lambda x: torch.einsum("ij,ik->ik", 1 + torch.tanh(x) / 10, 1 + torch.tanh(x) / 10), (1, 50), 5),
+    "a negative multiple of many inputs": (lambda x: torch.addmm(torch.zeros(2100), x, DIAGONAL, alpha=-1.0), (1, 2100), 2),
+    "a weight and a view of it": (lambda x: torch.cat([functional.linear(x, UNEVEN[:1].expand(4, 4)), functional.linear(x, UNEVEN)], 1), (1, 4), 9),
+    "a kernel and its transpose": (lambda x: functional.conv2d(x, TAPS) + functional.conv2d(x, TAPS.transpose(2, 3)), (1, 1, 2, 30), 3),
+    "exponentials to the left": (nn.CELU(-1.0), (1, 4), 20),
+    "a power with the base fixed": (lambda x: 2.0 ** torch.sigmoid(x), (1, 4), 0.2),
+    "limits of their own": (lambda x: torch.clamp(x, -torch.ones(4), torch.ones(4)), (1, 4), 1),
+    "padding with minus infinity": (lambda x: functional.max_pool1d(functional.pad(x[:, None], (1, 1), value=-math.inf), 3, 2), (1, 4), 1),
+    "one output": (nn.Linear(2, 1, bias=False), (1, 2), 0),
+    "random slopes in eval mode": (nn.RReLU(2.0, 4.0), (1, 4), 3),
+    "hard sigmoid": (nn.Hardsigmoid(), (1, 4), 1 / 6),
+    "a copy": (lambda x: torch.zeros(len(x), 4).copy_(x), (1, 4), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_once_wrong(name):
+    function, shape, reached = REGRESSIONS[name]
+    model = copy.deepcopy(function) if isinstance(function, nn.Module) else Function(function)
+    for seed in range(3 if shape[-1] < 100 else 1):
+        found = ns.lipschitz(model, randn(*shape, seed=seed))
+        assert found.lower <= found.upper and float(found.upper) >= reached * (1 - 1e-9)
+
+
+def test_a_number_beside_the_input_is_held_fixed():
+    found = ns.lipschitz(Function(lambda x, c: x * c), (randn(1, 4), torch.tensor(2.0)))
+    assert float(found.upper) == pytest.approx(2) and float(found.lower) == pytest.approx(2)
+
+
+def test_slopes_of_waves_on_a_ball():
+    """sin is as steep downwards as upwards, wherever the ball is."""
+    model = nn.Sequential(nn.Linear(1, 2), Function(torch.sin), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor([3.0, 5.0]))
+        model[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    found = ns.lipschitz(model, torch.zeros(1, 1).double(), region=Ball(torch.zeros(1).double(), 0.5))
+    assert 1.6 <= float(found.lower) <= float(found.upper)
