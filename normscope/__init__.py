@@ -4,6 +4,7 @@ from normscope import rules
 from normscope.auditing import Audit, audit
 from normscope.certify.lipschitz import lipschitz
 from normscope.certify.operator_norm import operator_norm
+from normscope.certify.robustness import certify_radius, local_brackets
 from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
@@ -12,5 +13,5 @@ from normscope.version import __version__
 
 __all__ = [
     "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "lipschitz", "operator_norm", "rules",
+    "audit", "certify_radius", "lipschitz", "local_brackets", "operator_norm", "rules",
 ]  # fmt: skip

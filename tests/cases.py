@@ -218,9 +218,7 @@ ROWS: dict[str, Maker] = {  # on (1, 4)
 }
 
 PLANES: dict[str, Maker] = {  # on (1, 2, 3)
-    "view": lambda x: x.view(1, 6),
     "view_as": lambda x: x.view_as(torch.zeros(1, 6)),
-    "_unsafe_view": lambda x: aten._unsafe_view(x, [1, 6]),
     "reshape": lambda x: x.reshape(1, 6),
     "flatten": lambda x: x.flatten(1),
     "permute": lambda x: x.permute(0, 2, 1),
@@ -373,5 +371,7 @@ INFINITE: dict[str, Case] = on(
 
 # Rules that no traced graph reaches, with the reason.
 UNREACHABLE: dict[str, str] = {
+    "view": "tracing rewrites it as the reshape that it is",
+    "_unsafe_view": "tracing rewrites it as the reshape that it is",
     "copy": "tracing rewrites a copy as the expansion that it is; what is left copies integers",
 }

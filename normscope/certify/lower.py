@@ -21,6 +21,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, ou
 
 SEARCH_ENTRIES = 1_500_000  # activations that one evaluation of the pool may hold
 MOST_POINTS = 2048
+FEW_POINTS = 16
 MANY_POINTS = 512  # from here on a model is cheap enough for many rounds
 KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
@@ -168,11 +169,16 @@ class _Search:
 
     def __init__(self, space: Space, generator: torch.Generator, effort: float, region: Region | None) -> None:
         self.space, self.generator, self.effort, self.region = space, generator, effort, region
-        self.function = space.function(space.graph.compute_dtype)
+        batched = space.graph.batched(space.graph.compute_dtype)
+        self.function: Function = lambda points: batched(*space.unflat(points)).flatten(1)
         self.dtype = space.graph.compute_dtype
         held = sum(math.prod(node.shape) for node in space.graph)
         self.large = held > SEARCH_ENTRIES
         self.points = max(2 if self.large else 4, min(MOST_POINTS, int(effort * SEARCH_ENTRIES / max(held, 1))))
+        with torch.no_grad():
+            self.function(torch.zeros(1, space.dimension, dtype=self.dtype))
+        if batched.one_by_one:  # every point costs a pass of its own
+            self.points = min(self.points, FEW_POINTS)
         self.small = self.points >= MANY_POINTS
         bent = [node.input for node in space.graph if node.op in KINKED and len(node.inputs) == 1]
         capture = space.graph.batched_capture(bent, self.dtype) if bent else None

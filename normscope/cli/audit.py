@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+    from normscope.core.region import Ball, Box
+
 WIDTH = 100  # of what is printed into a file or a pipe
 SHAPE = re.compile(r"(?:([A-Za-z_]\w*)=)?([1-9]\d*(?:[x×][1-9]\d*)*)")
 
@@ -31,6 +33,9 @@ def audit(
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
     mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="ball:R|box:R", help="Only near the example's first sample: within R, in l2 or entrywise.")
+    ] = None,
     effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
@@ -54,7 +59,8 @@ def audit(
         loaded = load_model(model, weights, seed)
         generator = torch.Generator().manual_seed(seed)
         example = random_example(inputs, batch, dtype_of(loaded), generator)
-        result = ns.audit(loaded, example, mode=mode, output=output, effort=effort, generator=generator, report=report)
+        near = region_around(region, example, mode)
+        result = ns.audit(loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report)
     try:
         if html is not None:
             result.to_html(html)
@@ -89,6 +95,24 @@ def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator:
     if named and plain:
         raise InputError("some --input have a name and some have none: name all of them or none")
     return named or tuple(plain)
+
+
+def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | None:
+    """`ball:0.1` or `box:0.1` around the first sample of the example (the whole of it in batch mode)."""
+    if text is None:
+        return None
+    from normscope.core.data import Call
+    from normscope.core.region import Ball, Box
+
+    kind, _, size = text.partition(":")
+    try:
+        radius = float(size)
+    except ValueError:
+        radius = -1.0
+    if kind not in ("ball", "box") or not radius >= 0:
+        raise InputError(f"--region {text!r} is not a region: write ball:0.1 or box:0.1")
+    middle = [part if mode == "batch" else part[0] for part in Call.of(example).floats()]
+    return Ball(middle, radius) if kind == "ball" else Box([m - radius for m in middle], [m + radius for m in middle])
 
 
 def dtype_of(model: torch.nn.Module | ExportedProgram) -> torch.dtype:

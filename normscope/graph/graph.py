@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +169,7 @@ class Graph:
                         del values[source]
         return values[self.output], captured
 
-    def batched(self, dtype: torch.dtype | None = None) -> Callable[..., torch.Tensor]:
+    def batched(self, dtype: torch.dtype | None = None) -> _OverBatch:
         """The traced function on a batch: (batch, …) tensors in, (batch, …) out, one sample independent of the next."""
         compute = dtype or self.compute_dtype
 
@@ -176,9 +177,9 @@ class Graph:
             inputs = sample if self.whole_batch else tuple(value.unsqueeze(0) for value in sample)
             return self.run(inputs, compute)[0]
 
-        return _over_batch(one)
+        return _OverBatch(one)
 
-    def batched_capture(self, nodes: Sequence[Node], dtype: torch.dtype | None = None) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def batched_capture(self, nodes: Sequence[Node], dtype: torch.dtype | None = None) -> _OverBatch:
         """The values of some nodes on a batch, each (batch, …)."""
         compute = dtype or self.compute_dtype
 
@@ -187,7 +188,7 @@ class Graph:
             captured = self.run(inputs, compute, capture=nodes)[1]
             return tuple(captured[node] for node in nodes)
 
-        return _over_batch(one)
+        return _OverBatch(one)
 
     def validate(self) -> None:
         """Raise unless every node reads only nodes before it and the output is among them."""
@@ -249,20 +250,35 @@ def cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype) if value.is_floating_point() else value
 
 
-def _over_batch(one: Callable[..., Any]) -> Callable[..., Any]:
+class _OverBatch:
     """A function of one sample on a batch: by vmap, or one by one where an operation has no batching rule."""
-    mapped = torch.vmap(one)
 
-    def function(*batch: torch.Tensor) -> Any:
-        try:
-            return mapped(*batch)
-        except (RuntimeError, NotImplementedError):
-            results = [one(*sample) for sample in zip(*batch, strict=True)]
-            if isinstance(results[0], tuple):
-                return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
-            return torch.stack(results)
+    def __init__(self, one: Callable[..., Any]) -> None:
+        self.one, self.mapped = one, torch.vmap(one)
+        self.one_by_one = False
 
-    return function
+    def __call__(self, *batch: torch.Tensor) -> Any:
+        if not self.one_by_one:
+            try:
+                with _without_slow_vmap():
+                    return self.mapped(*batch)
+            except (RuntimeError, NotImplementedError):
+                self.one_by_one = True
+        results = [self.one(*sample) for sample in zip(*batch, strict=True)]
+        if isinstance(results[0], tuple):
+            return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+        return torch.stack(results)
+
+
+@contextmanager
+def _without_slow_vmap() -> Iterator[None]:
+    """Make vmap raise, instead of warn and loop, where an operation has no batching rule."""
+    enabled = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(enabled)
 
 
 def _ordered(output: Node, inputs: Sequence[Node]) -> list[Node]:

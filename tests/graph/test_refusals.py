@@ -72,7 +72,7 @@ REFUSED = {  # a model, an example, the mode, the class of the error, words that
     "an empty batch": (nn.Linear(4, 3), torch.zeros(0, 4), "eval", ns.InputError, ["batch", "(0, 4)"]),
     "unequal batches": (Function(lambda x, y: x), (randn(2, 4), randn(3, 4)), "eval", ns.InputError, ["(2, 4)", "(3, 4)"]),
     "not an example": (nn.Linear(4, 3), "text", "eval", ns.InputError, ["str"]),
-    "a wrong shape": (nn.Linear(4, 3), randn(1, 5), "eval", ns.ExportError, ["could not be traced"]),
+    "a wrong shape": (nn.Linear(4, 3), randn(1, 5), "eval", ns.InputError, ["does not run", "(1, 5)"]),
     "an unknown mode": (nn.Linear(4, 3), randn(1, 4), "test", ns.InputError, ["eval, train, batch"]),
     "a constant": (Function(lambda x: torch.ones(1, 3)), randn(1, 4), "eval", ns.InputError, ["does not depend"]),
     "TorchScript": (torch.jit.script(nn.Linear(4, 3)), randn(1, 4), "eval", ns.ExportError, ["TorchScript"]),

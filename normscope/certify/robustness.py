@@ -1,0 +1,175 @@
+"""Brackets around samples, and the radii within which a classifier's answer is proved not to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from normscope.certify.lipschitz import certifiable_graph
+from normscope.certify.lower import lower
+from normscope.certify.upper import upper
+from normscope.core.bracket import Bracket
+from normscope.core.data import Call, Data, Example, calls
+from normscope.core.errors import InputError
+from normscope.core.magnitude import Magnitude
+from normscope.core.region import Ball
+from normscope.graph.graph import Graph
+from normscope.rules.registry import Gain
+
+Progress = Callable[[int], None]  # samples done so far
+
+
+@dataclass(frozen=True)
+class LocalBrackets:
+    """The brackets of a model on balls of one radius around samples."""
+
+    radius: float
+    brackets: tuple[Bracket, ...]
+
+    @property
+    def largest(self) -> Bracket:
+        """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
+        top = max(self.brackets, key=lambda bracket: bracket.lower)
+        above = max(self.brackets, key=lambda bracket: bracket.upper)
+        return Bracket(top.lower, above.upper, top.witness, above.certificate)
+
+    def __len__(self) -> int:
+        return len(self.brackets)
+
+    def __str__(self) -> str:
+        uppers = sorted(bracket.upper for bracket in self.brackets)
+        return f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}"
+
+
+def local_brackets(
+    model: torch.nn.Module,
+    example: Example,
+    data: Data,
+    radius: float,
+    output: str | int | None = None,
+    effort: float = 0.2,
+    progress: Progress | None = None,
+) -> LocalBrackets:
+    """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once."""
+    graph = certifiable_graph(model, example, "eval", output)
+    known: dict[object, Gain] = {}
+    found = []
+    for sample in _samples(Call.of(example), data):
+        ball = Ball(sample, radius)
+        above = upper(graph, region=ball, known=known)
+        flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
+        below, witness = lower(graph, flat, effort, region=ball)
+        found.append(Bracket(below, above.bound, witness, above.certificate))
+        if progress is not None:
+            progress(len(found))
+    return LocalBrackets(radius, tuple(found))
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Certified radii of labelled samples: within radius[i] of sample i, in ℓ2, the answer stays right.
+
+    radius[i] is 0 for a sample that is answered wrongly.
+    """
+
+    radius: tuple[float, ...]
+    margin: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        ordered = sorted(self.radius)
+        return ordered[len(ordered) // 2]
+
+    def certified_accuracy(self, radius: float) -> float:
+        """The share of samples that are answered rightly on the whole ball of `radius`."""
+        return sum(r >= radius and m > 0 for r, m in zip(self.radius, self.margin, strict=True)) / len(self.radius)
+
+    def __str__(self) -> str:
+        steps = [0.0, *(self.median * factor for factor in (0.5, 1.0, 2.0))]
+        accuracy = ", ".join(f"{100 * self.certified_accuracy(r):.1f}% at {r:.3g}" for r in dict.fromkeys(steps))
+        return f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}"
+
+
+def certify_radius(
+    model: torch.nn.Module,
+    example: Example,
+    data: Data,
+    radii: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0),
+    output: str | int | None = None,
+    progress: Progress | None = None,
+) -> Robustness:
+    """For every labelled sample the largest of min(margin/(√2 · upper), radius) over balls of the given radii.
+
+    On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
+    the margin is used up or the ball is left. data: (inputs, labels), or an iterable of such batches.
+    """
+    graph = certifiable_graph(model, example, "eval", output)
+    known: dict[object, Gain] = {}
+    everywhere = upper(graph, known=known).bound
+    call = Call.of(example)
+    radius, margin = [], []
+    for sample, label in _labelled(call, data):
+        distance = _margin(graph, sample, label)
+        margin.append(distance)
+        radius.append(_radius(graph, sample, distance, everywhere, radii, known) if distance > 0 else 0.0)
+        if progress is not None:
+            progress(len(radius))
+    if not radius:
+        raise InputError("the data holds no labelled sample")
+    return Robustness(tuple(radius), tuple(margin))
+
+
+def _radius(
+    graph: Graph,
+    sample: tuple[torch.Tensor, ...],
+    margin: float,
+    everywhere: Magnitude,
+    radii: Sequence[float],
+    known: dict[object, Gain],
+) -> float:
+    best = _reach(margin, everywhere)
+    for radius in sorted(radii):
+        if radius <= best:
+            continue
+        bound = upper(graph, region=Ball(sample, radius), known=known).bound
+        best = max(best, min(radius, _reach(margin, bound)))
+        if best < radius:  # a larger ball has no smaller constant
+            break
+    return best
+
+
+def _reach(margin: float, bound: Magnitude) -> float:
+    if not bound:
+        return math.inf
+    return float(Magnitude(margin) / (bound * math.sqrt(2))) * (1 - 1e-9) if bound.finite else 0.0
+
+
+def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float:
+    """The right output less the largest other one, in float64."""
+    with torch.no_grad():
+        outputs = graph.run([part[None] for part in sample], torch.float64)[0].reshape(-1)
+    if not 0 <= label < len(outputs) or len(outputs) < 2:
+        raise InputError(f"label {label} does not name one of {len(outputs)} outputs")
+    others = torch.cat([outputs[:label], outputs[label + 1 :]])
+    return float(outputs[label] - others.max()) - 1e-12 * float(outputs.abs().max())
+
+
+def _samples(example: Call, data: Data) -> Iterator[tuple[torch.Tensor, ...]]:
+    for call in calls(data, example):
+        for index in range(call.batch_size):
+            yield tuple(part[index].to(torch.float64) for part in call.floats())
+
+
+def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, ...], int]]:
+    """Samples with the label that stands behind the inputs in every batch."""
+    inputs = len(example.tensors)
+    batches = [data] if isinstance(data, tuple) and all(isinstance(part, torch.Tensor) for part in data) else data
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)) or len(batch) <= inputs or not isinstance(batch[inputs], torch.Tensor):
+            raise InputError("certified radii need labels: pass (inputs, labels) or batches of them")
+        labels = batch[inputs]
+        for index, sample in enumerate(_samples(example, tuple(batch[:inputs]))):
+            yield sample, int(labels[index])
