@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as functional
@@ -22,6 +22,7 @@ class Case:
     example: Tensor
     mode: str = "eval"
     slack: float = 1.1
+    effort: float = 1.0
 
 
 attention = functional.scaled_dot_product_attention
@@ -307,6 +308,12 @@ RULE_CASES: dict[str, Case] = {
     **on((1, 3), ENTRYWISE), **on((1, 4), ROWS), **on((1, 2, 3), PLANES), **on((1, 2, 4), LINES),
     **on((1, 4, 4, 4), IMAGES), **on((1, 2, 4, 4, 4), VOLUMES), **on((6, 3), {"batch_norm": nn.BatchNorm1d(3, eps=0.1)}, "batch"),
 }  # fmt: skip
+
+for _op in (
+    "bilinear", "column_stack", "masked_scatter", "fill",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+):  # fmt: skip
+    RULE_CASES[_op] = replace(RULE_CASES[_op], effort=0.1)  # torch has no batching rule: the search goes sample by sample
 
 # More than one case for rules with more than one law; the part before the colon names the rule.
 VARIANTS: dict[str, Case] = {

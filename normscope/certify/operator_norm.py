@@ -14,7 +14,7 @@ from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.graph.graph import Graph, check_finite
 from normscope.graph.trace import trace
-from normscope.operators.dense import largest_eigenpair, spectral_norm
+from normscope.operators.dense import frobenius_norm, largest_eigenpair, spectral_norm
 from normscope.rules.registry import registry
 
 DENSE_INPUTS = 2000
@@ -115,7 +115,7 @@ def _bracket(graph: Graph) -> Bracket:
     if len(composed.links) > 1 and space.dimension <= DENSE_INPUTS:
         with torch.no_grad():
             matrix = function(torch.eye(space.dimension, dtype=torch.float64)) - offset
-        error = 2.0**-45 * (float(torch.linalg.vector_norm(matrix)) + float(offset.abs().max()) * matrix.numel() ** 0.5)
+        error = 2.0**-45 * (float(frobenius_norm(matrix)) + float(offset.abs().max()) * matrix.numel() ** 0.5)
         dense = spectral_norm(matrix, error)
         if dense < bound:
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")

@@ -19,10 +19,14 @@ Noise = Callable[[Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor that does not depend on the input; `sources` are the parameters and buffers it was made from."""
+    """A tensor that does not depend on the input; `sources` are the parameters and buffers it was made from.
+
+    learned: whether a parameter is among them (an infinite mask is a buffer, an infinite weight is a mistake).
+    """
 
     value: torch.Tensor
     sources: tuple[str, ...] = ()
+    learned: bool = False
 
     def __repr__(self) -> str:
         return f"Constant({', '.join(self.sources) or 'literal'}: {tuple(self.value.shape)})"
@@ -314,7 +318,10 @@ def check_finite(graph: Graph) -> None:
     """Refuse a model with a NaN or infinite parameter or buffer."""
     for node in graph:
         for constant in node.constants:
-            if constant.sources and constant.value.is_floating_point() and not constant.value.isfinite().all():
+            if not constant.sources or not constant.value.is_floating_point():
+                continue
+            value = constant.value
+            if bool(value.isnan().any()) or (constant.learned and not bool(value.isfinite().all())):
                 raise InputError(
                     f"{', '.join(constant.sources)} holds NaN or infinite values ({node.label}): no bound exists; "
                     "load weights from before training diverged"

@@ -171,7 +171,7 @@ class _Conversion:
             (node for node in program.graph.nodes if node.op == "placeholder"), signature.input_specs, strict=True
         ):
             if spec.kind == InputKind.PARAMETER:
-                values[placeholder] = Constant(program.state_dict[spec.target].detach(), (spec.target,))
+                values[placeholder] = Constant(program.state_dict[spec.target].detach(), (spec.target,), learned=True)
             elif spec.kind == InputKind.BUFFER:
                 store = program.state_dict if spec.target in program.state_dict else program.constants
                 values[placeholder] = Constant(store[spec.target].detach(), (spec.target,))
@@ -248,9 +248,11 @@ class _Conversion:
         if torch.Tag.nondeterministic_seeded in tags:
             raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
         sources: list[str] = []
+        learned: list[bool] = []
 
         def value(constant: Constant) -> torch.Tensor:
             sources.extend(constant.sources)
+            learned.append(constant.learned)
             schema = getattr(target, "_schema", None)
             return constant.value.clone() if schema is not None and schema.is_mutable else constant.value
 
@@ -258,7 +260,7 @@ class _Conversion:
         with torch.no_grad():
             result = target(*args, **kwargs)
         names = tuple(dict.fromkeys(sources))
-        return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names), result)
+        return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names, any(learned)), result)
 
     def _output(self, values: dict[FxNode, Any]) -> Any:
         names = {fx.name: fx for fx in values}

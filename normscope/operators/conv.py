@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from normscope.core.magnitude import ZERO, Magnitude
-from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.operators.dense import UNIT_ROUNDOFF, frobenius_norm, spectral_norm
 
 EXACT_SIZE = 2000  # the smaller side of a matrix that is made dense
 EXACT_WORK = EXACT_SIZE**3  # multiplications of the Gram matrices of all groups
@@ -154,7 +154,7 @@ class Convolution:
 
         An entry errs by at most c Σ_t |K_t|, and ‖Σ_t |K_t|‖_F ≤ √taps ‖K‖_F.
         """
-        return 16 * (taps + 8) * UNIT_ROUNDOFF * math.sqrt(taps) * float(torch.linalg.vector_norm(self.grouped_kernel))
+        return 16 * (taps + 8) * UNIT_ROUNDOFF * math.sqrt(taps) * float(frobenius_norm(self.kernel))
 
     def _padding_gain(self) -> float:
         """√ of how often padding repeats an entry, the axes multiplied."""

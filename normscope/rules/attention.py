@@ -16,6 +16,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
+from normscope.graph.patterns import rotate_half
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -71,6 +72,12 @@ class Rotary(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(self._scale(node), method="rotation")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        x, cos, sin = context.interval(node.input), *(operand.double() for operand in node.args[1:])
+        turned = Interval(rotate_half(x.low), rotate_half(x.high))  # (−x₂, x₁): the negated half swaps its sides
+        turned = Interval(torch.minimum(turned.low, turned.high), torch.maximum(turned.low, turned.high))
+        return x * Interval(cos, cos) + turned * Interval(sin, sin)
 
     def norm(self, node: Node, context: Context) -> float:
         return self._scale(node) * context.norm(node.input)

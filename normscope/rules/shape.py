@@ -35,7 +35,7 @@ def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...])
 
 
 @rule(
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT", "mH",
+    "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT", "mH",
     "swapdims", "moveaxis", "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
     "numpy_T", "adjoint", "view_as",
 )  # fmt: skip
@@ -70,6 +70,9 @@ class NonnegativeLinear(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(schur_bound(node), method="Schur")
 
+    def norm(self, node: Node, context: Context) -> float:
+        return context.norm(node.input) * math.sqrt(vectors_joined(node)) if node.op in SELECTIONS else math.inf
+
     def interval(self, node: Node, context: Context) -> Interval:
         if not node.shape and node.dtype is None:  # several outputs: `Pick` reads the input's bounds itself
             return Interval.unbounded(())
@@ -79,18 +82,35 @@ class NonnegativeLinear(Rule):
         return True
 
 
-def vectors_joined(node: Node) -> int:
-    """From how many vectors along the input's last axis the entries of one output vector come, at most."""
+def vectors_joined(node: Node) -> float:
+    """From how many vectors along the input's last axis the entries of one output vector come, at most.
+
+    Infinite where an output vector holds some entry twice, or where its entries are not entries of the input.
+    """
     source = node.input
-    if not source.shape or not node.shape:
-        return max(math.prod(source.shape), 1)
-    width = source.shape[-1]
-    owner = (torch.arange(math.prod(source.shape), dtype=torch.float64) // max(width, 1)).reshape(source.shape)
-    rows = node.apply(owner).reshape(-1, node.shape[-1])
-    if rows.numel() == 0:
-        return 1
-    ordered = rows.sort(1).values
-    return int((ordered[:, 1:] != ordered[:, :-1]).sum(1).max()) + 1 if ordered.shape[1] > 1 else 1
+    if not source.shape or not node.shape or not math.prod(node.shape):
+        return math.inf
+    entries = torch.arange(math.prod(source.shape), dtype=torch.float64).reshape(source.shape)
+    rows = node.apply(entries).reshape(-1, node.shape[-1]).sort(1).values
+    if bool((rows[:, 1:] == rows[:, :-1]).any()):
+        return math.inf
+    owners = (rows // source.shape[-1]).sort(1).values
+    return int((owners[:, 1:] != owners[:, :-1]).sum(1).max()) + 1 if owners.shape[1] > 1 else 1
+
+
+SELECTIONS = (
+    "slice",
+    "select",
+    "narrow",
+    "index",
+    "index_select",
+    "gather",
+    "expand",
+    "expand_as",
+    "repeat",
+    "repeat_interleave",
+    "tile",
+)
 
 
 @rule("getitem")

@@ -45,7 +45,7 @@ def test_rule_is_tight_and_its_mutant_dies(name, monkeypatch):
     case, op = CASES[name], name.split(":")[0]
     graph = trace(case.module, case.example, case.mode)
     assert op in {node.op for node in graph}, "the case does not use its rule"
-    bracket = ns.lipschitz(case.module, case.example, mode=case.mode)
+    bracket = ns.lipschitz(case.module, case.example, mode=case.mode, effort=case.effort)
     assert bracket.lower <= bracket.upper <= bracket.lower * case.slack
     mutant = copy.copy(registry[op])
     mutant.gain = weakened(mutant.gain, 0.99 / case.slack)

@@ -1,0 +1,82 @@
+"""Regions: the local bound is never above the global one, shrinks with the radius, and ends at the Jacobian's norm."""
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+
+
+def network(seed: int, kind: type[nn.Module] = nn.ReLU) -> tuple[nn.Sequential, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 10), kind(), nn.Linear(10, 8), kind(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model, torch.randn(4, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_shrinks_to_the_norm_of_the_jacobian(seed, kind):
+    model, center = network(seed, kind)
+    jacobian = torch.autograd.functional.jacobian(model, center)
+    truth = float(torch.linalg.matrix_norm(jacobian, 2))
+    everywhere = ns.lipschitz(model, center[None], effort=0.1).upper
+    uppers = [ns.lipschitz(model, center[None], region=ns.Ball(center, r), effort=0.1).upper for r in (10.0, 1.0, 0.1, 1e-3, 1e-6)]
+    assert all(small <= large * (1 + 1e-6) for large, small in zip([everywhere, *uppers], uppers, strict=False))
+    assert truth * (1 - 1e-9) <= float(uppers[-1]) <= truth * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_close_to_the_exact_constant_of_a_box(seed):
+    """Exact from inside by all patterns that dense sampling finds; small boxes within 1.5, medium ones within 3."""
+    model, center = network(seed)
+    jacobians = torch.vmap(torch.func.jacrev(model))
+    generator = torch.Generator().manual_seed(seed)
+    for radius, factor in ((0.01, 1.5), (0.3, 3.0)):
+        points = center + radius * (2 * torch.rand(4000, 4, generator=generator, dtype=torch.float64) - 1)
+        exact = float(torch.linalg.matrix_norm(jacobians(points), 2).max())
+        bracket = ns.lipschitz(model, center[None], region=ns.Box(center - radius, center + radius), effort=0.2)
+        assert exact * (1 - 1e-9) <= float(bracket.upper) <= factor * max(exact, float(bracket.lower))
+
+
+def test_the_witness_lies_in_the_region():
+    model, center = network(0)
+    ball = ns.Ball(center, 0.5)
+    bracket = ns.lipschitz(model, center[None], region=ball, effort=0.5)
+    assert all(ball.contains(tuple(part[0] for part in end)) for end in bracket.witness)
+
+
+def test_layer_norm_on_a_ball_is_close_to_the_sampled_supremum():
+    generator = torch.Generator().manual_seed(0)
+    center = torch.randn(64, generator=generator, dtype=torch.float64)
+    norm = nn.LayerNorm(64).double()
+    sigma = float(center.std(correction=0)) * 8
+    for share in (0.05, 0.2, 0.45):
+        radius = share * sigma
+        bracket = ns.lipschitz(norm, center[None], region=ns.Ball(center, radius), effort=0.1)
+        inward = center - radius * (center - center.mean()) / (center - center.mean()).norm()
+        jacobian = torch.autograd.functional.jacobian(norm, inward)
+        sampled = float(torch.linalg.matrix_norm(jacobian, 2))
+        assert sampled <= float(bracket.upper) <= 1.02 * sampled
+
+
+def test_gates_are_finite_on_a_region_only():
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.inner(x))
+
+    model, x = Gate(), torch.randn(1, 4)
+    assert not ns.lipschitz(model, x, effort=0.1).upper.finite
+    assert ns.lipschitz(model, x, region=ns.Ball(x[0], 1.0), effort=0.1).upper.finite
+
+
+def test_a_region_of_another_shape_is_refused():
+    model, center = network(0)
+    with pytest.raises(ns.InputError, match="region"):
+        ns.lipschitz(model, center[None], region=ns.Ball(torch.zeros(5), 1.0))

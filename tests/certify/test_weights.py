@@ -1,0 +1,54 @@
+"""Sensitivity to weights: above the autograd derivative at every sampled input; removal of normalizers."""
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+
+CASES = {
+    "LN": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (4,)),
+    "BN": (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)), (2, 4, 4)),
+    "stride": (nn.Sequential(nn.Conv1d(2, 3, 3, stride=2), nn.GroupNorm(1, 3), nn.GELU(), nn.Flatten(), nn.Linear(9, 2)), (2, 7)),
+    "tokens": (nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6), nn.SiLU(), nn.Linear(6, 2)), (5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("radius", [1e-3, 0.5])
+def test_above_the_derivative_everywhere_in_the_region(name, radius):
+    model, shape = CASES[name]
+    generator = torch.Generator().manual_seed(0)
+    model = model.double().eval()
+    center = torch.randn(shape, generator=generator, dtype=torch.float64)
+    rows = ns.weight_sensitivities(model, center[None], region=ns.Ball(center, radius))
+    parameters = dict(model.named_parameters())
+    assert {row.parameter for row in rows} == set(parameters)
+    for row in rows:
+        assert row.bound.finite
+        for _ in range(3):
+            step = torch.randn(shape, generator=generator, dtype=torch.float64)
+            x = center + radius * step / step.norm()
+            jacobian = torch.autograd.functional.jacobian(
+                lambda p, row=row, x=x: torch.func.functional_call(model, {row.parameter: p}, (x[None],)).flatten(),
+                parameters[row.parameter],
+            )
+            assert float(torch.linalg.matrix_norm(jacobian.flatten(1), 2)) <= float(row.bound)
+
+
+def test_without_a_region_only_what_follows_a_normalizer_is_finite():
+    model, _ = CASES["LN"]
+    rows = {row.parameter: row for row in ns.weight_sensitivities(model, torch.zeros(1, 4).double())}
+    assert not rows["0.weight"].bound.finite and "region" in rows["0.weight"].reason
+    assert rows["3.weight"].bound.finite and rows["1.weight"].bound.finite
+
+
+def test_removing_all_normalizers_leaves_the_plain_network():
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(plain[0], nn.LayerNorm(4), plain[1], plain[2], nn.LayerNorm(2))
+    x = torch.randn(2, 4, generator=generator)
+    rows = ns.normalizer_ablation(model, x)
+    assert [row.removed for row in rows] == [0, 1, 2]
+    assert float(rows[-1].bracket.upper) == pytest.approx(float(ns.lipschitz(plain, x, effort=0.1).upper), rel=1e-9)
+    assert rows[0].bracket.upper > rows[-1].bracket.upper
