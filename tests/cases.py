@@ -378,7 +378,5 @@ INFINITE: dict[str, Case] = on(
 
 # Rules that no traced graph reaches, with the reason.
 UNREACHABLE: dict[str, str] = {
-    "view": "tracing rewrites it as the reshape that it is",
-    "_unsafe_view": "tracing rewrites it as the reshape that it is",
     "copy": "tracing rewrites a copy as the expansion that it is; what is left copies integers",
 }

@@ -15,9 +15,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch.export import ExportedProgram
 
+    from normscope.certify.robustness import Robustness
     from normscope.core.region import Ball, Box
 
 WIDTH = 100  # of what is printed into a file or a pipe
@@ -36,6 +39,10 @@ def audit(
     region: Annotated[
         str | None, typer.Option(metavar="ball:R|box:R", help="Only near the example's first sample: within R, in l2 or entrywise.")
     ] = None,
+    certify_radius: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Certified radii of labelled data: digits, or module:callable.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many samples --certify-radius takes.")] = 100,
     effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
@@ -61,6 +68,7 @@ def audit(
         example = random_example(inputs, batch, dtype_of(loaded), generator)
         near = region_around(region, example, mode)
         result = ns.audit(loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report)
+        robustness = certified_radii(loaded, example, certify_radius, samples, output, report) if certify_radius else None
     try:
         if html is not None:
             result.to_html(html)
@@ -72,6 +80,8 @@ def audit(
         print(result.to_json())
     else:
         terminal().print(result.render())
+    if robustness is not None:
+        Console(stderr=to_stdout, highlight=False).print(f"robustness: {robustness}")
 
 
 def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator: torch.Generator) -> Any:
@@ -113,6 +123,29 @@ def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | Non
         raise InputError(f"--region {text!r} is not a region: write ball:0.1 or box:0.1")
     middle = [part if mode == "batch" else part[0] for part in Call.of(example).floats()]
     return Ball(middle, radius) if kind == "ball" else Box([m - radius for m in middle], [m + radius for m in middle])
+
+
+def certified_radii(
+    model: Any, example: Any, spec: str, samples: int, output: str | None, report: Callable[[str, int, int], None]
+) -> Robustness:
+    """Radii of the first samples of labelled data, in the model's dtype and the example's shape."""
+    import torch
+
+    import normscope as ns
+    from normscope.cli.models import load_data
+    from normscope.core.data import Call
+
+    data = load_data(spec)
+    if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data)):
+        raise InputError(f"{spec} gives no (inputs, labels) pair of tensors")
+    shape = Call.of(example).floats()[0].shape[1:]
+    inputs = data[0][:samples].to(Call.of(example).floats()[0].dtype)
+    if inputs[0].numel() != shape.numel():
+        raise InputError(f"{spec} has samples of shape {tuple(inputs.shape[1:])}, --input says {tuple(shape)}")
+    pair = (inputs.reshape(-1, *shape), data[1][:samples])
+    return ns.certify_radius(
+        model, example, pair, output=output, progress=lambda done: report("certifying radii", done, len(inputs))
+    )
 
 
 def dtype_of(model: torch.nn.Module | ExportedProgram) -> torch.dtype:

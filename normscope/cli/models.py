@@ -29,16 +29,35 @@ def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.n
         if weights is not None:
             raise InputError("an exported program has its own weights: leave out --weights, or give the callable that made it")
         return _exported_program(Path(spec))
-    place, colon, name = spec.rpartition(":")
-    if not colon or not place or not name:
-        raise InputError(f"MODEL {spec!r} is not of a known form: write {FORMS}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _file(Path(place)) if place.endswith(".py") else _import(place)
-        model = _call(_attribute(module, place, name), spec)
+        model = _call(_named(spec, f"MODEL {spec!r} is not of a known form: write {FORMS}"), spec)
     if weights is not None:
         load_weights(model, weights)
     return model
+
+
+def load_data(spec: str) -> Any:
+    """Labelled data: `digits`, or what the callable that `spec` names returns, (inputs, labels) or batches of them."""
+    if spec == "digits":
+        from normscope.lab.datasets import digits
+
+        return digits().test
+    make = _named(spec, f"data {spec!r} is not of a known form: write digits, package.module:callable or file.py:callable")
+    if not callable(make):
+        raise InputError(f"{spec} is {make!r:.40}: name a callable that returns (inputs, labels)")
+    try:
+        return make()
+    except Exception as error:  # a user's own code may raise anything
+        raise InputError(f"{spec} failed: {_what(error)}") from error
+
+
+def _named(spec: str, unknown: str) -> Any:
+    """What `place:name` names."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise InputError(unknown)
+    return _attribute(_file(Path(place)) if place.endswith(".py") else _import(place), place, name)
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:

@@ -171,3 +171,15 @@ def test_as_a_real_process() -> None:
     wrong = subprocess.run([*command, "--input", "7"], capture_output=True, text=True, timeout=120)
     assert wrong.returncode == 2 and wrong.stderr.splitlines()[-1].startswith("normscope: ")
     assert "Traceback" not in wrong.stderr
+
+
+def test_certified_radii_of_labelled_data(tmp_path):
+    (tmp_path / "small.py").write_text(
+        "from normscope.lab.models import mlp\ndef make():\n    return mlp(inputs=64, width=16, depth=2)\n"
+    )
+    words = ["audit", f"{tmp_path / 'small.py'}:make", "--input", "1x8x8", "--effort", "0.1", "--samples", "5"]
+    found = normscope(*words, "--certify-radius", "digits")
+    assert found.exit_code == 0 and "5 samples: median certified radius" in found.stdout
+    assert normscope(*words, "--certify-radius", "nonsense").exit_code == 2
+    assert normscope(*words, "--region", "ball:0.1").exit_code == 0
+    assert normscope(*words, "--region", "sphere").exit_code == 2
