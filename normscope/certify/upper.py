@@ -88,7 +88,8 @@ class Composition:
             wanted = ", ".join(str(node.shape if self.graph.whole_batch else node.shape[1:]) for node in self.graph.inputs)
             raise InputError(f"the region holds points of shape {', '.join(str(s[1:]) for s in shapes)}, the model takes {wanted}")
         with torch.no_grad():
-            self.centers = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
+            values = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
+        self.centers = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and bool(v.isfinite().all())}
         for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
             self.intervals[node] = bounds if self.graph.whole_batch else Interval(bounds.low[None], bounds.high[None])
 
@@ -141,8 +142,7 @@ class Composition:
         return self._gain(node)
 
     def center(self, node: Node) -> torch.Tensor | None:
-        middle = self.centers.get(node)
-        return middle if isinstance(middle, torch.Tensor) else None
+        return self.centers.get(node)
 
     def deviation(self, node: Node) -> float:
         if self.region is None or node not in self.at:

@@ -24,32 +24,25 @@ def with_absolute_constants(node: Node) -> Node:
     return Node(node.name, node.op, node.target, args, kwargs, node.path, node.source, node.shape, node.dtype)
 
 
-def propagate(node: Node, bounds: Interval, terms: int, reach: torch.Tensor | None = None) -> Interval:
+def propagate(node: Node, context: Context, terms: int, row_norms: torch.Tensor | None = None) -> Interval:
     """Values of an affine node: center through the node, radius through its absolute matrix, plus rounding.
 
-    reach: a second bound on the radius, ‖row‖ · deviation of the input, where that is known.
+    row_norms: ‖w_i‖ for every output, broadcast to the node's shape; on a region |w_i · Δ| ≤ ‖w_i‖ ‖Δ‖ for the deviation Δ of
+    the input from its value at the middle.
     """
+    bounds = context.interval(node.input)
     if not bounds.finite:
         return Interval.unbounded(node.shape)
     absolute = with_absolute_constants(node)
-    nothing = torch.zeros_like(bounds.center)
     center = node.apply(bounds.center)
-    spread = absolute.apply(bounds.radius) - absolute.apply(nothing)
-    size = absolute.apply(bounds.center.abs() + bounds.radius)
-    radius = spread + 8 * (terms + 4) * UNIT_ROUNDOFF * size
-    if reach is not None:  # measured from the middle of the region, which is this center up to rounding
-        radius = torch.minimum(radius, reach + 8 * (terms + 4) * UNIT_ROUNDOFF * size)
-    return Interval(center - radius, center + radius)
-
-
-def row_reach(context: Context, source: Node, row_norms: torch.Tensor) -> torch.Tensor | None:
-    """|w_i · Δ| ≤ ‖w_i‖ ‖Δ‖ for the deviation Δ of the source from its value at the middle of the region."""
-    if not context.local or not math.isfinite(context.deviation(source)):
-        return None
-    middle, bounds = context.center(source), context.interval(source)
-    if middle is None or not bool((bounds.center - middle).abs().max() <= 1e-12 * (1 + middle.abs().max())):
-        return None  # the interval is not centered there
-    return row_norms * context.deviation(source) * (1 + 1e-9)
+    spread = absolute.apply(bounds.radius) - absolute.apply(torch.zeros_like(bounds.radius))
+    radius = spread + 8 * (terms + 4) * UNIT_ROUNDOFF * absolute.apply(bounds.center.abs() + bounds.radius)
+    found = Interval(center - radius, center + radius)
+    middle, deviation = context.center(node), context.deviation(node.input)
+    if row_norms is None or middle is None or not math.isfinite(deviation):
+        return found
+    reach = row_norms * deviation * (1 + 1e-9) + 1e-9 * (1 + middle.abs())
+    return Interval(torch.maximum(found.low, middle - reach), torch.minimum(found.high, middle + reach))
 
 
 def dense_matrix(node: Node) -> torch.Tensor:
@@ -77,7 +70,7 @@ class Linear(Rule):
         if len(node.inputs) > 1:
             return Interval.unbounded(node.shape)
         rows = torch.linalg.vector_norm(self.matrix(node), dim=1)
-        return propagate(node, context.interval(node.input), node.args[1].value.shape[-1], row_reach(context, node.input, rows))
+        return propagate(node, context, node.args[1].value.shape[-1], rows)
 
     def norm(self, node: Node, context: Context) -> float:
         if len(node.inputs) > 1:
@@ -144,7 +137,7 @@ class ConstantProduct(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 1:
-            return propagate(node, context.interval(node.input), max(node.input.shape, default=1))
+            return propagate(node, context, math.prod(node.input.shape))
         if len(node.inputs) == 2 and node.inputs[0] is not node.inputs[1]:
             left, right = (context.interval(source) for source in node.inputs)
             if left.finite and right.finite:

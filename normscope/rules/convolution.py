@@ -11,7 +11,7 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
 from normscope.graph.graph import Node
 from normscope.operators.conv import Convolution
-from normscope.rules.affine import propagate, row_reach
+from normscope.rules.affine import propagate
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -108,8 +108,7 @@ class ConvolutionRule(Rule):
             ).flatten()
         else:
             rows = torch.linalg.vector_norm(weight.flatten(1), dim=1)
-        reach = row_reach(context, node.input, rows.reshape(1, -1, *[1] * axes))
-        return propagate(node, context.interval(node.input), weight[0].numel(), reach)
+        return propagate(node, context, weight[0].numel(), rows.reshape(1, -1, *[1] * axes))
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
