@@ -172,6 +172,8 @@ def image_normalizer(draw: Draw, shape: torch.Size) -> nn.Module:
     groups = draw(*(g for g in range(1, channels + 1) if channels % g == 0))
     batch, instance = (getattr(nn, f"{name}{axes}d") for name in ("BatchNorm", "InstanceNorm"))
     single = math.prod(shape[2:]) == 1  # torch refuses the variance of one value
+    if math.prod(shape[1:]) == 1:
+        return batch(channels, eps)
     return draw(
         lambda: batch(channels, eps), lambda: nn.GroupNorm(groups if not single else 1, channels, eps),
         lambda: nn.LayerNorm(shape[1:], eps), lambda: instance(channels, eps, track_running_stats=True),
