@@ -109,13 +109,15 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     if distance == 0:
         return ZERO
     generator = torch.Generator().manual_seed(1)
+    signs = torch.randint(0, 2, (2 * MOST_NOISE,), generator=generator, dtype=torch.int8).to(torch.float64) * 2 - 1
 
     def rounding(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(map(rounding, value))
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() > MOST_NOISE:
             return value
-        sign = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        start = int(torch.randint(MOST_NOISE, (1,), generator=generator))
+        sign = signs[start : start + value.numel()].reshape(value.shape)
         return value * (1 + 2.0**-51 * sign)
 
     with torch.no_grad():
@@ -195,10 +197,10 @@ class _Search:
             pool = torch.cat([pool[: len(pool) // 2], self._to_kinks(half, 1e-3 * size * self._noise(half.shape))])
             pool = pool if self.region is None else self.region.project(pool)
         directions = self._noise(pool.shape)
-        gains, directions = self._power(pool, directions, 6 if self.small else 3)
+        gains, directions = self._power(pool, directions, 6 if self.small else 2 if self.large else 3)
         for _ in range(int(12 * self.effort) if self.small else 0 if self.large else 1):
             pool, directions, gains = self._generation(pool, directions, gains, seeds)
-        order = gains.argsort(descending=True)[: 8 if self.small else 2]
+        order = gains.argsort(descending=True)[: 8 if self.small else 1 if self.large else 2]
         pool, directions = pool[order], directions[order]
         _, directions = self._power(pool, directions, 12 if self.small else 6)
         return pool, directions, self._ascend(pool, directions)

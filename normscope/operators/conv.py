@@ -116,8 +116,7 @@ class Convolution:
         phase_count = int(phase_of_tap.max()) + 1
         by_tap = kernel.permute(3, 0, 1, 2).reshape(taps, -1)
         taps_of = [by_tap[phase_of_tap == phase] for phase in range(phase_count)]
-        halved = [*map(range, waves[:-1]), range(waves[-1] // 2 + 1)]  # a real kernel: the other half is its conjugate
-        frequencies = torch.tensor(list(itertools.product(*halved)))  # (frequencies, axes)
+        frequencies = _half_of_all(waves)
         chunk = max(1, CHUNK_ENTRIES // (groups * out * inner * phase_count))
         bound = ZERO
         for some in frequencies.split(chunk):
@@ -164,6 +163,14 @@ class Convolution:
             _, source = _padded_index(where, where, n, self.padding_mode)
             gain *= math.sqrt(int(torch.bincount(source).max()))
         return gain
+
+
+def _half_of_all(waves: Sequence[int]) -> torch.Tensor:
+    """One of every pair (ω, −ω), whose blocks are conjugate for a real kernel: (frequencies, axes)."""
+    every = torch.tensor(list(itertools.product(*map(range, waves))))
+    place = torch.tensor([math.prod(waves[axis + 1 :]) for axis in range(len(waves))])
+    own, opposite = (every * place).sum(1), ((-every) % torch.tensor(waves) * place).sum(1)
+    return every[own <= opposite]
 
 
 def _padded_index(to: torch.Tensor, at: torch.Tensor, size: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -85,7 +85,8 @@ def _prove_one_by_one(matrices: torch.Tensor, floor: float, slack: float) -> flo
     """The same for large matrices, one at a time, with Lanczos only where the proof fails."""
     bound = floor
     for matrix in matrices:
-        gram = torch.mm(matrix.mH, matrix) if matrix.shape[1] <= matrix.shape[0] else torch.mm(matrix, matrix.mH)
+        narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
+        gram = narrow.mH @ narrow
         if bound == 0:
             bound = _largest_eigenvalue(gram, slack) * (1 + slack)
         while not _below(gram, bound):
