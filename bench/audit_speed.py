@@ -17,7 +17,7 @@ import torch
 import normscope as ns
 from normscope.lab.models import resnet18
 
-REPEATS = 5
+REPEATS = 3
 
 
 def seconds(function) -> float:

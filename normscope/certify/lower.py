@@ -19,14 +19,14 @@ from normscope.graph.graph import Graph
 
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
 
-SEARCH_ENTRIES = 1_500_000  # activations that one evaluation of the pool may hold
+SEARCH_ENTRIES = 1_000_000  # activations that one evaluation of the pool may hold
 MOST_POINTS = 2048
 FEW_POINTS = 16
 MANY_POINTS = 512  # from here on a model is cheap enough for many rounds
 KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
 ROUNDINGS = 3
-MOST_NOISE = 1_000_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
+MOST_NOISE = 100_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
 SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
 
@@ -84,12 +84,12 @@ def lower(
         return ZERO, None
     search = _Search(space, generator, effort, region)
     starts, directions, ends = search.run(points.to(graph.compute_dtype))
-    candidates = _candidate_pairs(starts, directions, ends, search.large, None if region is None else region.reach)
+    candidates = _candidate_pairs(starts, directions, ends, search.small, None if region is None else region.reach)
     if region is not None:
         candidates = [(region.project(a[None])[0], region.project(b[None])[0]) for a, b in candidates]
         candidates = [pair for pair in candidates if all(region.contains(space.unflat_one(point)) for point in pair)]
     best, witness = ZERO, None
-    for first, second in _best_pairs(space, candidates)[: 1 if search.large else VERIFIED_PAIRS]:
+    for first, second in _best_pairs(space, candidates)[: VERIFIED_PAIRS if search.small else 1]:
         value = quotient(graph, space, first, second)
         if value > best:
             best, witness = value, (first, second)
@@ -153,7 +153,7 @@ def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) ->
 
 
 def _candidate_pairs(
-    starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor, few: bool, reach: float | None
+    starts: torch.Tensor, directions: torch.Tensor, ends: torch.Tensor, many: bool, reach: float | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """For the best points, the pair that ascent found and steps of several lengths along the steepest direction."""
     pairs = []
@@ -161,7 +161,7 @@ def _candidate_pairs(
         if float(torch.linalg.vector_norm(end - start)) > 0:
             pairs.append((start, end))
         size = reach if reach is not None else max(float(torch.linalg.vector_norm(start)), 1e-3)
-        for relative in (1e-3,) if few else (1e-2, 1e-3, 1e-5):
+        for relative in (1e-2, 1e-3, 1e-5) if many else (1e-3,):
             pairs.append((start - direction * (size * relative / 2), start + direction * (size * relative / 2)))
     return pairs
 
