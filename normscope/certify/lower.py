@@ -25,7 +25,7 @@ FEW_POINTS = 16
 MANY_POINTS = 512  # from here on a model is cheap enough for many rounds
 KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
-ROUNDINGS = 3
+ROUNDINGS, MANY_ROUNDINGS = 3, 12  # of few entries, three random roundings may cancel by chance
 MOST_NOISE = 100_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
 SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
@@ -120,11 +120,12 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
         sign = signs[start : start + value.numel()].reshape(value.shape)
         return value * (1 + 2.0**-51 * sign)
 
+    roundings = ROUNDINGS if sum(math.prod(node.shape) for node in graph) > SEARCH_ENTRIES // MANY_POINTS else MANY_ROUNDINGS
     with torch.no_grad():
         changes = [
             graph.run(space.single(first), torch.float64, noise=noise)[0]
             - graph.run(space.single(second), torch.float64, noise=noise)[0]
-            for noise in (None, *[rounding] * ROUNDINGS)
+            for noise in (None, *[rounding] * roundings)
         ]
     scale = max(float(change.abs().max()) for change in changes)
     if not math.isfinite(scale) or scale < SMALLEST_CHANGE:
