@@ -108,7 +108,7 @@ def _straight_radius(context: Composition, derivatives: dict[Node, torch.Tensor]
 def _half_width(context: Composition, node: Node) -> torch.Tensor:
     bounds, middle = context.interval(node), context.center(node)
     assert middle is not None
-    return torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0)
+    return torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0) + context.error(node)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _before(output: Node) -> list[Node]:
 
 def tighten(context: Composition, node: Node) -> None:
     """Replace a node's bounds by those of the relaxation where they are smaller."""
-    if node.op == "input":
+    if node.op == "input" or context.center(node) is None or not math.isfinite(context.error(node)):
         return
     found = relax(context, node)
     if found is None:
@@ -171,5 +171,5 @@ def tighten(context: Composition, node: Node) -> None:
         context.at[node] = min(context.at[node], found.bound)
     middle, bounds = context.center(node), context.interval(node)
     assert middle is not None
-    radius = found.radius.reshape(node.shape)
+    radius = found.radius.reshape(node.shape) + context.error(node)
     context.intervals[node] = Interval(torch.maximum(bounds.low, middle - radius), torch.minimum(bounds.high, middle + radius))

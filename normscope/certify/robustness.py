@@ -130,18 +130,22 @@ def _radius(
     radii: Sequence[float],
     known: dict[object, Gain],
 ) -> float:
-    best = _reach(margin, everywhere)
+    """The margin counts less the rounding of the outputs at the sample, which every ball bounds."""
+    best = 0.0
     for radius in sorted(radii):
         if radius <= best:
             continue
-        bound = upper(graph, region=Ball(sample, radius), known=known).bound
-        best = max(best, min(radius, _reach(margin, bound)))
+        on_ball = upper(graph, region=Ball(sample, radius), known=known)
+        certain = margin - math.sqrt(2) * on_ball.center_error
+        best = max(best, _reach(certain, everywhere), min(radius, _reach(certain, on_ball.bound)))
         if best < radius:  # a larger ball has no smaller constant
             break
     return best
 
 
 def _reach(margin: float, bound: Magnitude) -> float:
+    if not margin > 0:
+        return 0.0
     if not bound:
         return math.inf
     return float(Magnitude(margin) / (bound * math.sqrt(2))) * (1 - 1e-9) if bound.finite else 0.0
@@ -154,7 +158,7 @@ def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float
     if not 0 <= label < len(outputs) or len(outputs) < 2:
         raise InputError(f"label {label} does not name one of {len(outputs)} outputs")
     others = torch.cat([outputs[:label], outputs[label + 1 :]])
-    return float(outputs[label] - others.max()) - 1e-12 * float(outputs.abs().max())
+    return float(outputs[label] - others.max())
 
 
 def _samples(example: Call, data: Data) -> Iterator[tuple[torch.Tensor, ...]]:

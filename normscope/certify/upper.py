@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from normscope.certify import relaxation
 from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
 from normscope.certify.runs import Link, dense_runs, log_ratio
+from normscope.certify.values import Values
 from normscope.core.bracket import Certificate, Step
-from normscope.core.errors import InputError, Refusal
-from normscope.core.interval import Interval
+from normscope.core.errors import Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, root_sum_square, total
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Graph, Node
@@ -22,8 +20,6 @@ from normscope.rules.activations import Entrywise
 from normscope.rules.convolution import absorbed_padding, convolution_of
 from normscope.rules.normalizers import normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
-
-CENTER_ROUNDING = 1e-9  # of a node's value at the middle, computed in float64
 
 SMALL_GRAPH = 20_000  # entries of all nodes together, below which every activation's input is relaxed on its own
 
@@ -40,6 +36,7 @@ class Upper:
     norms: dict[Node, Magnitude]  # every linear map's own operator norm, a normalizer behind it not folded in
     bound: Magnitude
     certificate: Certificate
+    center_error: float = 0.0  # of the float64 output at the middle of the region
 
 
 def check_rules(graph: Graph) -> None:
@@ -57,7 +54,7 @@ def check_rules(graph: Graph) -> None:
         )
 
 
-class Composition:
+class Composition(Values):
     """Bounds of one graph; the `Context` that rules see."""
 
     def __init__(
@@ -65,89 +62,21 @@ class Composition:
     ) -> None:
         """known: gains of linear maps by signature, kept by the caller to be shared between regions."""
         check_rules(graph)
-        self.graph, self.users = graph, graph.users
-        self.whole_batch = graph.whole_batch
+        super().__init__(graph, region)
+        self.users = graph.users
         self.report = report or (lambda *_: None)
         self.known: dict[object, Gain] = {} if known is None else known
-        self.intervals: dict[Node, Interval] = {}
-        self.lengths: dict[Node, float] = {}
         self.gains: dict[Node, Gain] = {}
         self.norms: dict[Node, Magnitude] = {}
-        self.at: dict[Node, Magnitude] = dict.fromkeys(graph.inputs, ONE)
-        self.region, self.local = region, region is not None
         self.small = sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
-        self.centers: dict[Node, torch.Tensor] = {}
-        if region is not None:
-            self._place(region)
-
-    def _place(self, region: Region) -> None:
-        """Value bounds of the inputs, and every node's value at the middle of the region."""
-        middle = [part if self.graph.whole_batch else part[None] for part in region.middle]
-        shapes = [tuple(part.shape) for part in middle]
-        if shapes != [node.shape for node in self.graph.inputs]:
-            wanted = ", ".join(str(node.shape if self.graph.whole_batch else node.shape[1:]) for node in self.graph.inputs)
-            raise InputError(f"the region holds points of shape {', '.join(str(s[1:]) for s in shapes)}, the model takes {wanted}")
-        with torch.no_grad():
-            values = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
-        self.centers = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and bool(v.isfinite().all())}
-        for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
-            self.intervals[node] = bounds if self.graph.whole_batch else Interval(bounds.low[None], bounds.high[None])
-
-    # what rules ask ------------------------------------------------------------------------------------------------
-
-    def interval(self, node: Node) -> Interval:
-        """Bounds on the values of `node`, from those of everything before it."""
-        stack = [node]
-        while stack:  # without recursion: a graph may be thousands of nodes deep
-            top = stack[-1]
-            if top in self.intervals:
-                stack.pop()
-                continue
-            waiting = [source for source in top.inputs if source not in self.intervals]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            rule = registry.find(top)
-            self.intervals[top] = self._near_center(
-                top, Interval.unbounded(top.shape) if rule is None else rule.interval(top, self)
-            )
-        return self.intervals[node]
-
-    def _near_center(self, node: Node, bounds: Interval) -> Interval:
-        """The part of an interval that is no farther from the middle's value than the node can deviate."""
-        middle, deviation = self.center(node), self.deviation(node)
-        if middle is None or not math.isfinite(deviation):
-            return bounds
-        reach = deviation + CENTER_ROUNDING * (1 + middle.abs())
-        return Interval(torch.maximum(bounds.low, middle - reach), torch.minimum(bounds.high, middle + reach))
-
-    def norm(self, node: Node) -> float:
-        """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give."""
-        if node not in self.lengths:
-            rule = registry.find(node)
-            lengths = [math.inf if rule is None else rule.norm(node, self)]
-            bounds = self.interval(node)
-            if bounds.shape:
-                sizes = torch.linalg.vector_norm(torch.maximum(bounds.low.abs(), bounds.high.abs()), dim=-1)
-                lengths.append(float(sizes.max()) * (1 + 1e-12))
-            middle = self.center(node)
-            if middle is not None and middle.dim():
-                farthest = float(torch.linalg.vector_norm(middle, dim=-1).max())
-                lengths.append(farthest * (1 + CENTER_ROUNDING) + self.deviation(node))
-            self.lengths[node] = min(length for length in lengths if not math.isnan(length))
-        return self.lengths[node]
 
     def gain(self, node: Node) -> Gain:
-        return self._gain(node)
-
-    def center(self, node: Node) -> torch.Tensor | None:
-        return self.centers.get(node)
-
-    def deviation(self, node: Node) -> float:
-        if self.region is None or node not in self.at:
-            return math.inf
-        return float(self.at[node]) * self.region.reach * (1 + 1e-9)
+        if node not in self.gains:
+            key = _signature(node)
+            self.gains[node] = self.known[key] if key in self.known else self._ask(node)
+            if key is not None:
+                self.known[key] = self.gains[node]
+        return self.gains[node]
 
     # links ---------------------------------------------------------------------------------------------------------
 
@@ -165,7 +94,7 @@ class Composition:
             elif node.op in CONVOLUTIONS and len(node.inputs) == 1:
                 link = self._convolution(node)
             else:
-                link = Link(node, node.inputs, self._gain(node), (node,))
+                link = Link(node, node.inputs, self.gain(node), (node,))
             if len(link.sources) == 1:
                 link.shares.setdefault(node, link.gain.factors[0].log)
             if len(link.sources) == 1 and link.gain.factors and node.op in ("linear", *CONVOLUTIONS) and node not in self.norms:
@@ -178,14 +107,6 @@ class Composition:
             found[chain.node] = chain
             absorbed.update(member for member in chain.members if member is not chain.node)
         return [link for node, link in found.items() if node not in absorbed]
-
-    def _gain(self, node: Node) -> Gain:
-        if node not in self.gains:
-            key = _signature(node)
-            self.gains[node] = self.known[key] if key in self.known else self._ask(node)
-            if key is not None:
-                self.known[key] = self.gains[node]
-        return self.gains[node]
 
     def _ask(self, node: Node) -> Gain:
         rule = registry.find(node)
@@ -202,17 +123,17 @@ class Composition:
     def _convolution(self, node: Node) -> Link:
         pad = absorbed_padding(node)
         if pad is None:
-            return Link(node, node.inputs, self._gain(node), (node,))
+            return Link(node, node.inputs, self.gain(node), (node,))
         members = (pad, node) if len(self.users[pad]) == 1 else (node,)
-        return Link(node, pad.inputs, self._gain(node), members)
+        return Link(node, pad.inputs, self.gain(node), members)
 
     def _folded(self, node: Node, before: Node) -> Link:
         normalizer = normalizer_of(node)
         assert normalizer is not None
         check_fold(before, normalizer)
-        own = self._convolution(before) if before.op in CONVOLUTIONS else Link(before, before.inputs, self._gain(before), (before,))
+        own = self._convolution(before) if before.op in CONVOLUTIONS else Link(before, before.inputs, self.gain(before), (before,))
         if len(own.gain.factors) != 1 or own.gain.reason:
-            return Link(node, (before,), self._gain(node), (node,))
+            return Link(node, (before,), self.gain(node), (node,))
         self.norms[before] = own.gain.factors[0]
         scale = running_scale(normalizer)
         if bool((scale == scale[0]).all()):  # as after initialization: a multiple of the same map
@@ -221,7 +142,7 @@ class Composition:
             bound, method = convolution_of(before, scale).norm()
         else:
             bound, method = spectral_norm(folded_weight(before, normalizer)), "exact"
-        apart = own.gain.factors[0] * self._gain(node).factors[0]
+        apart = own.gain.factors[0] * self.gain(node).factors[0]
         link = Link(node, own.sources, Gain((min(bound, apart),), f"{method}, BN folded"), (*own.members, node))
         link.shares = {before: self.norms[before].log, node: log_ratio(link.gain.factors[0], self.norms[before])}
         return link
@@ -240,7 +161,8 @@ class Composition:
             bound = relaxed.bound
             step = Step(self.graph.output.name, self.graph.output.path, "whole network", bound, "linear relaxation")
             certificate = Certificate((step,), "", rounding)
-        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), certificate)
+        center_error = self.error(self.graph.output) if self.local else 0.0
+        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), certificate, center_error)
 
 
 def upper(

@@ -51,6 +51,11 @@ class Entrywise(Rule):
             return Gain.infinite(node, "its slope is unbounded on the values that may reach it; bound them by a region")
         return Gain.of(steepest, method="slope")
 
+    def computed_on_the_way(self, node: Node, context: Context) -> float:
+        """Values of the size of x, which may cancel: GELU's 1 + erf(x) at x ≪ 0 is all rounding."""
+        middle = context.center(node.input)
+        return math.inf if middle is None else float(torch.linalg.vector_norm(middle))
+
     def interval(self, node: Node, context: Context) -> Interval:
         return self.scalar(node).range(context.interval(node.input))
 
@@ -303,6 +308,10 @@ class Threshold(Rule):
         return Gain.of(1, method="slope")
 
 
+MASKS = ("add", "sub", "masked_fill", "where")
+FAR_BELOW = 1e4  # a logit so far below the largest has the probability e^-10000, which is 0 in float64
+
+
 @rule("softmax", "_softmax", "special_softmax")
 class Softmax(Rule):
     """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
@@ -326,6 +335,24 @@ class Softmax(Rule):
             rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()
             bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
         return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
+
+    def center_error(self, node: Node, context: Context) -> float:
+        """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
+        p, logits, error = context.center(node), node.input, context.error(node.input)
+        if p is None:
+            return math.inf
+        if logits.op in MASKS and len(logits.inputs) == 1 and (middle := context.center(logits.input)) is not None:
+            error = min(error, context.error(logits.input) + 3 * context.roundoff * self._unmasked(node, middle))
+        if error > FAR_BELOW / 4:
+            return math.inf
+        return 0.5 * error + context.roundoff * math.sqrt(p.numel()) * 4
+
+    @staticmethod
+    def _unmasked(node: Node, middle: torch.Tensor) -> float:
+        """The norm of the logits that are not masked."""
+        logits = node.input.apply(middle)
+        close = logits > logits.amax(node.args[1], keepdim=True) - FAR_BELOW
+        return float(torch.linalg.vector_norm(logits[close]))
 
     def norm(self, node: Node, context: Context) -> float:
         return 1.0 if node.args[1] % len(node.shape) == len(node.shape) - 1 else math.inf

@@ -41,7 +41,7 @@ def propagate(node: Node, context: Context, terms: int, row_norms: torch.Tensor 
     middle, deviation = context.center(node), context.deviation(node.input)
     if row_norms is None or middle is None or not math.isfinite(deviation):
         return found
-    reach = row_norms * deviation * (1 + 1e-9) + 1e-9 * (1 + middle.abs())
+    reach = row_norms * deviation * (1 + 1e-9) + context.error(node)
     return Interval(torch.maximum(found.low, middle - reach), torch.minimum(found.high, middle + reach))
 
 

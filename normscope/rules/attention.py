@@ -51,6 +51,14 @@ class Attention(Rule):
             low, high = low.repeat_interleave(repeats, -3), high.repeat_interleave(repeats, -3)
         return Interval(low.expand(node.shape), high.expand(node.shape)).widened()
 
+    def computed_on_the_way(self, node: Node, context: Context) -> float:
+        """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
+        mask = node.args[3]
+        largest = 0.0
+        if isinstance(mask, Constant) and mask.value.is_floating_point():
+            largest = float(mask.double().amax(-1).abs().nan_to_num(0, 0, 0).max())
+        return math.sqrt(math.prod(node.shape[:-1])) * _norm(node.args[2], context) * (1 + largest)
+
     def norm(self, node: Node, context: Context) -> float:
         return _norm(node.args[2], context)
 

@@ -169,6 +169,16 @@ class NormalizerRule(Rule):
         scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
         return Interval(shift - scale.abs() * radius, shift + scale.abs() * radius).widened(2**-40)
 
+    def computed_on_the_way(self, node: Node, context: Context) -> float:
+        """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        if not normalizer.fixed or normalizer.running_mean is None:
+            return 0.0
+        shift = normalizer.running_mean.abs() * running_scale(normalizer).abs()
+        shift = shift if normalizer.bias is None else shift + normalizer.bias.abs()
+        return float(torch.linalg.vector_norm(shift)) * math.sqrt(math.prod(node.shape) / max(shift.numel(), 1))
+
     def norm(self, node: Node, context: Context) -> float:
         """After LN or RMSNorm every token has norm at most √d max|γ| + ‖β‖."""
         normalizer = normalizer_of(node)
@@ -220,7 +230,7 @@ def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> floa
     if middle is not None and math.isfinite(deviation):
         spread = math.sqrt(max(float(set_variances(normalizer, middle).min()), 0.0))
         share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(elements(node, normalizer))
-        smallest = max(spread * (1 - 1e-9) - share * (1 + 1e-9), 0.0)
+        smallest = max(spread * (1 - 2**-40) - share * (1 + 2**-40), 0.0)
     if normalizer.placement == "inside":
         return math.sqrt(smallest**2 + normalizer.epsilon)
     return smallest + normalizer.epsilon if normalizer.placement == "outside" else max(smallest, normalizer.epsilon)

@@ -60,7 +60,12 @@ class Context(Protocol):
         """The value of `node` at the middle of the region, if there is one."""
 
     def deviation(self, node: Node) -> float:
-        """How far (ℓ2, all entries together) `node` can be from its value at the middle of the region."""
+        """How far (ℓ2, all entries together) `node` can be from its computed value at the middle of the region."""
+
+    roundoff: float  # the relative rounding of one operation, in ℓ2
+
+    def error(self, node: Node) -> float:
+        """How far (ℓ2) the computed value at the middle may be from the exact one."""
 
 
 class Rule:
@@ -77,6 +82,20 @@ class Rule:
     def norm(self, node: Node, context: Context) -> float:
         """The largest ℓ2 norm of a vector along the last axis, where this is sharper than what the interval gives."""
         return math.inf
+
+    def center_error(self, node: Node, context: Context) -> float:
+        """A bound on the error of the node's value at the middle of the region; see certify/values.py."""
+        value = context.center(node)
+        factors = context.gain(node).factors
+        carried = sum(float(gain) * context.error(source) for gain, source in zip(factors, node.inputs, strict=True))
+        if value is None:  # several outputs at once, or values that are not finite
+            return carried if node.dtype is None else math.inf
+        size = float(torch.linalg.vector_norm(value))
+        return carried + context.roundoff * (3 * size + self.computed_on_the_way(node, context))
+
+    def computed_on_the_way(self, node: Node, context: Context) -> float:
+        """The ℓ2 size of what the node's kernel computes beside its output and multiples of its inputs by its gain."""
+        return 0.0
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         """(least, largest) slope of an entrywise node on all of ℝ, or None if it is not entrywise."""

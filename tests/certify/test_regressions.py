@@ -65,3 +65,34 @@ def test_slopes_of_waves_on_a_ball():
         model[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
     found = ns.lipschitz(model, torch.zeros(1, 1).double(), region=Ball(torch.zeros(1).double(), 0.5))
     assert 1.6 <= float(found.lower) <= float(found.upper)
+
+
+@pytest.mark.parametrize("large", [0.0, 1e8, 1e14, 1e16])
+def test_digits_that_cancel_are_not_trusted(large):
+    """(x + c) − c is x, but float64 loses x to c: what it computes at the middle says little about the variance there."""
+    x = 1 + 0.1 * randn(1, 8).double()
+    model = Function(lambda x: functional.layer_norm((x + large) - large, (8,), eps=1e-12))
+    found = ns.lipschitz(model, x, region=Ball(x[0], 1e-3))
+    assert float(found.upper) >= 1 / float(x.std(correction=0))
+
+
+def test_running_statistics_that_cancel_are_not_trusted():
+    """BN's mean and bias cancel to nothing; LN behind it must not believe the digits that are left."""
+    x = 1 + 0.1 * randn(1, 8).double()
+    norm = nn.BatchNorm1d(8).double()
+    norm.running_mean.fill_(1e15)
+    norm.running_var.fill_(1 - norm.eps)
+    with torch.no_grad():
+        norm.bias.fill_(1e15)
+    found = ns.lipschitz(nn.Sequential(norm, nn.LayerNorm(8, eps=1e-12)).double().eval(), x, region=Ball(x[0], 1e-3))
+    assert float(found.upper) >= 1 / float(x.std(correction=0))
+
+
+def test_masked_logits_keep_a_finite_error():
+    """A mask of −∞ or of the dtype's least number leaves the softmax behind it as certain as without."""
+    mask = torch.full((4, 4), -math.inf).triu(1)
+    for masked in (lambda s: s + mask, lambda s: s + mask.clamp(min=torch.finfo(torch.float32).min), lambda s: s.masked_fill(mask < 0, -math.inf)):
+        attention = lambda x, masked=masked: functional.layer_norm(torch.softmax(masked(x @ x.mT), -1) @ x, (3,))  # noqa: E731
+        x = randn(1, 4, 3)
+        found = ns.lipschitz(Function(attention), x, region=Ball(x[0], 1e-3))
+        assert found.lower <= found.upper and float(found.upper) < 300 * float(found.lower)

@@ -1,0 +1,138 @@
+"""What values the nodes of a graph can take on a region: intervals, norms, and distances from the region's middle.
+
+The middle's own value at a node is computed in float64, and how far it may be from the exact one is bounded along with the
+rest. A float64 kernel is taken as mixed stable (Higham 2002, section 1.5): what it returns for x̂ is f(x̂ + δ) + η with f exact,
+‖δ‖ ≤ κ‖x̂‖ and ‖η‖ ≤ κ(‖ŷ‖ + what it computes on the way), so with L_i the gains of the node
+
+    error(node) = Σ_i L_i error(source_i) + κ (3‖ŷ‖ + on the way)
+
+covers the node's rounding, that of whoever reads it, and that of statistics taken from it. κ grows with the longest sum in
+the graph: a matrix product errs by terms · u · |W||x|, and ‖|W|‖ ≤ √terms ‖W‖.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.core.interval import Interval
+from normscope.core.magnitude import ONE, Magnitude
+from normscope.core.region import Region
+from normscope.graph.graph import Graph, Node
+from normscope.operators.dense import UNIT_ROUNDOFF
+from normscope.rules.registry import Gain, registry
+
+OUTWARD = 1 + 1e-12  # a few roundings of a float64 number, with room
+
+
+class Values:
+    """Bounds on the values of every node; with `gain` this is the `Context` that rules see."""
+
+    def __init__(self, graph: Graph, region: Region | None) -> None:
+        self.graph, self.region, self.local = graph, region, region is not None
+        self.whole_batch = graph.whole_batch
+        self.intervals: dict[Node, Interval] = {}
+        self.lengths: dict[Node, float] = {}
+        self.centers: dict[Node, torch.Tensor] = {}
+        self.errors: dict[Node, float] = {}
+        self.at: dict[Node, Magnitude] = dict.fromkeys(graph.inputs, ONE)  # the constant from the inputs to a node
+        if region is not None:
+            self.roundoff = _roundoff(graph)
+            self._place(region)
+
+    def _place(self, region: Region) -> None:
+        """Value bounds of the inputs, and every node's value at the middle of the region."""
+        middle = [part if self.whole_batch else part[None] for part in region.middle]
+        shapes = [tuple(part.shape) for part in middle]
+        if shapes != [node.shape for node in self.graph.inputs]:
+            wanted = ", ".join(str(node.shape if self.whole_batch else node.shape[1:]) for node in self.graph.inputs)
+            raise InputError(f"the region holds points of shape {', '.join(str(s[1:]) for s in shapes)}, the model takes {wanted}")
+        with torch.no_grad():
+            values = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
+        self.centers = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and bool(v.isfinite().all())}
+        for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
+            self.intervals[node] = bounds if self.whole_batch else Interval(bounds.low[None], bounds.high[None])
+            self.errors[node] = self.roundoff * float(torch.linalg.vector_norm(self.centers[node]))
+
+    def gain(self, node: Node) -> Gain:
+        raise NotImplementedError
+
+    def center(self, node: Node) -> torch.Tensor | None:
+        return self.centers.get(node)
+
+    def deviation(self, node: Node) -> float:
+        """at · reach from the exact value at the middle, and the error of the computed one."""
+        if self.region is None or node not in self.at:
+            return math.inf
+        return float(self.at[node]) * self.region.reach * (1 + 1e-9) + self.error(node)
+
+    def error(self, node: Node) -> float:
+        for top in self._unknown(node, self.errors):
+            rule = registry.find(top)
+            error = math.inf if rule is None else rule.center_error(top, self)
+            self.errors[top] = error * OUTWARD if error == error else math.inf
+        return self.errors[node]
+
+    def interval(self, node: Node) -> Interval:
+        for top in self._unknown(node, self.intervals):
+            rule = registry.find(top)
+            bounds = Interval.unbounded(top.shape) if rule is None else rule.interval(top, self)
+            self.intervals[top] = self._near_center(top, bounds)
+        return self.intervals[node]
+
+    @staticmethod
+    def _unknown(node: Node, known: Mapping[Node, object]) -> Iterator[Node]:
+        """The nodes before `node` and itself that `known` lacks, each after what it reads."""
+        stack = [node]
+        while stack:  # without recursion: a graph may be thousands of nodes deep
+            top = stack[-1]
+            waiting = [] if top in known else [source for source in top.inputs if source not in known]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if top not in known:
+                yield top
+
+    def _near_center(self, node: Node, bounds: Interval) -> Interval:
+        """The part of an interval that the node can deviate to, and the computed value at the middle as others read it."""
+        middle = self.center(node)
+        if middle is None:
+            return bounds
+        deviation, read = self.deviation(node), self.roundoff * middle.abs()
+        low = torch.minimum(torch.maximum(bounds.low, middle - deviation), middle - read)
+        high = torch.maximum(torch.minimum(bounds.high, middle + deviation), middle + read)
+        return Interval(low, high)
+
+    def norm(self, node: Node) -> float:
+        """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give."""
+        if node not in self.lengths:
+            rule = registry.find(node)
+            lengths = [math.inf if rule is None else rule.norm(node, self)]
+            bounds = self.interval(node)
+            if bounds.shape:
+                sizes = torch.linalg.vector_norm(torch.maximum(bounds.low.abs(), bounds.high.abs()), dim=-1)
+                lengths.append(float(sizes.max()) * OUTWARD)
+            middle = self.center(node)
+            at_middle = 0.0
+            if middle is not None and middle.dim():
+                farthest = float(torch.linalg.vector_norm(middle, dim=-1).max()) * OUTWARD
+                lengths.append(farthest + self.deviation(node))
+                at_middle = farthest + self.error(node) if math.isfinite(self.error(node)) else 0.0
+            self.lengths[node] = max(min(length for length in lengths if not math.isnan(length)), at_middle)
+        return self.lengths[node]
+
+
+def _roundoff(graph: Graph) -> float:
+    """κ: eight float64 roundings for every term of the longest sum in the graph."""
+    terms = 1.0
+    for node in graph:
+        for source in node.inputs:
+            terms = max(terms, math.prod(source.shape))
+        for constant in node.constants:
+            if constant.value.dim() > 1 and constant.value.numel():
+                terms = max(terms, (constant.value.numel() / min(constant.value.shape[:2])) ** 1.5)
+    return 8 * UNIT_ROUNDOFF * (terms + 4)
