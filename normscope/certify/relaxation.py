@@ -8,7 +8,8 @@ with respect to the input and to node j, so
     L ≤ ‖V‖ + Σ_j ‖V_j R_j‖ L_j,        |Δout_i| ≤ ‖V_i‖ ‖Δx‖ + Σ_j Σ_l |V_j|_il R_jl |Δy_jl|,
 
 with L_j the constant up to what enters node j. (LipLT, Fazlyab et al. 2023, with slopes neuron by neuron and on any graph.)
-Where no unit changes sign on the region, R = 0 and the bound is the norm of the Jacobian.
+Where no unit changes sign on the region, R = 0 and the bound is the norm of the Jacobian. Any C will do with R = max(b−C, C−a):
+a small graph is also relaxed with C in the middle of the slopes that φ has anywhere, which may be the better choice.
 """
 
 from __future__ import annotations
@@ -47,7 +48,17 @@ def relax(context: Composition, output: Node) -> Relaxed | None:
     nodes = _before(output)
     if context.region is None or rows > FEW_OUTPUTS or rows * sum(math.prod(n.shape) for n in nodes) > MOST_ENTRIES:
         return None
-    pieces = {node: _piece(context, node) for node in nodes if node.op != "input"}
+    found = [_relaxed(context, output, nodes, anywhere) for anywhere in ((False, True) if context.small else (False,))]
+    usable = [one for one in found if one is not None]
+    if not usable:
+        return None
+    return Relaxed(min(one.bound for one in usable), torch.stack([one.radius for one in usable]).amin(0))
+
+
+def _relaxed(context: Composition, output: Node, nodes: list[Node], anywhere: bool) -> Relaxed | None:
+    """With the slopes' middle on the region, or `anywhere`."""
+    rows = math.prod(output.shape)
+    pieces = {node: _piece(context, node, anywhere) for node in nodes if node.op != "input"}
     if any(piece is None for piece in pieces.values()):
         return None
     inputs = [node for node in nodes if node.op == "input"]
@@ -129,7 +140,7 @@ class _Piece:
         return node.evaluate(values, torch.float64) - node.evaluate(nothing, torch.float64)
 
 
-def _piece(context: Composition, node: Node) -> _Piece | None:
+def _piece(context: Composition, node: Node, anywhere: bool) -> _Piece | None:
     rule = registry.find(node)
     if rule is None or not node.shape or node.dtype is None:  # several outputs at once
         return None
@@ -137,7 +148,11 @@ def _piece(context: Composition, node: Node) -> _Piece | None:
         low, high = rule.slopes_on(node, context.interval(node.input))
         if bool((low.isfinite() & high.isfinite()).all()) and low.numel() in (1, math.prod(node.shape)):
             low, high = (side.expand(node.shape) if side.numel() == 1 else side.reshape(node.shape) for side in (low, high))
-            return _Piece(slope=(low + high) / 2, spread=(high - low) / 2, gain=float(torch.maximum(low.abs(), high.abs()).max()))
+            middle = (low + high) / 2
+            if anywhere and math.isfinite(sum(rule.slopes(node))):
+                middle = torch.full_like(middle, sum(rule.slopes(node)) / 2)
+            spread = torch.maximum(high - middle, middle - low) * (1 + UNIT_ROUNDOFF)
+            return _Piece(slope=middle, spread=spread, gain=float(torch.maximum(low.abs(), high.abs()).max()))
     if rule.linear(node):
         gains = [float(factor) for factor in context.gain(node).factors]
         return _Piece(gain=max(gains, default=1.0) * math.sqrt(len(gains)))
