@@ -16,7 +16,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
-from normscope.graph.patterns import rotate_half
+from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 

@@ -8,7 +8,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.graph.graph import Node
-from normscope.graph.patterns import bessel_correction
+from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
 from normscope.rules.registry import Context, Gain, Rule, rule
 

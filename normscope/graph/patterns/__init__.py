@@ -1,0 +1,39 @@
+"""What people write by hand, recognised as what it is.
+
+Each recogniser looks at one node and the expression above it and returns the single node that computes the same, or
+None. What was recognised is then checked: the rewritten graph must give the same output as the original.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from normscope.graph.graph import Graph
+from normscope.graph.patterns.activations import as_activation
+from normscope.graph.patterns.attention import as_attention
+from normscope.graph.patterns.normalizers import as_centering, as_standardization
+from normscope.graph.patterns.rotary import as_rotary
+
+RECOGNISERS = (as_centering, as_activation, as_standardization, as_rotary, as_attention)
+
+
+def recognise(graph: Graph) -> Graph:
+    """The graph with every hand-written normalizer, activation, rotary embedding and attention as one node."""
+    original = graph
+    for recogniser in RECOGNISERS:
+        found = {node: match for node in graph if (match := recogniser(node)) is not None}
+        if found:
+            graph = graph.replace(found)
+    if graph is not original:
+        _check_same_function(original, graph)
+    return graph
+
+
+def _check_same_function(before: Graph, after: Graph) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(node.shape, generator=generator, dtype=torch.float64) for node in before.inputs]
+    with torch.no_grad():
+        expected, found = before.run(inputs, torch.float64)[0], after.run(inputs, torch.float64)[0]
+    error = float((expected - found).abs().max()) if expected.numel() else 0.0
+    if not error <= 1e-5 * (1 + float(expected.abs().max())):
+        raise AssertionError(f"a bug of normscope: recognising patterns changed the output by {error:.3g}; please report it")

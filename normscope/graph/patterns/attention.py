@@ -1,0 +1,116 @@
+"""Attention written by hand: softmax(c · Q Kᵀ + mask) V, by matmul or einsum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from normscope.graph.graph import Constant, Node
+from normscope.graph.patterns.expressions import constant_operand, factors_of, scalar
+
+HIDDEN = -1e30  # a fill at or below this hides a key
+
+
+def as_attention(node: Node) -> Node | None:
+    """The fused operation, where the last two axes of Q, K, V are (tokens, features) and every query sees some key."""
+    parts = _weighted_values(node)
+    if parts is None:
+        return None
+    weights, value = parts
+    if (
+        weights.op not in ("softmax", "_softmax", "special_softmax")
+        or weights.args[1] % len(weights.shape) != len(weights.shape) - 1
+    ):
+        return None
+    logits, mask, usable = _unmasked(weights.input)
+    coefficient, factors = factors_of(logits)
+    scores = _scores(factors[0]) if len(factors) == 1 else None
+    if scores is None or not usable or coefficient == 0 or (mask is not None and logits.shape != weights.shape):
+        return None
+    query, key = scores
+    ranks = {len(part.shape) for part in (query, key, value)}
+    if len(ranks) != 1 or ranks == {2} or query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1]:
+        return None
+    target = torch.ops.aten.scaled_dot_product_attention.default
+    arguments, settings = (query, key, value, mask, 0.0, False), {"scale": coefficient}
+    name = "scaled_dot_product_attention"
+    return Node(node.name, name, target, arguments, settings, node.path, node.source, node.shape, node.dtype)
+
+
+def _weighted_values(node: Node) -> tuple[Node, Node] | None:
+    """(P, V) of P V."""
+    if len(node.inputs) != 2:
+        return None
+    if node.op in ("matmul", "bmm") and node.args[:2] == node.inputs:
+        return node.inputs[0], node.inputs[1]
+    letters = _einsum(node)
+    if letters is None:
+        return None
+    weights, values, result = letters
+    batch, i, j, d = weights[:-2], weights[-2], weights[-1], values[-1]
+    return node.inputs if values == batch + j + d and result == batch + i + d else None  # type: ignore[return-value]
+
+
+def _scores(node: Node) -> tuple[Node, Node] | None:
+    """(Q, K) of Q Kᵀ."""
+    if len(node.inputs) != 2:
+        return None
+    if node.op in ("matmul", "bmm") and node.args[:2] == node.inputs:
+        return node.inputs[0], _transposed(node.inputs[1])
+    letters = _einsum(node)
+    if letters is None:
+        return None
+    queries, keys, result = letters
+    batch, i, d, j = queries[:-2], queries[-2], queries[-1], keys[-2]
+    return node.inputs if keys == batch + j + d and result == batch + i + j else None  # type: ignore[return-value]
+
+
+def _einsum(node: Node) -> tuple[str, str, str] | None:
+    """The letters of both operands and of the result, each operand of two axes or more."""
+    if node.op != "einsum" or "." in node.args[0] or "->" not in node.args[0] or tuple(node.args[1]) != node.inputs:
+        return None
+    operands, result = node.args[0].replace(" ", "").split("->")
+    first, second = operands.split(",")
+    return (first, second, result) if min(len(first), len(second)) >= 2 else None
+
+
+def _transposed(node: Node) -> Node:
+    """The node of which `node` is the transpose in the last two axes, or a new one that transposes it back."""
+    rank = len(node.shape)
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    if node.op == "mT":
+        return node.input
+    if node.op == "transpose" and {axis % rank for axis in node.args[1:3]} == {rank - 2, rank - 1}:
+        return node.input
+    if node.op == "permute" and tuple(axis % rank for axis in node.args[1]) == swapped:
+        return node.input
+    shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
+    return Node(f"{node.name}_mT", "mT", torch.ops.aten.mT.default, (node,), {}, node.path, node.source, shape, node.dtype)
+
+
+def _unmasked(node: Node) -> tuple[Node, Constant | None, bool]:
+    """(logits, mask, whether the fused operation means the same by it) of logits + mask, masked_fill and where."""
+    if len(node.inputs) != 1:
+        return node, None, True
+    if node.op == "add" and node.kwargs.get("alpha", 1) == 1 and (added := constant_operand(node)) is not None:
+        table = added.value.to(torch.promote_types(added.value.dtype, torch.float32))
+        table = table if table.dim() > 1 else table.expand(node.shape[-2:])
+        return node.input, Constant(table, added.sources, added.learned), _sees_a_key(table > HIDDEN)
+    kept: Any = None
+    if node.op == "masked_fill" and node.input is node.args[0] and _hides(node.args[2]) and isinstance(node.args[1], Constant):
+        kept = node.args[1].value.logical_not()
+    elif node.op == "where" and node.input is node.args[1] and _hides(node.args[2]) and isinstance(node.args[0], Constant):
+        kept = node.args[0].value.bool()
+    if kept is None:
+        return node, None, True
+    return node.input, Constant(kept), _sees_a_key(kept)
+
+
+def _hides(fill: Any) -> bool:
+    value = scalar(fill)
+    return value is not None and value <= HIDDEN
+
+
+def _sees_a_key(kept: torch.Tensor) -> bool:
+    return bool(kept.any(-1).all()) if kept.dim() else bool(kept)

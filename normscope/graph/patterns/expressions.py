@@ -1,0 +1,64 @@
+"""What patterns are made of: constants, products and sums written out, and the node that replaces a pattern."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from normscope.graph.graph import Constant, Node
+
+
+def constant_operand(node: Node) -> Constant | None:
+    return next((operand for operand in node.args[:2] if isinstance(operand, Constant)), None)
+
+
+def factors_of(node: Node) -> tuple[float, list[Node]]:
+    """A product written out: its constant coefficient and the nodes that are multiplied."""
+    if node.op == "mul":
+        coefficient = 1.0
+        nodes: list[Node] = []
+        for operand in node.args[:2]:
+            if isinstance(operand, Node):
+                inner, factors = factors_of(operand)
+                coefficient, nodes = coefficient * inner, nodes + factors
+            else:
+                value = scalar(operand)
+                if value is None:
+                    return 1.0, [node]
+                coefficient *= value
+        return coefficient, nodes
+    if node.op == "div" and isinstance(node.args[0], Node):
+        value = scalar(node.args[1])
+        if value:
+            coefficient, nodes = factors_of(node.args[0])
+            return coefficient / value, nodes
+    return 1.0, [node]
+
+
+def plus_constant(node: Node) -> tuple[float | None, Node | None]:
+    """(c, y) for y + c."""
+    if node.op == "add" and len(node.inputs) == 1 and node.kwargs.get("alpha", 1) == 1:
+        return scalar(next(a for a in node.args[:2] if a is not node.input)), node.input
+    return None, None
+
+
+def renewed(node: Node, op: str, target: Callable[..., Any], args: tuple[Any, ...], approximate: str | None = None) -> Node:
+    kwargs = {"approximate": approximate} if approximate is not None else {}
+    if approximate is not None:
+        args = args[:1]
+    return Node(node.name, op, target, args, kwargs, node.path, node.source, node.shape, node.dtype)
+
+
+def scalar(value: Any) -> float | None:
+    if isinstance(value, Constant):
+        return float(value.value) if value.value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def is_number(value: Any, expected: float) -> bool:
+    return scalar(value) == expected
+
+
+def close_to(value: float, expected: float) -> bool:
+    return math.isclose(value, expected, rel_tol=1e-6)

@@ -1,0 +1,65 @@
+"""Attention written by hand becomes the fused operation, where it means the same, and stays as it is where it does not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.graph.trace import trace
+from tests.networks import Function
+
+TOKENS, SIZE = 4, 3
+CAUSAL = torch.full((TOKENS, TOKENS), -math.inf).triu(1)
+BLIND = CAUSAL.clone().index_fill_(0, torch.tensor([0]), -math.inf)  # the first query sees nothing
+
+FUSED = {
+    "matmul": lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(SIZE)).softmax(-1) @ v,
+    "scaled queries": lambda q, k, v: ((0.5 * q) @ k.mT).softmax(-1) @ v,
+    "no scale": lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
+    "negative scale": lambda q, k, v: (-2 * (q @ k.mT)).softmax(-1) @ v,
+    "causal": lambda q, k, v: (q @ k.mT + CAUSAL).softmax(-1) @ v,
+    "least number": lambda q, k, v: (q @ k.mT + CAUSAL.clamp(min=torch.finfo(torch.float32).min)).softmax(-1) @ v,
+    "masked_fill": lambda q, k, v: (q @ k.mT).masked_fill(CAUSAL < 0, -math.inf).softmax(-1) @ v,
+    "where": lambda q, k, v: torch.where(CAUSAL == 0, q @ k.mT, torch.tensor(-math.inf)).softmax(-1) @ v,
+    "logit bias": lambda q, k, v: (q @ k.mT + torch.arange(TOKENS)).softmax(-1) @ v,
+    "einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
+    "permuted keys": lambda q, k, v: (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v,
+}  # fmt: skip
+APART = {
+    "over queries": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
+    "blind": lambda q, k, v: (q @ k.mT + BLIND.clamp(min=-1e38)).softmax(-1) @ v,
+    "temperature of the input": lambda q, k, v: (q @ k.mT * q.mean().sigmoid()).softmax(-1) @ v,
+    "sigmoid": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
+    "transposed weights": lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v,
+    "keys and values apart": lambda q, k, v: torch.einsum("bhij,bhid->bhjd", (q @ k.mT).softmax(-1), v),
+}
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, mix) -> None:
+        super().__init__()
+        self.heads, self.mix = nn.Linear(6, 3 * 2 * SIZE), Function(mix)
+
+    def forward(self, x):
+        q, k, v = self.heads(x).unflatten(-1, (3, 2, SIZE)).unbind(-3)
+        return self.mix(*(part.transpose(1, 2) for part in (q, k, v)))
+
+
+@pytest.mark.parametrize("name", [*FUSED, *APART])
+def test_recognised_where_it_means_the_same(name):
+    torch.manual_seed(0)
+    model, x = SelfAttention({**FUSED, **APART}[name]), torch.randn(1, TOKENS, 6)
+    graph = trace(model, x, "eval", None)
+    assert ("scaled_dot_product_attention" in {node.op for node in graph}) == (name in FUSED)
+    with torch.no_grad():
+        assert torch.allclose(graph.run([x], torch.float64)[0], model.double()(x.double()), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_bound_holds(name):
+    torch.manual_seed(0)
+    model, x = SelfAttention(FUSED[name]), torch.randn(1, TOKENS, 6)
+    found = ns.lipschitz(nn.Sequential(nn.LayerNorm(6), model), x, effort=0.2)
+    assert found.upper.finite and found.lower <= found.upper
