@@ -146,12 +146,6 @@ ROWS: dict[str, Maker] = {  # on (1, 4)
     "index": lambda x: x[:, POSITIONS],
     "index_select": lambda x: x.index_select(1, POSITIONS[:2]),
     "gather": lambda x: x.gather(1, torch.tensor([[0, 0, 0]])),
-    "split": lambda x: x.split(2, 1)[0],
-    "split_with_sizes": lambda x: x.split([1, 3], 1)[1],
-    "chunk": lambda x: x.chunk(2, 1)[1],
-    "unbind": lambda x: x.unbind(1)[0],
-    "tensor_split": lambda x: x.tensor_split(2, 1)[1],
-    "hsplit": lambda x: x.hsplit(2)[0],
     "getitem": lambda x: x.topk(2, 1).values,
     "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1),
     "expand_as": lambda x: x.unsqueeze(1).expand_as(torch.zeros(1, 3, 4)),
@@ -237,14 +231,12 @@ PLANES: dict[str, Maker] = {  # on (1, 2, 3)
     "trace": lambda x: torch.trace(x[0])[None],
     "tril": lambda x: x.tril(),
     "triu": lambda x: x.triu(),
-    "vsplit": lambda x: x[0].vsplit(2)[0][None],
     "scaled_dot_product_attention": lambda x: attention(x[:, :1, :1], KEYS, VALUES),
     "var": within(-1, 1, lambda x: x[:, 0, :2].var(1)),
 }
 
 LINES: dict[str, Maker] = {  # on (1, 2, 4)
     "rotary": rotated,
-    "dsplit": lambda x: x.dsplit(2)[0],
     "bmm": lambda x: torch.bmm(x, BATCHED),
     "baddbmm": lambda x: torch.baddbmm(torch.ones(1, 2, 2), x, BATCHED, alpha=-2.0),
     "pad": lambda x: functional.pad(x, (1, 2), mode="circular"),
@@ -362,6 +354,22 @@ VARIANTS: dict[str, Case] = {
 }
 
 # In its keys attention's bound is a factor √2 above what two keys can reach, and one query cannot do worse.
+VARIANTS.update(
+    on(
+        (1, 2, 4),
+        {
+            "slice: split": lambda x: x.split(3, 2)[1],
+            "slice: split_with_sizes": lambda x: x.split([1, 3], 2)[-1],
+            "slice: chunk": lambda x: x.chunk(3, -1)[1],
+            "slice: tensor_split": lambda x: x.tensor_split(3, 2)[0],
+            "slice: tensor_split at": lambda x: x.tensor_split([1, 3], 2)[1],
+            "slice: hsplit": lambda x: x.hsplit(2)[0],
+            "slice: vsplit": lambda x: x[0].vsplit(2)[0][None],
+            "slice: dsplit": lambda x: x.dsplit(2)[0],
+            "select: unbind": lambda x: x.unbind(-1)[-2],
+        },
+    )
+)
 VARIANTS["scaled_dot_product_attention: keys"] = Case(
     Function(lambda x: attention(QUERIES[:, :1], functional.hardtanh(x)[:, :2, None], VALUES)), torch.zeros(1, 3), slack=1.5
 )

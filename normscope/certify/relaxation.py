@@ -8,8 +8,9 @@ with respect to the input and to node j, so
     L ≤ ‖V‖ + Σ_j ‖V_j R_j‖ L_j,        |Δout_i| ≤ ‖V_i‖ ‖Δx‖ + Σ_j Σ_l |V_j|_il R_jl |Δy_jl|,
 
 with L_j the constant up to what enters node j. (LipLT, Fazlyab et al. 2023, with slopes neuron by neuron and on any graph.)
-Where no unit changes sign on the region, R = 0 and the bound is the norm of the Jacobian. Any C will do with R = max(b−C, C−a):
-a small graph is also relaxed with C in the middle of the slopes that φ has anywhere, which may be the better choice.
+A normalizer, a product, softmax or attention is its derivative at the middle, and its rule says how far it is from that
+(`Rule.curvature`). Where no unit changes sign on the region, R = 0 and the bound is the norm of the Jacobian. Any C will do with
+R = max(b−C, C−a): a small graph is also relaxed with C in the middle of the slopes that φ has anywhere, which may be better.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.core.interval import Interval
-from normscope.core.magnitude import ZERO, Magnitude
+from normscope.core.magnitude import ZERO, Magnitude, total
 from normscope.graph.graph import Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
 from normscope.rules.activations import Entrywise
-from normscope.rules.registry import registry
+from normscope.rules.registry import Rule, registry
 
 if TYPE_CHECKING:
     from normscope.certify.upper import Composition
@@ -117,23 +119,31 @@ def _straight_radius(context: Composition, derivatives: dict[Node, torch.Tensor]
 
 
 def _half_width(context: Composition, node: Node) -> torch.Tensor:
-    bounds, middle = context.interval(node), context.center(node)
-    assert middle is not None
-    return torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0) + context.error(node)
+    """How far each entry can be from its exact value at the middle."""
+    away = context.distances(node)
+    assert away is not None
+    return away + context.error(node)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """The linear part of a node and what it leaves out: entrywise `spread`, or an error of `error` · ‖Δx‖ in all."""
+    """The linear part of a node and what it leaves out: entrywise `spread`, or an error of `error` · ‖Δx‖ in all.
+
+    A node is its own linear part, or `slope` entry by entry, or its derivative at `middles`, or nothing.
+    """
 
     slope: torch.Tensor | None = None
     spread: torch.Tensor | None = None
+    middles: tuple[torch.Tensor, ...] | None = None
     error: Magnitude | None = None
     gain: float = 1.0
 
     def linear(self, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
         if self.slope is not None:
             return values[node.input] * self.slope
+        if self.middles is not None:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
+                return torch.func.jvp(node.apply, self.middles, tuple(values[source] for source in dict.fromkeys(node.inputs)))[1]
         if self.error is not None:
             return torch.zeros(node.shape, dtype=torch.float64)
         nothing = {source: torch.zeros(source.shape, dtype=torch.float64) for source in node.inputs}
@@ -153,12 +163,23 @@ def _piece(context: Composition, node: Node, anywhere: bool) -> _Piece | None:
                 middle = torch.full_like(middle, sum(rule.slopes(node)) / 2)
             spread = torch.maximum(high - middle, middle - low) * (1 + UNIT_ROUNDOFF)
             return _Piece(slope=middle, spread=spread, gain=float(torch.maximum(low.abs(), high.abs()).max()))
+    gains = [float(factor) for factor in context.gain(node).factors]
+    gain = max(gains, default=1.0) * math.sqrt(len(gains))
     if rule.linear(node):
-        gains = [float(factor) for factor in context.gain(node).factors]
-        return _Piece(gain=max(gains, default=1.0) * math.sqrt(len(gains)))
+        return _Piece(gain=gain)
     if node not in context.at or not context.at[node].finite:
         return None
-    return _Piece(error=context.at[node])
+    return _derivative(context, node, rule, gain) or _Piece(error=context.at[node])
+
+
+def _derivative(context: Composition, node: Node, rule: Rule, gain: float) -> _Piece | None:
+    """The derivative at the middle as the linear part, where that leaves out less than everything."""
+    middles = [context.center(source) for source in dict.fromkeys(node.inputs)]
+    factors = None if any(middle is None for middle in middles) else rule.curvature(node, context)
+    if factors is None:
+        return None
+    error = total(context.at[source] * factor for source, factor in zip(node.inputs, factors, strict=True))
+    return _Piece(middles=tuple(middles), error=error, gain=gain) if error < context.at[node] else None  # type: ignore[arg-type]
 
 
 def _before(output: Node) -> list[Node]:

@@ -69,6 +69,10 @@ class Values:
             return math.inf
         return float(self.at[node]) * self.region.reach * (1 + 1e-9) + self.error(node)
 
+    def distances(self, node: Node) -> torch.Tensor | None:
+        bounds, middle = self.interval(node), self.center(node)
+        return None if middle is None else torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0)
+
     def error(self, node: Node) -> float:
         for top in self._unknown(node, self.errors):
             rule = registry.find(top)

@@ -16,6 +16,16 @@ IDENTITIES = {"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "lift
 CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16", "convert_element_type"}
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
+SPLITS = {
+    "split": None,
+    "split_with_sizes": None,
+    "chunk": None,
+    "tensor_split": None,
+    "hsplit": 1,
+    "vsplit": 0,
+    "dsplit": 2,
+}  # axis
+
 Form = tuple[str, Any, tuple[Any, ...]]  # operation, target, arguments
 
 
@@ -68,6 +78,23 @@ def _reshape(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return "reshape", aten.reshape.default, (args[0], list(result.shape))
 
 
+def _part(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """One piece of a tensor that was taken apart is a slice or a row of it."""
+    several, index = args
+    if not isinstance(several, Node) or several.op not in ("unbind", *SPLITS):
+        return op, target, args
+    whole = several.input
+    if several.op == "unbind":
+        return "select", aten.select.int, (whole, several.argument(1, "dim", 0), index)
+    axis = SPLITS[several.op]
+    axis = several.argument(2, "dim", 0) if axis is None else min(axis, len(whole.shape) - 1)
+    assert several.target is not None
+    empty = torch.empty(whole.shape, device="meta")
+    sizes = [piece.shape[axis] for piece in several.target(empty, *several.args[1:], **several.kwargs)]
+    start = sum(sizes[: index % len(sizes)])
+    return "slice", aten.slice.Tensor, (whole, axis, start, start + sizes[index])
+
+
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
@@ -78,6 +105,7 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "copy": _copy,
     "view": _reshape,
     "_unsafe_view": _reshape,
+    "getitem": _part,
 }
 
 

@@ -336,6 +336,14 @@ class Softmax(Rule):
             bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
         return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
 
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""
+        away = context.distances(node)
+        if away is None or not away.numel():
+            return None
+        rows = float(torch.linalg.vector_norm(away, dim=node.args[1]).max())
+        return (min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input)) * (1 + 2**-40),)
+
     def center_error(self, node: Node, context: Context) -> float:
         """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
         p, logits, error = context.center(node), node.input, context.error(node.input)

@@ -97,6 +97,16 @@ def _summed_alone(node: Node) -> float:
     return math.sqrt(terms)
 
 
+def _other_norms(node: Node, sizes: list[torch.Tensor]) -> tuple[float, float]:
+    """For each of two factors the Frobenius norm of the other one."""
+    alone = _summed_alone(node) if node.op == "einsum" else 1.0
+    first, second = (float(torch.linalg.vector_norm(size)) * alone * (1 + 2**-40) for size in sizes)
+    return second, first
+
+
+TWO_FACTORS = ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum")
+
+
 @rule("mm", "matmul", "bmm", "addmm", "baddbmm", "dot", "mv", "inner", "tensordot", "einsum", "outer", "kron", "bilinear", "addmv")
 class ConstantProduct(Rule):
     """A product with constant factors is linear; a product of two values that both depend on the input is not.
@@ -107,7 +117,7 @@ class ConstantProduct(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) == 1:
             return Gain((self._constant_factor(node),), "exact")
-        if node.op in ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum") and len(node.inputs) == 2:
+        if node.op in TWO_FACTORS and len(node.inputs) == 2:
             return self._two_factors(node, context)
         return Gain.infinite(node, "a product of values that all depend on the input")
 
@@ -131,9 +141,14 @@ class ConstantProduct(Rule):
         if not all(bound.finite for bound in bounds):
             return Gain.infinite(node, "a product of two values of which one is unbounded; bound them by a region or a normalizer")
         sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in bounds]
-        lone = _summed_alone(node) if node.op == "einsum" else 1.0
-        first, second = (float(torch.linalg.vector_norm(size)) * lone * (1 + 2**-40) for size in sizes)
-        return Gain.of(second, first, method="product")
+        return Gain.of(*_other_norms(node, sizes), method="product")
+
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """Δ(AB) − ÂΔB − ΔA B̂ = (A − Â)ΔB + ΔA (B' − B̂)."""
+        away = [context.distances(source) for source in node.inputs]
+        if node.op not in TWO_FACTORS or any(part is None for part in away):
+            return None
+        return _other_norms(node, away)  # type: ignore[arg-type]
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 1:

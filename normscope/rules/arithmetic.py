@@ -107,6 +107,17 @@ class Product(Rule):
             method="product",
         )
 
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """Δ(ab) − âΔb − b̂Δa = (a − â)Δb + (b' − b̂)Δa."""
+        a, b = node.inputs
+        away_a, away_b = context.distances(a), context.distances(b)
+        if away_a is None or away_b is None:
+            return None
+        first, second = (float(away.max()) if away.numel() else 0.0 for away in (away_a, away_b))
+        return tuple(
+            size * math.sqrt(copies(source.shape, node.shape)) * (1 + 2**-50) for size, source in ((second, a), (first, b))
+        )
+
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]:
             bounds = context.interval(node.inputs[0])

@@ -51,6 +51,23 @@ class Attention(Rule):
             low, high = low.repeat_interleave(repeats, -3), high.repeat_interleave(repeats, -3)
         return Interval(low.expand(node.shape), high.expand(node.shape)).widened()
 
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """By the product rule on s q kᵀ, the derivative of softmax, and the product rule on P V (docs/laws.md)."""
+        query, key, value = node.args[:3]
+        middles = [context.center(part) if isinstance(part, Node) else None for part in (query, key, value)]
+        if any(middle is None for middle in middles) or query.shape[:-2] != key.shape[:-2] or isinstance(node.args[3], Node):
+            return None
+        scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
+        away_q, away_k, away_v = (context.deviation(part) for part in (query, key, value))
+        size_q, size_k, size_v = (float(torch.linalg.matrix_norm(m, 2).max()) * (1 + 1e-12) for m in middles)  # type: ignore[arg-type]
+        reach_q, reach_k = size_q + away_q, size_k + away_k
+        away_p = scale * (away_q * size_k + away_k * reach_q) / 2  # ‖P − P̂‖, softmax being ½-Lipschitz
+        in_q, in_k = (
+            size_v * scale * (away / 2 + 3 * away_p * reach) + away_v * scale * reach / 2
+            for away, reach in ((away_k, reach_k), (away_q, reach_q))
+        )
+        return tuple(factor * (1 + 1e-12) for factor in (in_q, in_k, away_p))
+
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
         mask = node.args[3]

@@ -169,6 +169,17 @@ class NormalizerRule(Rule):
         scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
         return Interval(shift - scale.abs() * radius, shift + scale.abs() * radius).widened(2**-40)
 
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """The derivative of u/s, s² = ‖u‖²/d + ε, is √2/(√d s²)-Lipschitz where s is smallest (docs/laws.md)."""
+        normalizer, reach = normalizer_of(node), context.deviation(node.input) + context.error(node.input)
+        assert normalizer is not None
+        scale = smallest_scale(node, normalizer, context)
+        if normalizer.placement != "inside" or scale <= 0 or not math.isfinite(reach):
+            return None
+        count = 1 if normalizer.kind == "l2" else max(elements(node, normalizer) - 1, 1)  # a sample variance divides by d − 1
+        largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
+        return (math.sqrt(2 / count) * largest * reach / scale**2 * (1 + 2**-40),)
+
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
         normalizer = normalizer_of(node)

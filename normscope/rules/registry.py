@@ -64,6 +64,9 @@ class Context(Protocol):
 
     roundoff: float  # the relative rounding of one operation, in ℓ2
 
+    def distances(self, node: Node) -> torch.Tensor | None:
+        """How far each entry of `node` can be from its computed value at the middle of the region, if there is one."""
+
     def error(self, node: Node) -> float:
         """How far (ℓ2) the computed value at the middle may be from the exact one."""
 
@@ -96,6 +99,13 @@ class Rule:
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """The ℓ2 size of what the node's kernel computes beside its output and multiples of its inputs by its gain."""
         return 0.0
+
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """On a region, how far the node is from its derivative J at the computed middle, one factor an input, or None.
+
+        ‖f(y) − f(y') − J (y − y')‖ ≤ Σ_i factor_i ‖y_i − y'_i‖ for all values y, y' that can reach the node.
+        """
+        return None
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         """(least, largest) slope of an entrywise node on all of ℝ, or None if it is not entrywise."""

@@ -57,12 +57,12 @@ class Rearrangement(Rule):
 
 
 @rule(
-    "slice", "select", "narrow", "index", "index_select", "gather", "diagonal", "split", "split_with_sizes", "chunk", "unbind",
-    "tensor_split", "expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", "unfold", "im2col", "col2im",
+    "slice", "select", "narrow", "index", "index_select", "gather", "diagonal",
+    "expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", "unfold", "im2col", "col2im",
     "sum", "mean", "cumsum", "tril", "triu", "constant_pad_nd", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d",
     "upsample_nearest3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
-    "replication_pad3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "as_strided", "trace", "hsplit", "vsplit", "dsplit", "pad",
+    "replication_pad3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "as_strided", "trace", "pad",
 )  # fmt: skip
 class NonnegativeLinear(Rule):
     """Every output is a sum of entries with weights ≥ 0: Schur's test."""
@@ -74,8 +74,6 @@ class NonnegativeLinear(Rule):
         return context.norm(node.input) * math.sqrt(vectors_joined(node)) if node.op in SELECTIONS else math.inf
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if not node.shape and node.dtype is None:  # several outputs: `Pick` reads the input's bounds itself
-            return Interval.unbounded(())
         return context.interval(node.input).map(node.apply)
 
     def linear(self, node: Node) -> bool:
@@ -115,22 +113,10 @@ SELECTIONS = (
 
 @rule("getitem")
 class Pick(Rule):
-    """One of several outputs."""
+    """One of several outputs; pieces of a tensor are slices (graph/canonical.py)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(1, method="part")
-
-    def norm(self, node: Node, context: Context) -> float:
-        several = node.input
-        last = several.op in ("split", "chunk", "split_with_sizes", "unbind", "tensor_split")
-        return context.norm(several.input) if last else math.inf
-
-    def interval(self, node: Node, context: Context) -> Interval:
-        several = node.input
-        if several.op in ("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit"):
-            bounds = context.interval(several.input)
-            return bounds.map(lambda side: several.apply(side)[node.args[1]])
-        return Interval.unbounded(node.shape)
 
     def linear(self, node: Node) -> bool:
         return True

@@ -1,5 +1,7 @@
 """Regions: the local bound is never above the global one, shrinks with the radius, and ends at the Jacobian's norm."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +28,47 @@ def test_the_bound_shrinks_to_the_norm_of_the_jacobian(seed, kind):
     uppers = [ns.lipschitz(model, center[None], region=ns.Ball(center, r), effort=0.1).upper for r in (10.0, 1.0, 0.1, 1e-3, 1e-6)]
     assert all(small <= large * (1 + 1e-6) for large, small in zip([everywhere, *uppers], uppers, strict=False))
     assert truth * (1 - 1e-9) <= float(uppers[-1]) <= truth * (1 + 1e-4)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.value, self.out = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(torch.sigmoid(self.gate(x)) * self.value(x))
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention, self.out = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 3)
+
+    def forward(self, x):
+        q, k, v = self.attention(self.norm(x)).unflatten(-1, (3, 2, 3)).transpose(1, 3).unbind(2)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1))
+
+
+CURVED = {
+    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3)), (1, 6)),
+    "two normalizers": (lambda: nn.Sequential(nn.Linear(6, 9), nn.RMSNorm(9), nn.GELU(), nn.Linear(9, 9), nn.LayerNorm(9), nn.Linear(9, 3)), (1, 6)),
+    "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)), (1, 3, 5, 5)),
+    "softmax": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Softmax(-1)), (1, 6)),
+    "gate": (Gated, (1, 6)),
+    "attention": (Attentive, (1, 4, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_curved_networks_shrink_to_the_norm_of_the_jacobian_too(name):
+    make, shape = CURVED[name]
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(shape, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda v: model(v).reshape(-1), x).reshape(-1, x.numel())
+    truth = float(torch.linalg.matrix_norm(jacobian, 2))
+    uppers = [float(ns.lipschitz(model, x, region=ns.Ball(x[0], r), effort=0.1).upper) for r in (1.0, 0.1, 1e-2, 1e-4, 1e-8)]
+    assert all(small <= large * (1 + 1e-6) for large, small in itertools.pairwise(uppers))
+    assert truth * (1 - 1e-9) <= uppers[-1] <= truth * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -82,7 +82,10 @@ def check_on_regions(seed: int) -> None:
     center = example.double() if mode == "batch" else example[0].double()
     size = float(torch.linalg.vector_norm(center)) * 10 ** (-float(torch.rand((), generator=generator)))
     everywhere = upper(graph, known=known).bound
-    for region in (*(ns.Ball(center, size * r) for r in (10.0, 0.3, 0.01, 1e-5)), ns.Box(center, center + 1e-5 * size / center.numel())):
+    for region in (
+        *(ns.Ball(center, size * r) for r in (10.0, 0.3, 0.01, 1e-5)),
+        ns.Box(center, center + 1e-5 * size / center.numel()),
+    ):
         bound = upper(graph, region=region, known=known).bound
         assert bound <= everywhere * (1 + 1e-9)
         found, witness = lower(graph, center.reshape(1, -1), 0.1, generator, region)

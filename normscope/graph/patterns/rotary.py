@@ -48,7 +48,7 @@ def _rotates(node: Node, x: Node) -> bool:
         if top in values:
             stack.pop()
             continue
-        if top.op not in ("cat", "neg", "slice", "chunk", "split", "split_with_sizes", "getitem", "narrow", "tensor_split"):
+        if top.op not in ("cat", "neg", "slice", "narrow"):
             return False
         waiting = [source for source in top.inputs if source not in values]
         if waiting:
