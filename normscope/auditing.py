@@ -18,7 +18,8 @@ from rich.text import Text
 from torch.export import ExportedProgram
 
 from normscope import ledger as ledgers
-from normscope.certify.lipschitz import bracket, certifiable_graph
+from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import Report, upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls

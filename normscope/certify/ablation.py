@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from normscope.certify.lipschitz import bracket, certifiable_graph
+from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Example

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch.export import ExportedProgram
 
+from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import Space, lower
 from normscope.certify.upper import Report, Upper, upper
+from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
+from normscope.core.errors import InputError
 from normscope.core.region import Region
-from normscope.graph.graph import Graph, check_finite
-from normscope.graph.trace import check_samples_independent, trace
+from normscope.graph.graph import Graph
 
 MOST_SEEDS = 64
 
@@ -25,6 +27,7 @@ def lipschitz(
     data: Data | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
+    wrt: str = "input",
 ) -> Bracket:
     """Bracket the Lipschitz constant of `model` with respect to its input, in ℓ2, per sample.
 
@@ -38,23 +41,17 @@ def lipschitz(
     mode: "eval"; "train"; or "batch", the whole batch as one input, for models with batch statistics.
     output: name or position of the output to bound, where the model returns several.
     data: where the search for the lower bound starts, beside the example. effort: how long it searches.
+    wrt: "input", or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the
+    bound of each; `weight_sensitivities` says more).
     """
+    if wrt == "weights":
+        if not isinstance(model, torch.nn.Module) or mode != "eval":
+            raise InputError('wrt="weights" takes an nn.Module in mode "eval", where statistics of BN are held fixed')
+        return weight_bracket(model, example, region, output, generator)
+    if wrt != "input":
+        raise InputError(f'wrt is "input" or "weights", not {wrt!r}')
     graph = certifiable_graph(model, example, mode, output)
     return bracket(graph, upper(graph, region=region), Call.of(example), region, data, effort, generator)
-
-
-def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
-    """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
-    graph = trace(model, example, mode, output)
-    check_finite(graph)
-    if mode != "batch" and isinstance(model, torch.nn.Module) and not _batch_statistics(graph):
-        check_samples_independent(model, example, mode)
-    return graph
-
-
-def _batch_statistics(graph: Graph) -> bool:
-    """Whether a BN reads the batch: its rule refuses with better advice than the probe for mixed samples."""
-    return any(node.op == "batch_norm" and (node.args[5] or node.args[4] is None) for node in graph)
 
 
 def bracket(
@@ -86,4 +83,4 @@ def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:
     return points[points.isfinite().all(1)] if bool(points.isfinite().all(1).any()) else torch.zeros(1, space.dimension)
 
 
-__all__ = ["Report", "bracket", "certifiable_graph", "lipschitz", "seeds"]
+__all__ = ["Report", "bracket", "lipschitz", "seeds"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from normscope.certify.lipschitz import certifiable_graph
+from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.bracket import Bracket

@@ -21,7 +21,8 @@ from normscope.rules.convolution import absorbed_padding, convolution_of
 from normscope.rules.normalizers import normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
 
-SMALL_GRAPH = 20_000  # entries of all nodes together, below which every activation's input is relaxed on its own
+# entries of all nodes together, and nodes, up to which every activation's input is relaxed on its own
+SMALL_GRAPH, FEW_NODES = 20_000, 120
 
 Report = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
@@ -68,7 +69,7 @@ class Composition(Values):
         self.known: dict[object, Gain] = {} if known is None else known
         self.gains: dict[Node, Gain] = {}
         self.norms: dict[Node, Magnitude] = {}
-        self.small = sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
+        self.small = len(graph) <= FEW_NODES and sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
 
     def gain(self, node: Node) -> Gain:
         if node not in self.gains:

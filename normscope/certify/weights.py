@@ -8,20 +8,26 @@ has the sum of their bounds, which is then a statement about the derivative at t
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from normscope.certify.lipschitz import certifiable_graph
+from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Composition
-from normscope.core.data import Example
+from normscope.core.bracket import Bracket, Certificate, Step
+from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
-from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude
+from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Node
+from normscope.graph.trace import chosen_output
 from normscope.rules.convolution import convolution_of
 from normscope.rules.normalizers import elements, largest_output, normalizer_of
+
+ROWS = 16  # directions of the output along which a derivative in the weights is taken
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,54 @@ def weight_sensitivities(
     missing = [name for name, _ in model.named_parameters() if name not in found]
     rows += [Sensitivity(name, *_unknown(name, context)) for name in missing]
     return sorted(rows, key=lambda row: row.bound, reverse=True)
+
+
+def weight_bracket(
+    model: torch.nn.Module,
+    example: Example,
+    region: Region | None = None,
+    output: str | int | None = None,
+    generator: torch.Generator | None = None,
+) -> Bracket:
+    """The derivative of the output in all parameters together, at the present weights: its largest norm over the inputs.
+
+    upper: √Σ of the squared bounds of `weight_sensitivities`. lower: the norm of that derivative at one input, near the middle
+    of the region or the example, along at most `ROWS` directions of the output; no pair of points belongs to it.
+    """
+    rows = weight_sensitivities(model, example, region, output)
+    steps = tuple(Step(row.parameter, row.parameter, "parameter", row.bound, "Than 2025, Theorem 12") for row in rows)
+    reason = next((f"{row.parameter}: {row.reason}" for row in rows if row.bound == INFINITY), "")
+    upper = root_sum_square(row.bound for row in rows).widened(1e-12)
+    return Bracket(_derivative(model, example, region, output, generator), upper, None, Certificate(steps, reason), steps)
+
+
+def _derivative(
+    model: torch.nn.Module, example: Example, region: Region | None, output: str | int | None, generator: torch.Generator | None
+) -> Magnitude:
+    """A lower bound on ‖∂ output/∂ parameters‖ at one generic input, where no unit sits on its kink."""
+    generator = generator or torch.Generator().manual_seed(0)
+    twin = copy.deepcopy(model).double().eval()
+    parameters = [parameter.requires_grad_(True) for parameter in twin.parameters()]
+    call = Call.of(example).samples(slice(0, 1))
+    floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())
+    reach = 1e-3 * (region.reach if region is not None else max(float(part.abs().max()) for part in call.floats()))
+
+    def generic(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()):
+            return value
+        place = next(floats).to(torch.float64)
+        noise = torch.randn(place.shape, generator=generator, dtype=torch.float64)
+        return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
+
+    outputs = twin(*map(generic, call.args), **{name: generic(value) for name, value in call.kwargs.items()})
+    chosen = chosen_output(outputs, output).reshape(-1)
+    rows = min(ROWS, chosen.numel())
+    ways = torch.linalg.qr(torch.randn(chosen.numel(), rows, generator=generator, dtype=torch.float64))[0].T
+    found = []
+    for way in ways:
+        slopes = torch.autograd.grad(chosen, parameters, way, retain_graph=True, allow_unused=True)
+        found.append(torch.cat([slope.reshape(-1) for slope in slopes if slope is not None]))
+    return Magnitude(float(torch.linalg.matrix_norm(torch.stack(found), 2)) * (1 - 1e-9))
 
 
 def _unknown(name: str, context: Composition) -> tuple[Magnitude, Magnitude, Magnitude, str]:

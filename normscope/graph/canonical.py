@@ -110,6 +110,6 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
 
 
 def is_float(value: Any) -> bool:
-    if isinstance(value, Node):
-        return value.dtype is not None and value.dtype.is_floating_point
-    return isinstance(value, Constant) and value.value.is_floating_point()
+    """Whether a node, a constant or a tensor holds floating-point numbers."""
+    value = value.value if isinstance(value, Constant) else value
+    return isinstance(value, (Node, torch.Tensor)) and value.dtype is not None and value.dtype.is_floating_point

@@ -265,18 +265,22 @@ class _Conversion:
     def _output(self, values: dict[FxNode, Any]) -> Any:
         names = {fx.name: fx for fx in values}
         flat = [values[names[n]] if n in names else None for n in self.program.graph_signature.user_outputs]
-        tree = tree_unflatten(flat, self.program.call_spec.out_spec)
-        leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(tree)[0]]
-        floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
-        if self.wanted is None:
-            if len(floats) == 1:
-                return floats[0][1]
-            listed = ", ".join(name or "0" for name, _ in floats) or "none"
-            raise InputError(f"the model returns {len(floats)} floating-point tensors ({listed}): choose one with output=")
-        for position, (name, leaf) in enumerate(floats):
-            if self.wanted in (name, position) or str(self.wanted) == name:
-                return leaf
-        raise InputError(f"no output {self.wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+        return chosen_output(tree_unflatten(flat, self.program.call_spec.out_spec), self.wanted)
+
+
+def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
+    """The only floating-point leaf of what a model returns, or the one of that name or position."""
+    leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
+    floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
+    if wanted is None:
+        if len(floats) == 1:
+            return floats[0][1]
+        listed = ", ".join(name or "0" for name, _ in floats) or "none"
+        raise InputError(f"the model returns {len(floats)} floating-point tensors ({listed}): choose one with output=")
+    for position, (name, leaf) in enumerate(floats):
+        if wanted in (name, position) or str(wanted) == name:
+            return leaf
+    raise InputError(f"no output {wanted!r}: choose from {', '.join(name for name, _ in floats)}")
 
 
 def operation_name(target: Any) -> str:

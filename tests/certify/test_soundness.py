@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
-from normscope.certify.lipschitz import certifiable_graph
+from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.graph.trace import trace

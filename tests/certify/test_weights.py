@@ -52,3 +52,32 @@ def test_removing_all_normalizers_leaves_the_plain_network():
     assert [row.removed for row in rows] == [0, 1, 2]
     assert float(rows[-1].bracket.upper) == pytest.approx(float(ns.lipschitz(plain, x, effort=0.1).upper), rel=1e-9)
     assert rows[0].bracket.upper > rows[-1].bracket.upper
+
+
+@pytest.mark.parametrize("outputs", [3, 40])
+def test_with_respect_to_all_weights_together(outputs):
+    """On a ball the bracket holds the derivative in all parameters, at points of the ball, computed by autograd."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, outputs)).double()
+    center, radius = torch.randn(4, dtype=torch.float64), 0.1
+    bracket = ns.lipschitz(model, center[None], region=ns.Ball(center, radius), wrt="weights")
+    assert {row.name for row in bracket.layers} == {name for name, _ in model.named_parameters()}
+    assert float(bracket.lower) > 0
+    parameters = dict(model.named_parameters())
+    for away in torch.randn(20, 4, dtype=torch.float64):
+        point = center + away * radius / away.norm()
+        jacobian = torch.func.jacrev(lambda p, x=point: torch.func.functional_call(model, p, (x[None],))[0])(parameters)
+        norm = torch.linalg.matrix_norm(torch.cat([part.flatten(1) for part in jacobian.values()], 1), 2)
+        assert float(norm) <= float(bracket.upper)
+        assert float(bracket.lower) <= 1.2 * float(norm)
+
+
+def test_weights_without_a_region_are_unbounded_and_it_says_so():
+    bracket = ns.lipschitz(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.zeros(1, 4), wrt="weights")
+    assert not bracket.upper.finite and "region" in bracket.reason
+
+
+@pytest.mark.parametrize("settings", [{"wrt": "gradients"}, {"wrt": "weights", "mode": "batch"}])
+def test_what_cannot_be_asked_is_refused(settings):
+    with pytest.raises(ns.InputError, match="wrt"):
+        ns.lipschitz(nn.Linear(4, 2), torch.zeros(1, 4), **settings)

@@ -1,0 +1,24 @@
+"""Graphs whose constant is well defined: samples apart from each other, weights finite."""
+
+from __future__ import annotations
+
+import torch
+from torch.export import ExportedProgram
+
+from normscope.core.data import Example
+from normscope.graph.graph import Graph, check_finite
+from normscope.graph.trace import check_samples_independent, trace
+
+
+def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
+    """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
+    graph = trace(model, example, mode, output)
+    check_finite(graph)
+    if mode != "batch" and isinstance(model, torch.nn.Module) and not _batch_statistics(graph):
+        check_samples_independent(model, example, mode)
+    return graph
+
+
+def _batch_statistics(graph: Graph) -> bool:
+    """Whether a BN reads the batch: its rule refuses with better advice than the probe for mixed samples."""
+    return any(node.op == "batch_norm" and (node.args[5] or node.args[4] is None) for node in graph)
