@@ -64,7 +64,6 @@ class Composition(Values):
         """known: gains of linear maps by signature, kept by the caller to be shared between regions."""
         check_rules(graph)
         super().__init__(graph, region)
-        self.users = graph.users
         self.report = report or (lambda *_: None)
         self.known: dict[object, Gain] = {} if known is None else known
         self.gains: dict[Node, Gain] = {}

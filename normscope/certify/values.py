@@ -2,12 +2,12 @@
 
 The middle's own value at a node is computed in float64, and how far it may be from the exact one is bounded along with the
 rest. A float64 kernel is taken as mixed stable (Higham 2002, section 1.5): what it returns for x̂ is f(x̂ + δ) + η with f exact,
-‖δ‖ ≤ κ‖x̂‖ and ‖η‖ ≤ κ(‖ŷ‖ + what it computes on the way), so with L_i the gains of the node
+‖δ‖ ≤ κ‖x̂‖ and ‖η‖ ≤ κ(‖ŷ‖ + what it computes on the way), κ growing with the length of its sums. So, with L_i the gains of
+the node and κ' the largest κ of those that read it,
 
-    error(node) = Σ_i L_i error(source_i) + κ (3‖ŷ‖ + on the way)
+    error(node) = Σ_i L_i error(source_i) + κ (‖ŷ‖ + on the way) + 2κ' ‖ŷ‖
 
-covers the node's rounding, that of whoever reads it, and that of statistics taken from it. κ grows with the longest sum in
-the graph: a matrix product errs by terms · u · |W||x|, and ‖|W|‖ ≤ √terms ‖W‖.
+covers its own rounding, that of its readers, and that of statistics that they take from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import ONE, Magnitude
 from normscope.core.region import Region
 from normscope.graph.graph import Graph, Node
-from normscope.operators.dense import UNIT_ROUNDOFF
 from normscope.rules.registry import Gain, registry
 
 OUTWARD = 1 + 1e-12  # a few roundings of a float64 number, with room
@@ -39,8 +38,8 @@ class Values:
         self.centers: dict[Node, torch.Tensor] = {}
         self.errors: dict[Node, float] = {}
         self.at: dict[Node, Magnitude] = dict.fromkeys(graph.inputs, ONE)  # the constant from the inputs to a node
+        self.users = graph.users
         if region is not None:
-            self.roundoff = _roundoff(graph)
             self._place(region)
 
     def _place(self, region: Region) -> None:
@@ -55,7 +54,7 @@ class Values:
         self.centers = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and bool(v.isfinite().all())}
         for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
             self.intervals[node] = bounds if self.whole_batch else Interval(bounds.low[None], bounds.high[None])
-            self.errors[node] = self.roundoff * float(torch.linalg.vector_norm(self.centers[node]))
+            self.errors[node] = self._reading(node) * float(torch.linalg.vector_norm(self.centers[node]))
 
     def gain(self, node: Node) -> Gain:
         raise NotImplementedError
@@ -75,10 +74,17 @@ class Values:
 
     def error(self, node: Node) -> float:
         for top in self._unknown(node, self.errors):
-            rule = registry.find(top)
+            rule, value = registry.find(top), self.center(top)
             error = math.inf if rule is None else rule.center_error(top, self)
-            self.errors[top] = error * OUTWARD if error == error else math.inf
+            if value is not None:
+                error += self._reading(top) * float(torch.linalg.vector_norm(value))
+            self.errors[top] = math.inf if math.isnan(error) else error * OUTWARD
         return self.errors[node]
+
+    def _reading(self, node: Node) -> float:
+        """2κ': what the readers of a node may add to its relative error."""
+        rules = [(registry.find(user), user) for user in self.users[node]]
+        return 2 * max((rule.roundoff(user) for rule, user in rules if rule is not None), default=0.0)
 
     def interval(self, node: Node) -> Interval:
         for top in self._unknown(node, self.intervals):
@@ -106,7 +112,7 @@ class Values:
         middle = self.center(node)
         if middle is None:
             return bounds
-        deviation, read = self.deviation(node), self.roundoff * middle.abs()
+        deviation, read = self.deviation(node), self._reading(node) * middle.abs()
         low = torch.minimum(torch.maximum(bounds.low, middle - deviation), middle - read)
         high = torch.maximum(torch.minimum(bounds.high, middle + deviation), middle + read)
         return Interval(low, high)
@@ -128,15 +134,3 @@ class Values:
                 at_middle = farthest + self.error(node) if math.isfinite(self.error(node)) else 0.0
             self.lengths[node] = max(min(length for length in lengths if not math.isnan(length)), at_middle)
         return self.lengths[node]
-
-
-def _roundoff(graph: Graph) -> float:
-    """κ: eight float64 roundings for every term of the longest sum in the graph."""
-    terms = 1.0
-    for node in graph:
-        for source in node.inputs:
-            terms = max(terms, math.prod(source.shape))
-        for constant in node.constants:
-            if constant.value.dim() > 1 and constant.value.numel():
-                terms = max(terms, (constant.value.numel() / min(constant.value.shape[:2])) ** 1.5)
-    return 8 * UNIT_ROUNDOFF * (terms + 4)

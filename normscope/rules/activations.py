@@ -51,6 +51,9 @@ class Entrywise(Rule):
             return Gain.infinite(node, "its slope is unbounded on the values that may reach it; bound them by a region")
         return Gain.of(steepest, method="slope")
 
+    def terms(self, node: Node) -> float:
+        return 1
+
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Values of the size of x, which may cancel: GELU's 1 + erf(x) at x ≪ 0 is all rounding."""
         middle = context.center(node.input)
@@ -350,10 +353,10 @@ class Softmax(Rule):
         if p is None:
             return math.inf
         if logits.op in MASKS and len(logits.inputs) == 1 and (middle := context.center(logits.input)) is not None:
-            error = min(error, context.error(logits.input) + 3 * context.roundoff * self._unmasked(node, middle))
+            error = min(error, context.error(logits.input) + 3 * self.roundoff(node) * self._unmasked(node, middle))
         if error > FAR_BELOW / 4:
             return math.inf
-        return 0.5 * error + context.roundoff * math.sqrt(p.numel()) * 4
+        return 0.5 * error + self.roundoff(node) * math.sqrt(p.numel()) * 4
 
     @staticmethod
     def _unmasked(node: Node, middle: torch.Tensor) -> float:

@@ -61,6 +61,10 @@ class Linear(Rule):
     def matrix(self, node: Node) -> torch.Tensor:
         return node.args[1].double()
 
+    def terms(self, node: Node) -> float:
+        """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""
+        return node.args[1].shape[-1] ** 1.5
+
     def gain(self, node: Node, context: Context) -> Gain:
         if not isinstance(node.args[0], Node) or len(node.inputs) > 1:
             return Gain.infinite(node, "its weight depends on the input")
@@ -113,6 +117,12 @@ class ConstantProduct(Rule):
 
     Two values: ‖Δ(AB)‖ ≤ sup‖B‖ ‖ΔA‖ + sup‖A‖ ‖ΔB‖, with Frobenius norms for the suprema.
     """
+
+    def terms(self, node: Node) -> float:
+        """As for `Linear`; with two factors the norms in their gains are Frobenius norms, which |A||B| does not exceed."""
+        if len(node.inputs) == 1 and all(constant.value.numel() for constant in node.constants):
+            return max((c.value.numel() / max(min(c.shape, default=1), 1) for c in node.constants), default=1) ** 1.5
+        return super().terms(node)
 
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) == 1:

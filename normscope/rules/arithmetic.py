@@ -43,6 +43,9 @@ def operand_interval(operand: Operand, context: Context) -> Interval:
 class Sum(Rule):
     """a ± α b: L_a + |α| L_b, each with the copies that broadcasting makes."""
 
+    def terms(self, node: Node) -> float:
+        return 1
+
     @staticmethod
     def _weights(node: Node) -> tuple[float, float]:
         alpha = float(node.kwargs.get("alpha", 1) if node.op != "rsub" else (node.argument(2, "alpha", 1)))
@@ -87,6 +90,9 @@ class Sum(Rule):
 @rule("mul", "multiply")
 class Product(Rule):
     """By a constant: its largest entry. Of two branches: sup|a| L_b + sup|b| L_a, finite only for bounded values."""
+
+    def terms(self, node: Node) -> float:
+        return 1
 
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) == 1:
@@ -150,6 +156,9 @@ class Product(Rule):
 @rule("div", "true_divide")
 class Quotient(Rule):
     """x/c: 1/|c|. a/b with |b| ≥ m > 0: L_a/m + sup|a| L_b/m²."""
+
+    def terms(self, node: Node) -> float:
+        return 1
 
     def gain(self, node: Node, context: Context) -> Gain:
         numerator, denominator = node.args[:2]

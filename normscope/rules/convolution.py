@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,11 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 @rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
 class ConvolutionRule(Rule):
     """x ↦ K ∗ x + b. With `absorbed_padding` the gain counts from what is padded."""
+
+    def terms(self, node: Node) -> float:
+        """n terms err by n u |K||x|, and ‖|K|‖ ≤ √n ‖K‖."""
+        shape = node.args[1].shape
+        return (math.prod(shape) / min(shape[:2])) ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) > 1 or not isinstance(node.args[0], Node):

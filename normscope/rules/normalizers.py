@@ -110,6 +110,11 @@ class Centering(Rule):
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
 class NormalizerRule(Rule):
+    def terms(self, node: Node) -> float:
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        return 1 if normalizer.fixed else elements(node, normalizer)
+
     def gain(self, node: Node, context: Context) -> Gain:
         normalizer = normalizer_of(node)
         assert normalizer is not None

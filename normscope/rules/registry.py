@@ -18,6 +18,7 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude, Real
 from normscope.graph.graph import Node
 from normscope.graph.trace import operation_name
+from normscope.operators.dense import UNIT_ROUNDOFF
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,6 @@ class Context(Protocol):
     def deviation(self, node: Node) -> float:
         """How far (ℓ2, all entries together) `node` can be from its computed value at the middle of the region."""
 
-    roundoff: float  # the relative rounding of one operation, in ℓ2
-
     def distances(self, node: Node) -> torch.Tensor | None:
         """How far each entry of `node` can be from its computed value at the middle of the region, if there is one."""
 
@@ -94,7 +93,15 @@ class Rule:
         if value is None:  # several outputs at once, or values that are not finite
             return carried if node.dtype is None else math.inf
         size = float(torch.linalg.vector_norm(value))
-        return carried + context.roundoff * (3 * size + self.computed_on_the_way(node, context))
+        return carried + self.roundoff(node) * (size + self.computed_on_the_way(node, context))
+
+    def roundoff(self, node: Node) -> float:
+        """κ: the relative rounding of the node's float64 kernel, in ℓ2."""
+        return 2 * UNIT_ROUNDOFF * (self.terms(node) + 8)
+
+    def terms(self, node: Node) -> float:
+        """How many terms the node's longest sum has, at most."""
+        return max((math.prod(source.shape) for source in node.inputs), default=1)
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """The ℓ2 size of what the node's kernel computes beside its output and multiples of its inputs by its gain."""

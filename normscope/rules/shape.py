@@ -42,6 +42,9 @@ def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...])
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""
 
+    def terms(self, node: Node) -> float:
+        return 0
+
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(1, method="isometry")
 
@@ -66,6 +69,9 @@ class Rearrangement(Rule):
 )  # fmt: skip
 class NonnegativeLinear(Rule):
     """Every output is a sum of entries with weights ≥ 0: Schur's test."""
+
+    def terms(self, node: Node) -> float:
+        return 0 if node.op in SELECTIONS or node.op == "pad" else super().terms(node)
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(schur_bound(node), method="Schur")
@@ -125,6 +131,9 @@ class Pick(Rule):
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")
 class Concatenation(Rule):
     """The inputs go to separate entries: √Σ L_i²."""
+
+    def terms(self, node: Node) -> float:
+        return 0
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(*(1 for _ in node.inputs), method="concatenation", separate=True)
