@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
 import torch
+from scipy.optimize import linprog
 
 from normscope.certify.lipschitz import lipschitz
 from normscope.core.bracket import Bracket
 from normscope.core.data import Example
+from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
+from normscope.core.region import Box
 
 
 def check_rule(
@@ -74,3 +78,46 @@ def extremal_weight_constant(model: torch.nn.Sequential, constants: Sequence[flo
     with torch.no_grad():
         before = model[: 2 * layer](x) if layer else x
     return extremal_constant(constants[layer + 1 :]) * float(torch.linalg.vector_norm(before.to(torch.float64)))
+
+
+def exact_relu_constant(model: torch.nn.Sequential, box: Box) -> float:
+    """The Lipschitz constant of a chain of Linear and ReLU on a box, exactly: max ‖J‖ over the activation patterns there.
+
+    One sign after another is tried by a linear program, so this is for a few inputs and some dozen neurons.
+    """
+    if not all(isinstance(part, (torch.nn.Linear, torch.nn.ReLU)) for part in model):
+        raise InputError("the exact constant is for chains of Linear and ReLU")
+    layers = []
+    for part in model:
+        if isinstance(part, torch.nn.Linear):
+            bias = torch.zeros(part.out_features) if part.bias is None else part.bias.detach()
+            layers.append((part.weight.detach().double().numpy(), bias.double().numpy()))
+    (bounds,) = box.intervals()
+    low, high = bounds.low.reshape(-1).numpy(), bounds.high.reshape(-1).numpy()
+    limits = [*zip(low, high, strict=True), (None, 1.0)]
+
+    def reachable(rows: list[numpy.ndarray], offsets: list[float]) -> bool:
+        """Whether rows · x + offsets ≥ t for some x of the box and t > 0."""
+        system = numpy.array([[*(-row), 1.0] for row in rows])
+        found = linprog([*numpy.zeros(len(low)), -1.0], system, offsets, bounds=limits)
+        return found.status == 0 and -found.fun > 1e-9
+
+    def largest(layer: int, matrix: numpy.ndarray, shift: numpy.ndarray, rows: list[numpy.ndarray], offsets: list[float]) -> float:
+        weight, bias = layers[layer]
+        matrix, shift = weight @ matrix, weight @ shift + bias
+        if layer == len(layers) - 1:
+            return float(numpy.linalg.norm(matrix, 2))
+        cells: list[tuple[list[int], list[numpy.ndarray], list[float]]] = [([], rows, offsets)]
+        for row, offset in zip(matrix, shift, strict=True):
+            cells = [
+                ([*signs, max(sign, 0)], [*known, sign * row], [*levels, sign * offset])
+                for signs, known, levels in cells
+                for sign in (1, -1)
+                if reachable([*known, sign * row], [*levels, sign * offset])
+            ]
+        return max(
+            largest(layer + 1, numpy.array(signs)[:, None] * matrix, numpy.array(signs) * shift, known, levels)
+            for signs, known, levels in cells
+        )
+
+    return largest(0, numpy.eye(len(low)), numpy.zeros(len(low)), [], [])
