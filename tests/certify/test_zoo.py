@@ -89,7 +89,6 @@ def test_finite_everywhere(name):
     check_pairs(model, example, bracket, 1.0)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", [*GLOBAL, *LOCAL_ONLY])
 def test_finite_on_a_ball(name):
     kind, settings, example = {**GLOBAL, **LOCAL_ONLY}[name]
