@@ -3,7 +3,7 @@
 o_i = Σ_j p_ij v_j with p_i = softmax(s K q_i + mask), n queries, ‖q‖ ≤ R_q, ‖k‖ ≤ R_k, ‖v‖ ≤ R_v. Then (docs/laws.md):
 - in v: ‖PΔV‖ ≤ ‖P‖ ‖ΔV‖ ≤ √n ‖ΔV‖, because the rows of P sum to 1 and its columns to at most n;
 - in q: ∂o_i/∂q_i = s Cov_{p_i}(v, k), of norm at most s R_v R_k;
-- in k: ‖Δo_i‖² ≤ s² R_q² R_v² Σ_j p_ij ‖Δk_j‖², summed over i at most s² R_q² R_v² n ‖ΔK‖².
+- in k: ‖Δo_i‖ ≤ s R_q Σ_j p_ij ‖v_j − o_i‖ ‖Δk_j‖ ≤ s R_q R_v √(16/27) ‖ΔK‖, summed over i at most √n times that.
 Masks and additive biases of the logits do not depend on the input and change nothing; heads are blocks of their own;
 rotary embeddings and biases act on q and k before this, so they are counted in R_q and R_k.
 """
@@ -19,6 +19,8 @@ from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules.registry import Context, Gain, Rule, rule
 
+KEYS = math.sqrt(16 / 27)  # max over a of √(a (1 − (2a − 1)²)), a the largest probability
+
 
 @rule("scaled_dot_product_attention")
 class Attention(Rule):
@@ -32,7 +34,11 @@ class Attention(Rule):
         shared = query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0  # heads a key serves
         weight = math.sqrt(query.shape[-2] * max(shared, 1.0))  # √ of what one key can receive from all queries together
         factors = []
-        for operand, others, own in ((query, (key, value), scale), (key, (query, value), scale * weight), (value, (), weight)):
+        for operand, others, own in (
+            (query, (key, value), scale),
+            (key, (query, value), KEYS * scale * weight),
+            (value, (), weight),
+        ):
             if isinstance(operand, Node):
                 sizes = [_norm(other, context) for other in others]
                 factors.append(own * math.prod(sizes) * (1 + 1e-12) if all(sizes) else 0.0)
