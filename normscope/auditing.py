@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -23,10 +23,14 @@ from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import Report, upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
+from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
+
+if TYPE_CHECKING:
+    from normscope.checkup.finding import Findings
 
 SCHEMA = "normscope.audit/1"
 WIDTH = 100
@@ -47,6 +51,14 @@ class Audit:
     residual: bool
     statistics: str
     notes: tuple[str, ...] = ()
+    examine: Callable[[], Findings] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What the doctor says about the model, examined when first asked."""
+        if self.examine is None:
+            raise InputError("this audit is of an exported program, which has no modules for the doctor to examine")
+        return self.examine()
 
     @cached_property
     def products(self) -> dict[str, float]:
@@ -183,7 +195,14 @@ def audit(
         residual=any(len(link.sources) > 1 for link in above.links),
         statistics="example" if data is None or graph.whole_batch else "data",
         notes=_notes(graph, data),
+        examine=partial(_examine, model, example, data, output) if isinstance(model, torch.nn.Module) else None,
     )
+
+
+def _examine(model: torch.nn.Module, example: Example, data: Data | None, output: str | int | None) -> Findings:
+    from normscope.checkup.doctor import doctor
+
+    return doctor(model, example, data=data, output=output)
 
 
 def _notes(graph: Graph, data: Data | None) -> tuple[str, ...]:

@@ -360,3 +360,8 @@ def test_an_audit_leaves_no_trace(mode):
         assert torch.equal(value, state[name]), name
     for parameter, before in zip(model.parameters(), grads, strict=True):
         assert parameter.grad is before is None or torch.equal(parameter.grad, before)
+
+
+def test_the_doctor_is_one_attribute_away():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+    assert [finding.rule for finding in ns.audit(model, torch.zeros(1, 4), effort=0.1).findings] == ["NS101"]

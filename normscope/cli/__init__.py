@@ -1,6 +1,6 @@
 """The command line: one file per command; here what they share, the exit codes and the entry point.
 
-Exit codes: 0 done, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
+Exit codes: 0 done, 1 the doctor found something, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, demo
+from normscope.cli import audit, demo, doctor
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -63,6 +63,7 @@ def _normscope(
 
 app.command()(audit.audit)
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 
 
 def main() -> None:

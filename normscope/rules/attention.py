@@ -30,7 +30,7 @@ class Attention(Rule):
             return Gain.infinite(node, "its mask depends on the input")
         if node.argument(4, "dropout_p", 0.0):
             return Gain.infinite(node, "dropout inside attention is random; use eval mode")
-        scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
+        scale = abs(logit_scale(node))
         shared = query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0  # heads a key serves
         weight = math.sqrt(query.shape[-2] * max(shared, 1.0))  # √ of what one key can receive from all queries together
         factors = []
@@ -63,7 +63,7 @@ class Attention(Rule):
         middles = [context.center(part) if isinstance(part, Node) else None for part in (query, key, value)]
         if any(middle is None for middle in middles) or query.shape[:-2] != key.shape[:-2] or isinstance(node.args[3], Node):
             return None
-        scale = abs(node.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1]))
+        scale = abs(logit_scale(node))
         away_q, away_k, away_v = (context.deviation(part) for part in (query, key, value))
         size_q, size_k, size_v = (float(torch.linalg.matrix_norm(m, 2).max()) * (1 + 1e-12) for m in middles)  # type: ignore[arg-type]
         reach_q, reach_k = size_q + away_q, size_k + away_k
@@ -84,6 +84,12 @@ class Attention(Rule):
 
     def norm(self, node: Node, context: Context) -> float:
         return _norm(node.args[2], context)
+
+
+def logit_scale(node: Node) -> float:
+    """What q·k is multiplied by: 1/√d unless it is given."""
+    given = node.kwargs.get("scale")
+    return 1 / math.sqrt(node.args[0].shape[-1]) if given is None else float(given)
 
 
 def _norm(operand: Node | Constant, context: Context) -> float:

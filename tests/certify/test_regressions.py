@@ -100,3 +100,11 @@ def test_masked_logits_keep_a_finite_error():
         x = randn(1, 4, 3)
         found = ns.lipschitz(Function(attention), x, region=Ball(x[0], 1e-3))
         assert found.lower <= found.upper and float(found.upper) < 300 * float(found.lower)
+
+
+def test_a_weight_that_is_not_a_number_is_named_behind_a_pattern_too():
+    model = nn.Sequential(nn.Linear(4, 4), Function(lambda x: x * torch.sigmoid(x)))
+    with torch.no_grad():
+        model[0].bias[0] = math.nan
+    with pytest.raises(ns.InputError, match=r"0\.bias"):
+        ns.lipschitz(model, randn(1, 4))

@@ -1,0 +1,102 @@
+"""`ns.doctor`: run every check that can run, and say which could not."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normscope.checkup import capacity, state, structure, training  # noqa: F401  the checks register themselves
+from normscope.checkup.checks import CHECKS
+from normscope.checkup.finding import SEVERITIES, Finding, Findings
+from normscope.checkup.subject import Subject
+from normscope.core.data import Data, Example
+from normscope.core.errors import InputError
+
+IGNORE = re.compile(r"#\s*normscope:\s*ignore\s+((?:NS\d+[,\s]*)+)")
+
+
+def doctor(
+    model: torch.nn.Module,
+    example: Example,
+    optimizer: torch.optim.Optimizer | None = None,
+    data: Data | None = None,
+    run: Any = None,
+    output: str | int | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Findings:
+    """Find what is wrong with a model's normalization; nothing is trained and nothing is changed.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+    >>> [finding.rule for finding in doctor(model, torch.zeros(2, 4))]
+    ['NS101']
+
+    data: batches, or (inputs, targets); optimizer: as it will train the model; run: a recorded run or its directory.
+    select, ignore: rule ids or their beginnings ("NS1", "NS203"). `# normscope: ignore NS101` beside the line that makes a
+    module silences a rule there.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    chosen = chosen_checks(select, ignore)
+    subject = Subject(model, example, optimizer, data, _loaded(run), output)
+    found: list[Finding] = []
+    checked: list[str] = []
+    not_checked: dict[str, str] = {}
+    for rule in chosen:
+        reason = subject.missing(CHECKS[rule].needs)
+        if reason:
+            not_checked[rule] = reason
+            continue
+        found += CHECKS[rule].run(subject)
+        checked.append(rule)
+    kept = [finding for finding in found if finding.rule not in silenced(model, finding.where)]
+    kept.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))
+    return Findings(tuple(kept), tuple(checked), not_checked, model, example)
+
+
+def chosen_checks(select: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    """Ids of the checks to run; an unknown id or prefix is refused."""
+    for prefix in (*select, *ignore):
+        if not any(rule.startswith(prefix) for rule in CHECKS):
+            raise InputError(f"no rule {prefix!r}: choose from {', '.join(sorted(CHECKS))}")
+    wanted = [rule for rule in sorted(CHECKS) if not select or rule.startswith(tuple(select))]
+    return [rule for rule in wanted if not ignore or not rule.startswith(tuple(ignore))]
+
+
+def _loaded(run: Any) -> Any:
+    if isinstance(run, (str, Path)):
+        from normscope.recorder.reading import load_run
+
+        return load_run(run)
+    return run
+
+
+def silenced(model: torch.nn.Module, path: str) -> set[str]:
+    """Rules that a comment beside the line that makes a module, or one that contains it, switches off."""
+    rules: set[str] = set()
+    names = path.split(".") if path else []
+    for depth in range(len(names)):
+        try:
+            parent = model.get_submodule(".".join(names[:depth]))
+            lines = inspect.getsource(type(parent)).splitlines()
+        except (AttributeError, OSError, TypeError):
+            continue
+        made = re.compile(rf"\bself\.{re.escape(names[depth])}\s*(?::[^=]+)?=[^=]")
+        for line in lines:
+            if made.search(line) and (comment := IGNORE.search(line)):
+                rules.update(re.findall(r"NS\d+", comment[1]))
+    return rules
+
+
+def explanation(rule: str) -> str:
+    """Everything that is known about one rule, as text."""
+    if rule not in CHECKS:
+        raise InputError(f"no rule {rule!r}: choose from {', '.join(sorted(CHECKS))}")
+    check = CHECKS[rule]
+    needs = f"\n\nNeeds: {', '.join(check.needs)}." if check.needs else ""
+    return f"{rule}: {check.title} ({check.severity})\n\n{check.why}\n\nFix: {check.fix}\n\nReference: {check.reference}.{needs}"

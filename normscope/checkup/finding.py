@@ -1,0 +1,161 @@
+"""What a check says: one finding, and the collection of all of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from normscope.core.errors import InputError
+
+SEVERITIES = ("error", "warning", "info")  # from bad to good
+COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+SCHEMA = "normscope.doctor/1"
+WIDTH = 100
+SHOWN = 3  # findings of one rule that are printed in full
+
+Evidence = dict[str, float | int | str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: which rule says so, where, by which numbers, and what to do.
+
+    where: a module's path ("" is the whole model); source: "file.py:12", where it is called, if known.
+    """
+
+    rule: str
+    severity: str
+    where: str
+    message: str
+    fix: str
+    evidence: Evidence = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """What a baseline remembers: the rule and the place."""
+        return f"{self.rule} {self.where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("rule", "severity", "where", "message", "evidence", "fix", "source")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{name} {_shown(value)}" for name, value in self.evidence.items())
+        place = " ".join(filter(None, [self.where or "the model", f"({self.source})" if self.source else ""]))
+        return f"{self.rule} {self.severity} {place}: {self.message}" + (f" [{numbers}]" if numbers else "")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What `apply` did for one finding; `change` is the largest change of the output, relative to its size."""
+
+    rule: str
+    where: str
+    what: str
+    change: float
+
+
+@dataclass(frozen=True)
+class Findings(Sequence[Finding]):
+    """All findings of one model, worst first, with the checks that ran and those that could not, and why."""
+
+    found: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    not_checked: dict[str, str]
+    model: torch.nn.Module | None = None
+    example: Any = None
+    repairs: list[Repair] = field(default_factory=list)
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self.found[index]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.found)
+
+    @property
+    def worst(self) -> str | None:
+        """The severity of the worst finding."""
+        return min((finding.severity for finding in self.found), key=SEVERITIES.index, default=None)
+
+    def without(self, known: set[str]) -> Findings:
+        """Only what a baseline does not know already."""
+        kept = tuple(finding for finding in self.found if finding.key not in known)
+        return Findings(kept, self.checked, self.not_checked, self.model, self.example)
+
+    def apply(self) -> torch.nn.Module:
+        """A copy of the model with every mechanical fix made; `.repairs` says what each changed in the output."""
+        from normscope.checkup.repair import repaired
+
+        if self.model is None:
+            raise InputError("these findings have lost their model; call ns.doctor again")
+        model, repairs = repaired(self.model, self.example, self.found)
+        self.repairs[:] = repairs
+        return model
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "findings": [finding.to_dict() for finding in self.found],
+            "checked": list(self.checked),
+            "not_checked": dict(self.not_checked),
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, default=str)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def render(self) -> RenderableType:
+        """The findings grouped by severity; severities are words, so it reads without colour."""
+        parts: list[RenderableType] = []
+        for severity in SEVERITIES:
+            group = [finding for finding in self.found if finding.severity == severity]
+            if not group:
+                continue
+            parts.append(Text(f"{severity}s ({len(group)})" if severity != "info" else f"info ({len(group)})", COLOURS[severity]))
+            for rule in dict.fromkeys(finding.rule for finding in group):
+                alike = [finding for finding in group if finding.rule == rule]
+                parts += [Text(f"  {finding}", overflow="fold") for finding in alike[:SHOWN]]
+                if len(alike) > SHOWN:
+                    parts.append(Text(f"  {rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", overflow="fold"))
+                parts.append(Text(f"      fix: {alike[0].fix}", "dim", overflow="fold"))
+        if not self.found:
+            parts.append(Text(f"nothing found by {len(self.checked)} checks: {', '.join(self.checked)}"))
+        else:
+            parts.append(Text(f"{len(self.found)} found by {len(self.checked)} checks"))
+        reasons: dict[str, list[str]] = {}
+        for rule, reason in self.not_checked.items():
+            reasons.setdefault(reason, []).append(rule)
+        parts += [Text(f"not checked: {', '.join(rules)}: {reason}", "dim") for reason, rules in reasons.items()]
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
+        console.print(self.render())
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def _places(findings: Sequence[Finding]) -> str:
+    """The first few places, and an ellipsis; JSON lists them all."""
+    return ", ".join(finding.where for finding in findings[:SHOWN]) + (", …" if len(findings) > SHOWN else "")
+
+
+def _shown(value: float | int | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

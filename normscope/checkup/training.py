@@ -1,0 +1,163 @@
+"""NS3xx: how an optimizer and a training set-up treat normalizers and what they make scale-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from normscope.checkup.checks import Hit, check
+from normscope.checkup.subject import Subject
+
+SMALL_BATCH = 8  # samples a device, below which batch statistics are noise
+STRONG_DECAY = 0.05  # lr · weight decay a step
+DRIFT = 10.0  # of an effective learning rate over a run
+HALF = (torch.float16, torch.bfloat16)
+
+
+def _groups(subject: Subject) -> Iterator[tuple[dict, dict[int, str]]]:
+    """Parameter groups of the optimizer with the names of the model's parameters in them."""
+    assert subject.optimizer is not None
+    names = {id(parameter): name for name, parameter in subject.model.named_parameters()}
+    for group in subject.optimizer.param_groups:
+        yield group, {id(p): names[id(p)] for p in group["params"] if id(p) in names}
+
+
+@check(
+    "NS301", "weight decay on γ, β or biases", "warning",
+    fix="Put them in a parameter group of their own with weight_decay=0.",
+    reference="Goyal et al. 2017, section 3; He et al. 2019", needs=("optimizer",),
+)  # fmt: skip
+def decayed_scales(subject: Subject) -> Iterator[Hit]:
+    """Weight decay is meant to limit the size of weights. On γ and β it shrinks what the normalizer is to restore, pulling the
+    output of every normalized layer towards zero; on biases it does not limit capacity and slows fitting."""
+    own = set(subject.normalizer_parameters)
+    for group, names in _groups(subject):
+        decayed = [name for name in names.values() if name in own or name.rpartition(".")[2] == "bias"]
+        if group.get("weight_decay", 0) and decayed:
+            yield Hit("", f"weight decay {group['weight_decay']:g} acts on {len(decayed)} normalizer parameters and biases, "
+                          f"such as {decayed[0]}", {"weight_decay": group["weight_decay"], "parameters": len(decayed)})  # fmt: skip
+
+
+@check(
+    "NS302", "batches too small for batch statistics", "warning",
+    fix="Use larger batches a device, SyncBatchNorm, or a normalizer that does not depend on the batch (GroupNorm).",
+    reference="Wu & He 2018, figure 1", needs=("data",),
+)  # fmt: skip
+def small_batches(subject: Subject) -> Iterator[Hit]:
+    """Statistics of a few samples are noisy estimates: training sees one function per batch, the running statistics describe
+    none of them, and accuracy falls steeply below about eight samples a device. A batch of one with 1×1 maps fails outright."""
+    sizes = [call.batch_size for call in subject.batches()]
+    typical = sorted(sizes)[len(sizes) // 2]
+    if subject.batch_norms and typical < SMALL_BATCH and not isinstance(subject.data, (torch.Tensor, tuple)):
+        first = next(iter(subject.batch_norms))
+        yield Hit(first, f"{len(subject.batch_norms)} batch normalizers see batches of {typical}",
+                  {"batch_size": typical, "layers": len(subject.batch_norms)},
+                  severity="error" if typical == 1 else "")  # fmt: skip
+
+
+@check(
+    "NS303", "no weight decay on scale-free weights", "info",
+    fix="Give them weight decay, or an optimizer that keeps their norm (ns.optim.SGDG, AdamG, SGDP, AdamP).",
+    reference="van Laarhoven 2017; Heo et al. 2021", needs=("optimizer", "graph"),
+)  # fmt: skip
+def ever_slower(subject: Subject) -> Iterator[Hit]:
+    """The gradient of a scale-free weight is orthogonal to it, so every step makes the weight longer and its effective learning
+    rate, lr/‖w‖² for SGD and lr/‖w‖ for Adam, smaller, for ever. Weight decay balances this."""
+    free = set(subject.scale_free)
+    for group, names in _groups(subject):
+        held = [name for name in names.values() if name in free]
+        if held and not group.get("weight_decay", 0) and not type(subject.optimizer).__module__.startswith("normscope"):
+            yield Hit("", f"{len(held)} scale-free weights such as {held[0]} have no weight decay", {"weights": len(held)})
+
+
+@check(
+    "NS304", "weight decay so strong that scale-free weights oscillate", "warning",
+    fix="Lower the learning rate or the weight decay until their product is below 0.01.",
+    reference="Wan et al. 2021 (spherical motion dynamics)", needs=("optimizer", "graph"),
+)  # fmt: skip
+def strong_decay(subject: Subject) -> Iterator[Hit]:
+    """At equilibrium a scale-free weight turns by about √(2 · lr · decay) radians a step. Beyond a few hundredths for the product
+    the direction is redrawn every few steps and training hovers instead of converging."""
+    free = set(subject.scale_free)
+    for group, names in _groups(subject):
+        rate = float(group.get("lr", 0)) * float(group.get("weight_decay", 0))
+        held = [name for name in names.values() if name in free]
+        if held and rate > STRONG_DECAY:
+            yield Hit("", f"lr · weight decay = {rate:.3g} turns {len(held)} scale-free weights by about "
+                          f"{math.sqrt(2 * rate):.2f} radians a step", {"product": rate, "weights": len(held)})  # fmt: skip
+
+
+@check(
+    "NS305", "an optimizer that does not hold a normalizer's parameters", "warning",
+    fix="Add them to the optimizer, or freeze them with requires_grad_(False).",
+    reference="torch.optim", needs=("optimizer",),
+)  # fmt: skip
+def forgotten_parameters(subject: Subject) -> Iterator[Hit]:
+    """Trainable γ and β that no parameter group holds stay at their initial values while everything else moves: a common slip
+    when parameter groups are built by module type."""
+    held = {id(p) for group in subject.optimizer.param_groups for p in group["params"]}  # type: ignore[union-attr]
+    missing = [name for name, p in subject.normalizer_parameters.items() if p.requires_grad and id(p) not in held]
+    if missing:
+        yield Hit(missing[0].rpartition(".")[0], f"{len(missing)} trainable normalizer parameters such as {missing[0]} are in no "
+                  "parameter group", {"parameters": len(missing)})  # fmt: skip
+
+
+@check(
+    "NS306", "batch statistics under data parallelism without synchronisation", "warning",
+    fix="torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), or a normalizer that does not depend on the batch.",
+    reference="torch.nn.SyncBatchNorm",
+)  # fmt: skip
+def unsynchronised(subject: Subject) -> Iterator[Hit]:
+    """Under DistributedDataParallel each process normalizes by its own part of the batch and keeps its own running statistics;
+    only those of rank 0 are saved."""
+    parallel = isinstance(subject.model, (nn.parallel.DistributedDataParallel, nn.DataParallel))
+    several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    plain = [path for path, module in subject.batch_norms.items() if not isinstance(module, nn.SyncBatchNorm)]
+    if plain and (parallel or several):
+        yield Hit(plain[0], f"{len(plain)} batch normalizers use the statistics of one process", {"layers": len(plain)})
+
+
+@check(
+    "NS307", "running statistics in half precision", "error",
+    fix="Keep normalizers in float32: module.float() (`.apply()` does it for BN).",
+    reference="Micikevicius et al. 2018, section 4",
+)  # fmt: skip
+def half_statistics(subject: Subject) -> Iterator[Hit]:
+    """A running average in half precision stops moving once the update is below its resolution (three digits in bfloat16), and
+    squares of activations overflow float16 beyond 256: variances come out wrong or infinite."""
+    for path, module in subject.batch_norms.items():
+        if module.running_var is not None and module.running_var.dtype in HALF:
+            yield Hit(path, f"its running statistics are {str(module.running_var.dtype).removeprefix('torch.')}")
+
+
+@check(
+    "NS308", "frozen statistics around trainable weights", "info",
+    fix="Let the statistics follow (train mode), or freeze the weights before them too.",
+    reference="Wu & Johnson 2021, section 3",
+)  # fmt: skip
+def stale_statistics(subject: Subject) -> Iterator[Hit]:
+    """If all batch normalizers are in eval mode while the model trains and the weights before them move, the running statistics
+    describe activations that no longer exist, and nothing normalizes."""
+    modules = list(subject.batch_norms.values())
+    moving = any(p.requires_grad for name, p in subject.model.named_parameters() if name not in subject.normalizer_parameters)
+    if modules and subject.model.training and moving and not any(module.training for module in modules):
+        yield Hit(next(iter(subject.batch_norms)), f"all {len(modules)} batch normalizers are in eval mode while the model trains",
+                  {"layers": len(modules)})  # fmt: skip
+
+
+@check(
+    "NS309", "an effective learning rate that drifts", "warning",
+    fix="Give scale-free weights weight decay, lower it, or use an optimizer that keeps their norm.",
+    reference="van Laarhoven 2017", needs=("run",),
+)  # fmt: skip
+def drifting_rate(subject: Subject) -> Iterator[Hit]:
+    """What moves the function of a scale-free weight is lr/‖w‖², not lr. When the norms grow or shrink over training, the true
+    schedule is another one than that which was set."""
+    for name, values in subject.series("effective_lr"):
+        usable = [value for value in values if value and math.isfinite(value)]
+        if len(usable) > 1 and max(usable) > DRIFT * min(usable):
+            yield Hit(name, f"its effective learning rate ran from {usable[0]:.3g} to {usable[-1]:.3g}",
+                      {"first": usable[0], "last": usable[-1], "largest": max(usable), "smallest": min(usable)})  # fmt: skip

@@ -1,0 +1,118 @@
+"""`normscope doctor`: what is wrong with a model's normalization, for people, for code scanning and for hooks."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.audit import check_writable, dtype_of, progress_bar, random_example, terminal
+from normscope.core.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.checkup.finding import Findings
+
+SEVERITIES = ("error", "warning", "info", "never")
+
+
+def doctor(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")] = "",
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help="digits, or module:callable that gives data.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="A recorded run.")] = None,
+    output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
+    select: Annotated[str, typer.Option(metavar="IDS", help="Only these: NS1,NS203.")] = "",
+    ignore: Annotated[str, typer.Option(metavar="IDS", help="All but these.")] = "",
+    explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one rule and stop.")] = None,
+    choose: Annotated[bool, typer.Option("--choose", help="Advise which normalizer suits the model and stop.")] = False,
+    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings, not reported again.")] = None,
+    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all findings as known.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
+    format: Annotated[str, typer.Option(metavar="text|github", help="How findings are printed.")] = "text",
+    fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
+    seed: Annotated[int, typer.Option(help="Of the example and a model's random weights.")] = 0,
+) -> None:
+    """Find what is wrong with a model's normalization and say how to mend it."""
+    from normscope.checkup.doctor import explanation
+
+    if explain is not None:
+        print(explanation(explain))
+        return
+    if fail_on not in SEVERITIES or format not in ("text", "github"):
+        raise InputError("--fail-on is error, warning, info or never; --format is text or github")
+    if not model or not inputs:
+        raise InputError("doctor needs a MODEL and its --input, such as: normscope doctor models.py:net --input 3x32x32")
+    to_stdout = json == Path("-")
+    for path in (None if to_stdout else json, sarif, write_baseline):
+        check_writable(path)
+    known = read_baseline(baseline)
+    with redirect_stdout(sys.stderr), progress_bar() as bar:
+        bar.add_task("examining", total=None)
+        import torch
+
+        import normscope as ns
+        from normscope.checkup.choice import choice
+        from normscope.cli.models import load_data, load_model
+
+        loaded = load_model(model, weights, seed)
+        if not isinstance(loaded, torch.nn.Module):
+            raise InputError("the doctor examines a module, not an exported program: name a callable that returns one")
+        example = random_example(inputs, batch, dtype_of(loaded), torch.Generator().manual_seed(seed))
+        advice = choice(loaded, example, batch) if choose else ""
+        findings = None if choose else ns.doctor(
+            loaded, example, data=load_data(data) if data else None, run=run, output=output,
+            select=_ids(select), ignore=_ids(ignore),
+        )  # fmt: skip
+    if findings is None:
+        print(advice)
+        return
+    if write_baseline is not None:
+        write_baseline.write_text(json_format.dumps(sorted({finding.key for finding in findings}), indent=2) + "\n")
+    report(findings.without(known), model, json, sarif, format)
+    if fails(findings.without(known), fail_on):
+        raise typer.Exit(1)
+
+
+def report(findings: Findings, model: str, json: Path | None, sarif: Path | None, format: str) -> None:
+    from normscope.checkup.sarif import to_github, to_sarif
+
+    if sarif is not None:
+        sarif.write_text(json_format.dumps(to_sarif(findings, model), indent=2) + "\n", encoding="utf-8")
+    if json == Path("-"):
+        print(findings.to_json())
+        return
+    if json is not None:
+        findings.to_json(json)
+    if format == "github":
+        print("\n".join(to_github(findings)))
+    else:
+        terminal().print(findings.render())
+
+
+def fails(findings: Findings, fail_on: str) -> bool:
+    return findings.worst is not None and SEVERITIES.index(findings.worst) <= SEVERITIES.index(fail_on) and fail_on != "never"
+
+
+def read_baseline(path: Path | None) -> set[str]:
+    if path is None:
+        return set()
+    try:
+        known = json_format.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the baseline {path}: {error}; make one with --write-baseline") from error
+    if not isinstance(known, list) or not all(isinstance(key, str) for key in known):
+        raise InputError(f"{path} is not a baseline: make one with --write-baseline")
+    return set(known)
+
+
+def _ids(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
