@@ -87,7 +87,7 @@ def check_on_regions(seed: int) -> None:
         ns.Box(center, center + 1e-5 * size / center.numel()),
     ):
         bound = upper(graph, region=region, known=known).bound
-        assert bound <= everywhere * (1 + 1e-9)
+        assert bound <= everywhere * (1 + 1e-6)  # semidefinite programs are solved to about 1e-8
         found, witness = lower(graph, center.reshape(1, -1), 0.1, generator, region)
         assert found <= bound
         for point in witness or ():
