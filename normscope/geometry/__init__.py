@@ -1,0 +1,1 @@
+"""Spheres, quotients by symmetries, gradient flow, and how fast scale-free weights turn."""

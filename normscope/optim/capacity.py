@@ -1,0 +1,2 @@
+"""Capacity."""
+SpectralCap = log_capacity = spectral_cap = None
