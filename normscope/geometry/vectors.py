@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -34,12 +35,12 @@ class Part:
         others = (axis for axis in range(rank) if axis not in axes)
         return cls(shape, axes, block, tuple(sorted(others, key=lambda axis: -tensor.stride(axis))))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many vectors there are."""
         return math.prod(self.shape[axis] for axis in self.axes) // self.block
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many entries of each vector lie in this tensor."""
         return math.prod(self.shape[axis] for axis in self.order) * self.block

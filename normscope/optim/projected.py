@@ -58,8 +58,8 @@ class SGDP(ScaleFreeOptimizer):
         momentum, directions = group["momentum"], gradients
         if momentum:
             (momenta,) = states
-            torch._foreach_mul_(momenta, momentum)
-            torch._foreach_add_(momenta, gradients)
+            for buffer, gradient in zip(momenta, gradients, strict=True):
+                torch.add(gradient, buffer, alpha=momentum, out=buffer)
             directions = torch._foreach_add(gradients, momenta, alpha=momentum) if group["nesterov"] else momenta
         decay = group["lr"] * group["weight_decay"] * group["decay_ratio"] / (1 - momentum)
         _projected_step(points, directions, group["lr"], decay)
@@ -114,14 +114,12 @@ class AdamP(ScaleFreeOptimizer):
 
 def _projected_step(points: Matrices, directions: Matrices, rate: float, decay: float) -> None:
     """y ← (1 − decay + rate ⟨y, u⟩/‖y‖²) y − rate u, for rows, in place."""
-    factors = [_radial_share(*pair) for pair in zip(points, directions, strict=True)]
-    torch._foreach_mul_(factors, rate)
-    torch._foreach_add_(factors, 1 - decay)
+    factors = [_radial_factor(*pair, rate, decay) for pair in zip(points, directions, strict=True)]
     torch._foreach_mul_(points, factors)
     torch._foreach_add_(points, directions, alpha=-rate)
 
 
-def _radial_share(point: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-    """⟨y, u⟩/‖y‖² of every row, 0 where y = 0."""
-    length = torch.linalg.vector_norm(point, dim=1, keepdim=True)
-    return torch.where(length > 0, inner(point, direction) / length / length, 0)
+def _radial_factor(point: torch.Tensor, direction: torch.Tensor, rate: float, decay: float) -> torch.Tensor:
+    """1 − decay + rate ⟨y, u⟩/‖y‖² of every row; where y = 0 the inner product is 0, and so is its share."""
+    square = torch.linalg.vector_norm(point, dim=1, keepdim=True).square_().clamp_(min=torch.finfo(point.dtype).tiny)
+    return torch.addcdiv(point.new_tensor(1 - decay), inner(point, direction), square, value=rate)
