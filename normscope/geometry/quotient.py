@@ -1,0 +1,255 @@
+"""Parameters up to symmetry: the directions that change the function, and one representative of each orbit.
+
+A group of `ns.symmetries` moves the parameters along orbits of the same function. A vector is *horizontal* when it is orthogonal to
+all orbits. The *canonical representative* has shifts at zero, scale-free vectors at unit norm and rescaled layers in balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from normscope.core.errors import InputError
+
+Tensors = Mapping[str, torch.Tensor]
+SCALES = ("scale", "joint-scale", "rescale")
+SHIFTS = ("shift", "weight-shift")
+TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
+MOST_SWEEPS = 20_000
+MOST_NEWTON_STEPS = 200
+
+
+class SymmetryGroup(Protocol):
+    """What is read of a group of `ns.symmetries`; `members`, where it is there, says exactly which entries move together."""
+
+    kind: str
+    parameters: tuple[str, ...]
+    axes: tuple[tuple[int, ...], ...]
+    blocks: tuple[int, ...]
+    degrees: tuple[float, ...]
+    count: int
+
+    def directions(self, parameters: Tensors) -> torch.Tensor: ...
+
+
+class Symmetries(Protocol):
+    @property
+    def groups(self) -> Sequence[Any]: ...
+
+
+def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
+    """The part of a vector that is orthogonal to every orbit: v − Dᵀ(DDᵀ)⁺Dv, D the tangents of the orbits, in float64.
+
+    Names that the vector lacks count as zero and are not returned.
+    """
+    orbits = [_Orbit.of(group, parameters) for group in symmetries.groups]
+    names = sorted({name for orbit in orbits for name in orbit.names} | set(vector))
+    layout = _Layout({name: parameters[name] for name in names})
+    flat = layout.flatten({name: vector.get(name, torch.zeros_like(parameters[name])) for name in names})
+    counts = [orbit.count for orbit in orbits]
+    scales = [_inverse_norms(orbit) for orbit in orbits]  # unit columns, so that orthogonal orbits take one iteration
+
+    def along(amounts: np.ndarray) -> np.ndarray:
+        total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in names}
+        for orbit, scale, own in zip(orbits, scales, torch.from_numpy(amounts.copy()).split(counts), strict=True):
+            for name, moved in orbit.move(own * scale).items():
+                total[name] += moved
+        return layout.flatten(total)
+
+    def components(entries: np.ndarray) -> np.ndarray:
+        tensors = layout.unflatten(entries)
+        return torch.cat([orbit.components(tensors) * scale for orbit, scale in zip(orbits, scales, strict=True)]).numpy()
+
+    if orbits:
+        operator = LinearOperator((len(flat), sum(counts)), matvec=along, rmatvec=components, dtype=np.float64)
+        for _ in range(2):  # the second solve removes what rounding left of the first
+            flat = flat - along(lsmr(operator, flat, atol=1e-15, btol=1e-15, conlim=0, maxiter=10 * sum(counts))[0])
+    return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(flat).items() if name in vector}
+
+
+def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Tensor]:
+    """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
+
+    Shifts have mean zero, scale-free vectors unit norm, and rescaled layers the least sum of squares, which is equal norms on both
+    sides. `linear` groups have no preferred element here and stay as they are; zero vectors too.
+    """
+    values = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    for group in symmetries.groups:
+        if group.kind in SHIFTS:
+            _center(group, values)
+    scales = [group for group in symmetries.groups if group.kind in SCALES]
+    for _ in range(MOST_SWEEPS):
+        if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
+            return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
+    raise InputError(f"no representative after {MOST_SWEEPS} sweeps: some factor of scale has no finite optimum")
+
+
+def members(group: SymmetryGroup, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    """For each parameter the number of the one-parameter group that moves an entry, −1 for none; broadcasts to its shape."""
+    exact = getattr(group, "members", None)
+    if exact is not None:
+        return list(exact)
+    found = []
+    for shape, axes, block in zip(shapes, group.axes, group.blocks, strict=True):
+        sizes = [shape[axis] for axis in axes]
+        numbers = torch.arange(int(np.prod(sizes, dtype=int))).reshape(sizes) // block
+        order = sorted(range(len(axes)), key=lambda place: axes[place] % len(shape))
+        kept = {axis % len(shape) for axis in axes}
+        found.append(numbers.permute(order).reshape([size if axis in kept else 1 for axis, size in enumerate(shape)]))
+    return found
+
+
+class _Orbit:
+    """Tangents of one group's orbits: amounts of its one-parameter groups ↔ entries of the parameters."""
+
+    def __init__(self, names: Iterable[str], count: int) -> None:
+        self.names, self.count = tuple(dict.fromkeys(names)), count
+
+    @staticmethod
+    def of(group: SymmetryGroup, parameters: Tensors) -> _Orbit:
+        missing = [name for name in group.parameters if name not in parameters]
+        if missing:
+            raise InputError(f"the parameters lack {missing[0]!r}, which the report names")
+        if group.kind in SCALES or (group.kind in SHIFTS and len(group.parameters) == 1):
+            return _MemberOrbit(group, parameters)
+        return _DenseOrbit(group, parameters)
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Dᵀ a."""
+        raise NotImplementedError
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        """D v."""
+        raise NotImplementedError
+
+    def squares(self) -> torch.Tensor:
+        """The squared norms of the tangents."""
+        raise NotImplementedError
+
+
+class _MemberOrbit(_Orbit):
+    """Every entry moves with one member: by its degree times itself where the group scales, by 1 where it shifts."""
+
+    def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
+        super().__init__(group.parameters, group.count)
+        shapes = [parameters[name].shape for name in group.parameters]
+        self.parts = []
+        for name, numbers, degree in zip(group.parameters, members(group, shapes), group.degrees, strict=True):
+            value = parameters[name].detach().double()
+            speed = degree * value if group.kind in SCALES else torch.ones_like(value)
+            self.parts.append((name, numbers.clamp(min=0).expand(value.shape), torch.where(numbers >= 0, speed, 0.0)))
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        total: dict[str, torch.Tensor] = {}
+        for name, numbers, speed in self.parts:
+            total[name] = total.get(name, 0) + amounts[numbers] * speed
+        return total
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        return sum((_by_member(numbers, speed * vector[name], self.count) for name, numbers, speed in self.parts), torch.zeros(()))
+
+    def squares(self) -> torch.Tensor:
+        return sum((_by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts), torch.zeros(()))
+
+
+class _DenseOrbit(_Orbit):
+    """The tangents as the rows of a matrix."""
+
+    def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
+        super().__init__(group.parameters, group.count)
+        double = {name: tensor.detach().double() for name, tensor in parameters.items()}
+        self.layout = _Layout({name: double[name] for name in self.names})
+        self.rows = group.directions(double).double()
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.layout.unflatten((amounts @ self.rows).numpy())
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        return self.rows @ torch.from_numpy(self.layout.flatten(vector))
+
+    def squares(self) -> torch.Tensor:
+        return self.rows.square().sum(1)
+
+
+class _Layout:
+    """Named tensors as one vector of float64, in their order."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def flatten(self, tensors: Tensors) -> np.ndarray:
+        return torch.cat([tensors[name].detach().double().reshape(-1).cpu() for name in self.shapes]).numpy()
+
+    def unflatten(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
+        pieces = torch.from_numpy(flat).split([shape.numel() for shape in self.shapes.values()])
+        return {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+
+def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
+    squares = orbit.squares()
+    return torch.where(squares > 0, squares, 1.0).rsqrt()
+
+
+def _by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, numbers.reshape(-1), entries.reshape(-1))
+
+
+def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> None:
+    """Shift the first parameter's members to mean zero, and what takes the shift back with them."""
+    first = group.parameters[0]
+    (numbers, *_) = members(group, [values[name].shape for name in group.parameters])
+    inside, numbers = (numbers >= 0).expand(values[first].shape), numbers.clamp(min=0).expand(values[first].shape)
+    sums = _by_member(numbers, torch.where(inside, values[first], 0.0), group.count)
+    amounts = -sums / _by_member(numbers, inside.double(), group.count).clamp(min=1)
+    for name, moved in _Orbit.of(group, values).move(amounts).items():
+        values[name] = values[name] + moved
+
+
+def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
+    """Put every member at its preferred scale; the largest |log| of the factors used."""
+    shapes = [values[name].shape for name in group.parameters]
+    numbered = members(group, shapes)
+    squares = []  # of the entries of each parameter, by member
+    for name, numbers, shape in zip(group.parameters, numbered, shapes, strict=True):
+        entries = torch.where(numbers >= 0, values[name].square(), 0.0)
+        squares.append(_by_member(numbers.clamp(min=0).expand(shape), entries, group.count))
+    logs = _preferred_scale(torch.stack(squares), torch.tensor(group.degrees, dtype=torch.float64))
+    for name, numbers, degree in zip(group.parameters, numbered, group.degrees, strict=True):
+        factor = torch.where(numbers >= 0, (degree * logs[numbers.clamp(min=0)]).exp(), 1.0)
+        values[name] = values[name] * factor
+    return float(logs.abs().max()) if len(logs) else 0.0
+
+
+def _preferred_scale(squares: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
+    """log c of each member: where Σ c^{2d} n² = 1, or, if degrees have both signs, where Σ c^{2d} n² is least.
+
+    Either is the zero of log Σ_{d>0} … − log Σ_{d<0} …, which increases with log c; Newton's method is exact at once where the
+    degrees differ only in sign. Members with nothing to balance stay.
+    """
+    both = bool((degrees < 0).any())
+    weights = (degrees.abs()[:, None] * squares if both else squares).log()  # (parameters, members)
+    rising = degrees > 0
+    alive = (weights[rising] > -torch.inf).any(0)
+    if both:
+        alive &= (weights[~rising] > -torch.inf).any(0)
+    logs = torch.zeros(squares.shape[1], dtype=torch.float64)
+    for _ in range(MOST_NEWTON_STEPS):
+        gap, slope = _log_sum(weights[rising], degrees[rising], logs)
+        if both:
+            other, other_slope = _log_sum(weights[~rising], degrees[~rising], logs)
+            gap, slope = gap - other, slope - other_slope
+        step = torch.where(alive, gap / slope, 0.0)
+        logs = logs - step
+        if not (step.abs() > 1e-15).any():
+            break
+    return logs
+
+
+def _log_sum(weights: torch.Tensor, degrees: torch.Tensor, logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log Σ exp(weight + 2d log c) of each member and its derivative by log c."""
+    terms = weights + 2 * degrees[:, None] * logs
+    return terms.logsumexp(0), (terms.softmax(0) * 2 * degrees[:, None]).sum(0)
