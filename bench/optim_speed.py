@@ -29,7 +29,7 @@ def model_with_gradients() -> tuple[torch.nn.Module, SimpleNamespace]:
         parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 4:
             parameter.grad = Spheres((0,)).project(parameter.detach(), parameter.grad)
-            groups.append(SimpleNamespace(kind="scale", parameters=(name,), axes=((0,),), blocks=(1,), degrees=(1.0,)))
+            groups.append(SimpleNamespace(kind="scale", parameters=(name,), axes=((0,),), blocks=(1,), degrees=(1.0,), count=len(parameter)))
     return model, SimpleNamespace(groups=tuple(groups))
 
 

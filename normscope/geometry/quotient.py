@@ -6,39 +6,20 @@ all orbits. The *canonical representative* has shifts at zero, scale-free vector
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from normscope.core.errors import InputError
+from normscope.geometry.groups import SCALES, SHIFTS, Symmetries, SymmetryGroup, Tensors, by_member, members, spread
 
-Tensors = Mapping[str, torch.Tensor]
-SCALES = ("scale", "joint-scale", "rescale")
-SHIFTS = ("shift", "weight-shift")
 TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
 MOST_SWEEPS = 20_000
 MOST_NEWTON_STEPS = 200
 
-
-class SymmetryGroup(Protocol):
-    """What is read of a group of `ns.symmetries`; `members`, where it is there, says exactly which entries move together."""
-
-    kind: str
-    parameters: tuple[str, ...]
-    axes: tuple[tuple[int, ...], ...]
-    blocks: tuple[int, ...]
-    degrees: tuple[float, ...]
-    count: int
-
-    def directions(self, parameters: Tensors) -> torch.Tensor: ...
-
-
-class Symmetries(Protocol):
-    @property
-    def groups(self) -> Sequence[Any]: ...
 
 
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
@@ -88,21 +69,6 @@ def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Te
     raise InputError(f"no representative after {MOST_SWEEPS} sweeps: some factor of scale has no finite optimum")
 
 
-def members(group: SymmetryGroup, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """For each parameter the number of the one-parameter group that moves an entry, −1 for none; broadcasts to its shape."""
-    exact = getattr(group, "members", None)
-    if exact is not None:
-        return list(exact)
-    found = []
-    for shape, axes, block in zip(shapes, group.axes, group.blocks, strict=True):
-        sizes = [shape[axis] for axis in axes]
-        numbers = torch.arange(int(np.prod(sizes, dtype=int))).reshape(sizes) // block
-        order = sorted(range(len(axes)), key=lambda place: axes[place] % len(shape))
-        kept = {axis % len(shape) for axis in axes}
-        found.append(numbers.permute(order).reshape([size if axis in kept else 1 for axis, size in enumerate(shape)]))
-    return found
-
-
 class _Orbit:
     """Tangents of one group's orbits: amounts of its one-parameter groups ↔ entries of the parameters."""
 
@@ -136,24 +102,22 @@ class _MemberOrbit(_Orbit):
 
     def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
         super().__init__(group.parameters, group.count)
-        shapes = [parameters[name].shape for name in group.parameters]
-        self.parts = []
-        for name, numbers, degree in zip(group.parameters, members(group, shapes), group.degrees, strict=True):
+        self.parts = []  # (name, members, speed of each entry)
+        for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):
             value = parameters[name].detach().double()
-            speed = degree * value if group.kind in SCALES else torch.ones_like(value)
-            self.parts.append((name, numbers.clamp(min=0).expand(value.shape), torch.where(numbers >= 0, speed, 0.0)))
+            self.parts.append((name, numbers, degree * value if group.kind in SCALES else torch.ones_like(value)))
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         total: dict[str, torch.Tensor] = {}
         for name, numbers, speed in self.parts:
-            total[name] = total.get(name, 0) + amounts[numbers] * speed
+            total[name] = total.get(name, 0) + spread(numbers, amounts) * speed
         return total
 
     def components(self, vector: Tensors) -> torch.Tensor:
-        return sum((_by_member(numbers, speed * vector[name], self.count) for name, numbers, speed in self.parts), torch.zeros(()))
+        return torch.stack([by_member(numbers, speed * vector[name], self.count) for name, numbers, speed in self.parts]).sum(0)
 
     def squares(self) -> torch.Tensor:
-        return sum((_by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts), torch.zeros(()))
+        return torch.stack([by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts]).sum(0)
 
 
 class _DenseOrbit(_Orbit):
@@ -194,33 +158,21 @@ def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
     return torch.where(squares > 0, squares, 1.0).rsqrt()
 
 
-def _by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch.Tensor:
-    return torch.zeros(count, dtype=torch.float64).index_add_(0, numbers.reshape(-1), entries.reshape(-1))
-
-
 def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> None:
     """Shift the first parameter's members to mean zero, and what takes the shift back with them."""
-    first = group.parameters[0]
-    (numbers, *_) = members(group, [values[name].shape for name in group.parameters])
-    inside, numbers = (numbers >= 0).expand(values[first].shape), numbers.clamp(min=0).expand(values[first].shape)
-    sums = _by_member(numbers, torch.where(inside, values[first], 0.0), group.count)
-    amounts = -sums / _by_member(numbers, inside.double(), group.count).clamp(min=1)
-    for name, moved in _Orbit.of(group, values).move(amounts).items():
+    first, numbers = values[group.parameters[0]], members(group, values)[0]
+    sizes = by_member(numbers, torch.ones_like(first), group.count).clamp(min=1)
+    for name, moved in _Orbit.of(group, values).move(-by_member(numbers, first, group.count) / sizes).items():
         values[name] = values[name] + moved
 
 
 def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
     """Put every member at its preferred scale; the largest |log| of the factors used."""
-    shapes = [values[name].shape for name in group.parameters]
-    numbered = members(group, shapes)
-    squares = []  # of the entries of each parameter, by member
-    for name, numbers, shape in zip(group.parameters, numbered, shapes, strict=True):
-        entries = torch.where(numbers >= 0, values[name].square(), 0.0)
-        squares.append(_by_member(numbers.clamp(min=0).expand(shape), entries, group.count))
-    logs = _preferred_scale(torch.stack(squares), torch.tensor(group.degrees, dtype=torch.float64))
-    for name, numbers, degree in zip(group.parameters, numbered, group.degrees, strict=True):
-        factor = torch.where(numbers >= 0, (degree * logs[numbers.clamp(min=0)]).exp(), 1.0)
-        values[name] = values[name] * factor
+    parts = list(zip(group.parameters, members(group, values), group.degrees, strict=True))
+    squares = torch.stack([by_member(numbers, values[name].square(), group.count) for name, numbers, _ in parts])
+    logs = _preferred_scale(squares, torch.tensor(group.degrees, dtype=torch.float64))
+    for name, numbers, degree in parts:
+        values[name] = values[name] * spread(numbers, (degree * logs).exp(), elsewhere=1.0)
     return float(logs.abs().max()) if len(logs) else 0.0
 
 

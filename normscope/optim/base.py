@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from normscope.core.errors import InputError
-from normscope.optim.families import Family, FirstExample, Symmetries, scale_free_families
+from normscope.geometry.families import Family, Symmetries, scale_free_families
+from normscope.optim.first_example import FirstExample
 from normscope.optim.rows import Rows
 
 Parameters = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself

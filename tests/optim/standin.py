@@ -15,6 +15,7 @@ class Group:
     axes: tuple[tuple[int, ...], ...]
     blocks: tuple[int, ...] = (1,)
     degrees: tuple[float, ...] = (1.0,)
+    count: int = 1
 
 
 @dataclass(frozen=True)
