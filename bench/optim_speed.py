@@ -29,7 +29,8 @@ def model_with_gradients() -> tuple[torch.nn.Module, SimpleNamespace]:
         parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 4:
             parameter.grad = Spheres((0,)).project(parameter.detach(), parameter.grad)
-            groups.append(SimpleNamespace(kind="scale", parameters=(name,), axes=((0,),), blocks=(1,), degrees=(1.0,), count=len(parameter)))
+            described = {"parameters": (name,), "axes": ((0,),), "blocks": (1,), "degrees": (1.0,), "count": len(parameter)}
+            groups.append(SimpleNamespace(kind="scale", **described))
     return model, SimpleNamespace(groups=tuple(groups))
 
 
@@ -81,7 +82,8 @@ def main() -> None:
         medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
         base, default = list(medians)[:2]
         for name, middle in medians.items():
-            print(f"{name:<26} {middle:7.2f} ms   {middle / medians[base]:5.2f} × foreach   {middle / medians[default]:5.2f} × default")
+            ratios = middle / medians[base], middle / medians[default]
+            print(f"{name:<26} {middle:7.2f} ms   {ratios[0]:5.2f} × foreach   {ratios[1]:5.2f} × default")
 
 
 if __name__ == "__main__":

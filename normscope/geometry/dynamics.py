@@ -1,8 +1,8 @@
 """How fast scale-free vectors turn: angles per step, effective learning rates, and the rotation at equilibrium.
 
-For a scale-free w only its direction matters, so a step counts by the angle that it turns. SGD turns by η‖∇L‖/‖w‖ with ‖∇L‖ ∝ 1/‖w‖,
-Adam-like rules by η/‖w‖ up to a constant. Weight decay shrinks ‖w‖ and steps grow it, until both balance and the angle per step
-settles at a value that depends on the settings alone.
+For a scale-free w only its direction matters, so a step counts by the angle that it turns. SGD turns it by η‖∇L‖/‖w‖ with ‖∇L‖
+proportional to 1/‖w‖, Adam-like rules by η/‖w‖ up to a constant. Weight decay shrinks ‖w‖ and steps grow it, until both balance
+and the angle per step settles at a value that depends on the settings alone.
 """
 
 from __future__ import annotations

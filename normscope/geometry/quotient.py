@@ -7,7 +7,6 @@ all orbits. The *canonical representative* has shifts at zero, scale-free vector
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from normscope.geometry.groups import SCALES, SHIFTS, Symmetries, SymmetryGroup,
 TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
 MOST_SWEEPS = 20_000
 MOST_NEWTON_STEPS = 200
-
 
 
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,7 +14,7 @@ from normscope.geometry.families import Family, Symmetries, scale_free_families
 from normscope.optim.first_example import FirstExample
 from normscope.optim.rows import Rows
 
-Parameters = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself
+Parameters: TypeAlias = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself
 Settings = Mapping[str, Any]  # a parameter group
 Matrices = list[torch.Tensor]  # one for each family, with one vector a row
 
@@ -104,10 +104,10 @@ class ScaleFreeOptimizer(torch.optim.Optimizer):
         return self._families
 
     def _detect(self, example: Any) -> None:
-        import normscope as ns
+        from normscope.symmetry.detect import symmetries
 
         with torch.enable_grad():
-            self._symmetries = ns.symmetries(self._model, example, mode="train")
+            self._symmetries = symmetries(self._model, example, mode="train")
         self._first = None
         self._match()
 

@@ -123,8 +123,8 @@ class LogCapacity(nn.Module):
     """Σ log ‖A_l‖ over linear maps plus Σ log g_l over normalizers, differentiable: a penalty to add to the loss.
 
     ‖A‖ is estimated as uᵀWv, with u and v improved by one power iteration at every call; for a convolution W is the kernel as a
-    matrix (out, in · taps), times √r with r as in `reuse`. It is a guide for training, not a bound: see `ns.lipschitz`. The gain g of a normalizer is max|γ|/√(v + ε) where running
-    statistics are kept and max|γ| elsewhere, where it also depends on the data.
+    matrix (out, in · taps), times √r with r as in `reuse`. The gain g of a normalizer is max|γ|/√(v + ε) where running statistics
+    are kept and max|γ| elsewhere, where it also depends on the data. A guide for training, not a bound: that is `ns.lipschitz`.
     """
 
     def __init__(self, model: nn.Module, iterations: int = 20) -> None:
@@ -174,7 +174,7 @@ def _linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
             continue
         if is_parametrized(module, "weight"):
-            raise InputError(f"the weight of {name or 'the model'} is parametrized and cannot be scaled: limit it in its parametrization")
+            raise InputError(f"the weight of {name or 'the model'} is parametrized, so it cannot be scaled: remove that first")
         if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":
             raise InputError(f"{name or 'the model'} pads by {module.padding_mode!r}, which has no bound for inputs of every size")
         yield name, module

@@ -43,6 +43,6 @@ def step_adamw(states: States, group: Mapping[str, Any], parameters: Sequence[to
     adamw(
         list(parameters), [parameter.grad for parameter in parameters], *columns, [],
         [states[parameter]["step"] for parameter in parameters], foreach=group["foreach"],
-        has_complex=any(parameter.is_complex() for parameter in parameters), amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-        weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        has_complex=any(parameter.is_complex() for parameter in parameters), amsgrad=False, beta1=beta1, beta2=beta2,
+        lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
     )  # fmt: skip

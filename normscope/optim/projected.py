@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from normscope.geometry.families import Family, Symmetries
 from normscope.geometry.sphere import inner
 from normscope.optim.base import Matrices, Parameters, ScaleFreeOptimizer, Settings
-from normscope.geometry.families import Family, Symmetries
 from normscope.optim.plain import step_adamw, step_sgd
 from normscope.optim.rows import Rows
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from normscope.geometry.families import Family, Symmetries
 from normscope.geometry.sphere import inner, norm
 from normscope.optim.base import Matrices, Parameters, ScaleFreeOptimizer, Settings
-from normscope.geometry.families import Family, Symmetries
 from normscope.optim.plain import step_adamw, step_sgd
 from normscope.optim.rows import Rows
 
@@ -50,9 +50,10 @@ class SphericalOptimizer(ScaleFreeOptimizer):
 class SGDG(SphericalOptimizer):
     """SGD with momentum on spheres for scale-free vectors; torch.optim.SGD on the rest, bit for bit.
 
-    sphere_ratio: the learning rate on spheres over `lr`; the paper's are 0.2 and 0.01. clip: the largest norm ν of a gradient on its
-    sphere. orthogonality: the weight α of the penalty α/2 ‖YYᵀ − I‖² on the unit vectors Y of each family. weight_decay acts on
-    the rest only, as there is no decay on a sphere. The remaining arguments are those of torch.optim.SGD and ScaleFreeOptimizer.
+    sphere_ratio: the learning rate on spheres over `lr`; the paper's are 0.2 and 0.01. clip: the largest norm ν of a gradient on
+    its sphere. orthogonality: the weight α of the penalty α/2 ‖YYᵀ − I‖² on the unit vectors Y of each family. weight_decay acts
+    on the rest only, as there is no decay on a sphere. The remaining arguments are those of torch.optim.SGD and
+    ScaleFreeOptimizer.
     """
 
     def __init__(

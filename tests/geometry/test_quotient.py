@@ -43,7 +43,13 @@ class Report:
 def model(dtype=torch.float64):
     """relu between two layers, LN, relu, a layer before BN: rescaling, joint scale, shifts of weight and bias, and scales."""
     network = nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.LayerNorm(5, eps=0), nn.ReLU(), nn.Linear(5, 8), nn.BatchNorm1d(8, eps=1e-30)
+        nn.Linear(4, 6),
+        nn.ReLU(),
+        nn.Linear(6, 5),
+        nn.LayerNorm(5, eps=0),
+        nn.ReLU(),
+        nn.Linear(5, 8),
+        nn.BatchNorm1d(8, eps=1e-30),
     )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -133,7 +139,7 @@ def test_horizontal_is_the_orthogonal_projection(seed):
     vector = {name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64) for name, tensor in start.items()}
     flat = torch.cat([vector[name].reshape(-1) for name in start])
     basis = torch.linalg.svd(tangents(), full_matrices=False)
-    basis = basis.Vh[basis.S > 1e-10 * basis.S[0]]
+    basis = basis.Vh[1e-10 * basis.S[0] < basis.S]
     expected = flat - basis.T @ (basis @ flat)
     found = horizontal(REPORT, start, vector)
     torch.testing.assert_close(torch.cat([found[name].reshape(-1) for name in start]), expected, rtol=1e-9, atol=1e-10)
@@ -162,7 +168,11 @@ def test_float32_in_float32_out():
 
 
 def test_shifts_that_a_later_bias_takes_back():
-    start = {"1.bias": torch.randn(3, dtype=torch.float64), "3.weight": torch.randn(2, 3, dtype=torch.float64), "3.bias": torch.zeros(2, dtype=torch.float64)}
+    start = {
+        "1.bias": torch.randn(3, dtype=torch.float64),
+        "3.weight": torch.randn(2, 3, dtype=torch.float64),
+        "3.bias": torch.zeros(2, dtype=torch.float64),
+    }
     report = Report((Shifted("shift", ("1.bias", "3.bias"), ((0,), ()), 3),))
     found = canonical(report, start)
     torch.testing.assert_close(found["1.bias"], torch.zeros(3, dtype=torch.float64))

@@ -37,7 +37,9 @@ def dense(dtype=torch.float32, epsilon=1e-12, seed=0) -> nn.Sequential:
     return drawn(model, dtype, seed)
 
 
-DENSE = Report((Group("scale", ("0.weight",), ((0,),)), Group("shift", ("0.bias",), ((0,),)), joint("3.weight", "3.bias", axes=((), ()))))
+DENSE = Report(
+    (Group("scale", ("0.weight",), ((0,),)), Group("shift", ("0.bias",), ((0,),)), joint("3.weight", "3.bias", axes=((), ())))
+)
 
 
 def convolutional(dtype=torch.float32, epsilon=1e-12, seed=0) -> nn.Sequential:

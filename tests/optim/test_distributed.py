@@ -15,7 +15,9 @@ REPORT = Report((Group("joint-scale", ("0.weight", "0.bias"), ((), ()), (1, 1), 
 
 
 def model():
-    return drawn(torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 3)), torch.float64, 0)
+    return drawn(
+        torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 3)), torch.float64, 0
+    )
 
 
 def optimizers(network):

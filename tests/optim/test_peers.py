@@ -43,7 +43,10 @@ def test_adamp_agrees(decay):
     theirs = package("adamp").AdamP
     settings = {"lr": 0.01, "weight_decay": decay}
     train_pair(
-        lambda model: AdamP(model, symmetries=BIAS_FREE, **settings), lambda model: theirs(model.parameters(), **settings), bias_free, "convolutional"
+        lambda model: AdamP(model, symmetries=BIAS_FREE, **settings),
+        lambda model: theirs(model.parameters(), **settings),
+        bias_free,
+        "convolutional",
     )
 
 
@@ -53,7 +56,10 @@ def test_sgdp_agrees(settings):
     theirs = package("adamp").SGDP
     settings = {"lr": 0.1} | settings
     train_pair(
-        lambda model: SGDP(model, symmetries=BIAS_FREE, **settings), lambda model: theirs(model.parameters(), **settings), bias_free, "convolutional"
+        lambda model: SGDP(model, symmetries=BIAS_FREE, **settings),
+        lambda model: theirs(model.parameters(), **settings),
+        bias_free,
+        "convolutional",
     )
 
 
@@ -77,7 +83,10 @@ def test_geoopt_agrees_on_the_sphere(name):
     if name == "sgd":
         pair = SGDG([("w", ours)], lr=0.1, **common), geoopt.optim.RiemannianSGD([theirs], lr=0.1)
     else:  # geoopt projects the first moment onto the new tangent space where Cho and Lee transport it: equal for β₁ = 0
-        pair = AdamG([("w", ours)], lr=0.02, betas=(0.0, 0.99), **common), geoopt.optim.RiemannianAdam([theirs], lr=0.02, betas=(0.0, 0.99))
+        pair = (
+            AdamG([("w", ours)], lr=0.02, betas=(0.0, 0.99), **common),
+            geoopt.optim.RiemannianAdam([theirs], lr=0.02, betas=(0.0, 0.99)),
+        )
     for _ in range(100):
         for optimizer, weight in zip(pair, (ours, theirs), strict=True):
             optimizer.zero_grad()
