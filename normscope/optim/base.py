@@ -5,18 +5,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 
 from normscope.core.errors import InputError
 from normscope.geometry.families import Family, Symmetries, scale_free_families
 from normscope.optim.first_example import FirstExample
+from normscope.optim.plain import States
 from normscope.optim.rows import Rows
 
 Parameters: TypeAlias = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself
 Settings = Mapping[str, Any]  # a parameter group
 Matrices = list[torch.Tensor]  # one for each family, with one vector a row
+
+
+class Detection(TypedDict, total=False):
+    """From where an optimizer knows which vectors are scale-free; see ScaleFreeOptimizer."""
+
+    symmetries: Symmetries | None
+    model: torch.nn.Module | None
+    example: Any
 
 
 class ScaleFreeOptimizer(torch.optim.Optimizer):
@@ -29,6 +38,7 @@ class ScaleFreeOptimizer(torch.optim.Optimizer):
     have gradients; else those that have one make plain steps.
     """
 
+    _step_plain: Callable[[States, Settings, list[torch.Tensor]], None]  # of the parameters that no scale symmetry touches
     _families: tuple[Family, ...] | None = None
     _symmetries: Symmetries | None = None
     _first: FirstExample | None = None
@@ -38,9 +48,9 @@ class ScaleFreeOptimizer(torch.optim.Optimizer):
         self,
         params: Parameters,
         defaults: dict[str, Any],
-        symmetries: Symmetries | None,
-        model: torch.nn.Module | None,
-        example: Any,
+        symmetries: Symmetries | None = None,
+        model: torch.nn.Module | None = None,
+        example: Any = None,
     ) -> None:
         if isinstance(params, torch.nn.Module):
             model, params = params, params.named_parameters()
@@ -88,7 +98,7 @@ class ScaleFreeOptimizer(torch.optim.Optimizer):
             own = set(group["params"])
             plain = [p for p in group["params"] if p.grad is not None and p not in inside]
             if plain:
-                self._step_plain(group, plain)
+                self._step_plain(self.state, group, plain)
             self._step_families(group, [family for family in families if family.parameters[0] in own])
         return loss
 
@@ -161,10 +171,6 @@ class ScaleFreeOptimizer(torch.optim.Optimizer):
             counter = self.state[parameter].setdefault("step", torch.zeros(()))
             counter += 1
         return float(counter)
-
-    @abstractmethod
-    def _step_plain(self, group: Settings, parameters: list[torch.Tensor]) -> None:
-        """The step of the parameters that no scale symmetry touches."""
 
     @abstractmethod
     def _add_states(self, group: Settings, family: Family, rows: Rows) -> None:

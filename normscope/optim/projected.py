@@ -11,13 +11,13 @@ radial part and makes the plain step.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 import torch
 
-from normscope.geometry.families import Family, Symmetries
+from normscope.geometry.families import Family
 from normscope.geometry.sphere import inner
-from normscope.optim.base import Matrices, Parameters, ScaleFreeOptimizer, Settings
+from normscope.optim.base import Detection, Matrices, Parameters, ScaleFreeOptimizer, Settings
 from normscope.optim.plain import step_adamw, step_sgd
 from normscope.optim.rows import Rows
 
@@ -29,6 +29,8 @@ class SGDP(ScaleFreeOptimizer):
     ScaleFreeOptimizer.
     """
 
+    _step_plain = staticmethod(step_sgd)
+
     def __init__(
         self,
         params: Parameters,
@@ -39,16 +41,11 @@ class SGDP(ScaleFreeOptimizer):
         decay_ratio: float = 0.1,
         *,
         foreach: bool | None = None,
-        symmetries: Symmetries | None = None,
-        model: torch.nn.Module | None = None,
-        example: Any = None,
+        **detection: Unpack[Detection],
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov,
                     "decay_ratio": decay_ratio, "foreach": foreach}  # fmt: skip
-        super().__init__(params, defaults, symmetries, model, example)
-
-    def _step_plain(self, group: Settings, parameters: list[torch.Tensor]) -> None:
-        step_sgd(self.state, group, parameters)
+        super().__init__(params, defaults, **detection)
 
     def _add_states(self, group: Settings, family: Family, rows: Rows) -> None:
         if group["momentum"]:
@@ -72,6 +69,8 @@ class AdamP(ScaleFreeOptimizer):
     ScaleFreeOptimizer. Decay is decoupled, as in the paper, so that without it the rest is torch.optim.Adam.
     """
 
+    _step_plain = staticmethod(step_adamw)
+
     def __init__(
         self,
         params: Parameters,
@@ -82,16 +81,11 @@ class AdamP(ScaleFreeOptimizer):
         decay_ratio: float = 0.1,
         *,
         foreach: bool | None = None,
-        symmetries: Symmetries | None = None,
-        model: torch.nn.Module | None = None,
-        example: Any = None,
+        **detection: Unpack[Detection],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decay_ratio": decay_ratio,
                     "foreach": foreach}  # fmt: skip
-        super().__init__(params, defaults, symmetries, model, example)
-
-    def _step_plain(self, group: Settings, parameters: list[torch.Tensor]) -> None:
-        step_adamw(self.state, group, parameters)
+        super().__init__(params, defaults, **detection)
 
     def _add_states(self, group: Settings, family: Family, rows: Rows) -> None:
         for name in ("exp_avg", "exp_avg_sq"):

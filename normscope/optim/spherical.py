@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 
-from normscope.geometry.families import Family, Symmetries
+from normscope.geometry.families import Family
 from normscope.geometry.sphere import inner, norm
-from normscope.optim.base import Matrices, Parameters, ScaleFreeOptimizer, Settings
+from normscope.optim.base import Detection, Matrices, Parameters, ScaleFreeOptimizer, Settings
 from normscope.optim.plain import step_adamw, step_sgd
 from normscope.optim.rows import Rows
 
@@ -51,10 +51,12 @@ class SGDG(SphericalOptimizer):
     """SGD with momentum on spheres for scale-free vectors; torch.optim.SGD on the rest, bit for bit.
 
     sphere_ratio: the learning rate on spheres over `lr`; the paper's are 0.2 and 0.01. clip: the largest norm ν of a gradient on
-    its sphere. orthogonality: the weight α of the penalty α/2 ‖YYᵀ − I‖² on the unit vectors Y of each family. weight_decay acts
-    on the rest only, as there is no decay on a sphere. The remaining arguments are those of torch.optim.SGD and
+    its sphere. orthogonality: the weight α of the penalty α/2 ‖YYᵀ − I‖² on the unit vectors Y of each family. weight_decay
+    and nesterov act on the rest only, as there is no decay on a sphere. The remaining arguments are those of torch.optim.SGD and
     ScaleFreeOptimizer.
     """
+
+    _step_plain = staticmethod(step_sgd)
 
     def __init__(
         self,
@@ -68,16 +70,11 @@ class SGDG(SphericalOptimizer):
         orthogonality: float = 0.0,
         *,
         foreach: bool | None = None,
-        symmetries: Symmetries | None = None,
-        model: torch.nn.Module | None = None,
-        example: Any = None,
+        **detection: Unpack[Detection],
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov, "foreach": foreach,
                     "sphere_ratio": sphere_ratio, "clip": clip, "orthogonality": orthogonality}  # fmt: skip
-        super().__init__(params, defaults, symmetries, model, example)
-
-    def _step_plain(self, group: Settings, parameters: list[torch.Tensor]) -> None:
-        step_sgd(self.state, group, parameters)
+        super().__init__(params, defaults, **detection)
 
     def _move(self, group: Settings, number: float, points: Matrices, gradients: Matrices, *states: Matrices) -> None:
         rate = group["lr"] * group["sphere_ratio"]
@@ -94,6 +91,8 @@ class AdamG(SphericalOptimizer):
     The remaining arguments are those of torch.optim.Adam and ScaleFreeOptimizer.
     """
 
+    _step_plain = staticmethod(step_adamw)
+
     def __init__(
         self,
         params: Parameters,
@@ -106,16 +105,11 @@ class AdamG(SphericalOptimizer):
         orthogonality: float = 0.0,
         *,
         foreach: bool | None = None,
-        symmetries: Symmetries | None = None,
-        model: torch.nn.Module | None = None,
-        example: Any = None,
+        **detection: Unpack[Detection],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "foreach": foreach,
                     "sphere_ratio": sphere_ratio, "clip": clip, "orthogonality": orthogonality}  # fmt: skip
-        super().__init__(params, defaults, symmetries, model, example)
-
-    def _step_plain(self, group: Settings, parameters: list[torch.Tensor]) -> None:
-        step_adamw(self.state, group, parameters)
+        super().__init__(params, defaults, **detection)
 
     def _add_states(self, group: Settings, family: Family, rows: Rows) -> None:
         super()._add_states(group, family, rows)

@@ -1,11 +1,23 @@
-"""Models with the scale groups that they have, written down by hand, so that these tests do not depend on detection."""
+"""The optimizers, and models with the scale groups that they have, written down by hand so that these tests need no detection."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import nn
+
+from normscope.optim import SGDG, SGDP, AdamG, AdamP
+
+SPHERICAL = [(SGDG, {"momentum": 0.9}), (AdamG, {})]
+PROJECTED = [(SGDP, {"momentum": 0.9}), (AdamP, {})]
+ALL = SPHERICAL + PROJECTED
+
+
+def each(pairs):
+    """Run a test with every optimizer and its settings."""
+    return pytest.mark.parametrize("kind, settings", pairs, ids=[pair[0].__name__ for pair in pairs])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from normscope.optim import SGDG, SGDP, AdamG, AdamP
-from tests.optim.standin import CONVOLUTIONAL, Group, Report, batch, convolutional, train
+from tests.optim.standin import CONVOLUTIONAL, Group, Report, batch, convolutional, drawn, train
 
 ROWS = Report((Group("scale", ("w",), ((0,),)),))
 
@@ -30,8 +30,6 @@ def bias_free(dtype):
         nn.Conv2d(2, 8, 3, bias=False), nn.BatchNorm2d(8, eps=1e-12), nn.ReLU(), nn.Conv2d(8, 6, 3, bias=False),
         nn.BatchNorm2d(6, eps=1e-12), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5, bias=False), nn.LayerNorm(5, eps=1e-12),
     )  # fmt: skip
-    from tests.optim.standin import drawn
-
     return drawn(model, dtype, 0)
 
 
