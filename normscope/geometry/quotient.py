@@ -53,18 +53,19 @@ def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> 
 def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Tensor]:
     """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
 
-    Shifts have mean zero, scale-free vectors unit norm, and rescaled layers the least sum of squares, which is equal norms on both
-    sides. `linear` groups have no preferred element here and stay as they are; zero vectors too.
+    Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
+    layers the least sum of squares, which is equal norms on both sides. `linear` groups have no preferred element here and stay as
+    they are; zero vectors too.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
-    for group in symmetries.groups:
-        if group.kind in SHIFTS:
-            _center(group, values)
-    scales = [group for group in symmetries.groups if group.kind in SCALES]
-    for _ in range(MOST_SWEEPS):
-        if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
-            return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
-    raise InputError(f"no representative after {MOST_SWEEPS} sweeps: some factor of scale has no finite optimum")
+    for kinds, settle in ((SHIFTS, _center), (SCALES, _rescale)):  # zero stays zero under scaling, so shifts go first
+        groups = [group for group in symmetries.groups if group.kind in kinds]
+        for _ in range(MOST_SWEEPS):  # a group can disturb what another has settled
+            if max((settle(group, values) for group in groups), default=0.0) <= TOLERANCE:
+                break
+        else:
+            raise InputError(f"no representative after {MOST_SWEEPS} sweeps over groups of kinds {', '.join(kinds)}")
+    return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
 
 
 class _Orbit:
@@ -94,6 +95,13 @@ class _Orbit:
         """The squared norms of the tangents."""
         raise NotImplementedError
 
+    def offsets(self, first: torch.Tensor) -> torch.Tensor:
+        """How far the first parameter is shifted: the mean over the entries that a member moves of entry/speed.
+
+        A rescaling changes an entry and its speed alike, so that it leaves offsets as they are.
+        """
+        raise NotImplementedError
+
 
 class _MemberOrbit(_Orbit):
     """Every entry moves with one member: by its degree times itself where the group scales, by 1 where it shifts."""
@@ -117,6 +125,10 @@ class _MemberOrbit(_Orbit):
     def squares(self) -> torch.Tensor:
         return torch.stack([by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts]).sum(0)
 
+    def offsets(self, first: torch.Tensor) -> torch.Tensor:
+        _, numbers, speed = self.parts[0]
+        return by_member(numbers, first / speed, self.count) / by_member(numbers, torch.ones_like(first), self.count).clamp(min=1)
+
 
 class _DenseOrbit(_Orbit):
     """The tangents as the rows of a matrix."""
@@ -135,6 +147,11 @@ class _DenseOrbit(_Orbit):
 
     def squares(self) -> torch.Tensor:
         return self.rows.square().sum(1)
+
+    def offsets(self, first: torch.Tensor) -> torch.Tensor:
+        speeds = self.rows[:, : first.numel()]
+        ratios = torch.where(speeds != 0, first.reshape(-1) / speeds, 0.0)
+        return ratios.sum(1) / (speeds != 0).sum(1).clamp(min=1)
 
 
 class _Layout:
@@ -156,12 +173,14 @@ def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
     return torch.where(squares > 0, squares, 1.0).rsqrt()
 
 
-def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> None:
-    """Shift the first parameter's members to mean zero, and what takes the shift back with them."""
-    first, numbers = values[group.parameters[0]], members(group, values)[0]
-    sizes = by_member(numbers, torch.ones_like(first), group.count).clamp(min=1)
-    for name, moved in _Orbit.of(group, values).move(-by_member(numbers, first, group.count) / sizes).items():
+def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
+    """Shift the first parameter to offsets of zero, and what takes the shift back with it; the largest move, relatively."""
+    orbit = _Orbit.of(group, values)
+    largest = 0.0
+    for name, moved in orbit.move(-orbit.offsets(values[group.parameters[0]])).items():
         values[name] = values[name] + moved
+        largest = max(largest, float(moved.abs().max() / (values[name].abs().max() + moved.abs().max()).clamp(min=1e-300)))
+    return largest
 
 
 def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:

@@ -9,7 +9,7 @@ space, so that nothing divides by zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -155,15 +155,14 @@ class Spheres:
             raise InputError(f"{len(point)} tensors need as many tuples of axes, not {self.axes}")
         return Vectors.of(point, self.axes, blocks)  # type: ignore[arg-type]
 
-    def _rows(self, function, points) -> tuple[Vectors, torch.Tensor]:  # type: ignore[no-untyped-def]
-        vectors = self.vectors(points[0])
-        tensors = [(point,) if isinstance(point, torch.Tensor) else point for point in points]
-        return vectors, function(*(vectors.gather(each) for each in tensors))
+    def _values(self, function: Callable[..., torch.Tensor], *points: Point) -> torch.Tensor:
+        return function(*_gathered(self.vectors(points[0]), points)).squeeze(-1)
 
-    def _values(self, function, *points) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        return self._rows(function, points)[1].squeeze(-1)
-
-    def _points(self, function, point: Point, *others: Point) -> Point:  # type: ignore[no-untyped-def]
-        vectors, rows = self._rows(function, (point, *others))
-        tensors = vectors.scatter(rows)
+    def _points(self, function: Callable[..., torch.Tensor], point: Point, *others: Point) -> Point:
+        vectors = self.vectors(point)
+        tensors = vectors.scatter(function(*_gathered(vectors, (point, *others))))
         return tensors[0] if isinstance(point, torch.Tensor) else tensors
+
+
+def _gathered(vectors: Vectors, points: Sequence[torch.Tensor | tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    return [vectors.gather((point,) if isinstance(point, torch.Tensor) else point) for point in points]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from normscope.operators.conv import Convolution
 from normscope.operators.dense import spectral_norm
 
 ANY_SIZE = 1 << 20  # inputs so large that the bound of a convolution holds for every size
+SMALLEST = 1e-6  # norms and gains below this count as this in the penalty, whose slope is 0 there
 MOST_ROUNDING = 1e-4  # above this the norm of a scaled weight is bounded again, rather than the weight scaled further
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -77,12 +78,20 @@ class SpectralCap:
 
     Work is saved without giving up the proof: a map is bounded again only once its weight has moved so far since the last time that
     the limit no longer follows. The bound of a convolution holds for inputs of every size.
+
+    left_out: the parameters with two or more axes that are not capped, such as those of attention, embeddings or recurrent layers.
     """
 
     def __init__(self, model: nn.Module, limit: float | Mapping[str, float]) -> None:
-        self.layers = tuple(Layer(name, module, _limit(limit, name)) for name, module in _linear_maps(model))
-        if isinstance(limit, Mapping) and (unknown := set(limit) - {layer.name for layer in self.layers}):
-            raise InputError(f"{min(unknown)!r} is not a linear map of this model: choose from {', '.join(_names(self.layers))}")
+        maps = _linear_maps(model)
+        limits = limit if isinstance(limit, Mapping) else dict.fromkeys(maps, limit)
+        if unknown := set(limits) - set(maps):
+            raise InputError(f"{min(unknown)!r} is not a linear map of this model: choose from {', '.join(maps)}")
+        for name, value in limits.items():
+            _check_cappable(name or "the model", maps[name], value)
+        self.layers = tuple(Layer(name, maps[name], float(value)) for name, value in limits.items())
+        capped = {layer.weight for layer in self.layers}
+        self.left_out = tuple(name for name, value in model.named_parameters() if value.dim() > 1 and value not in capped)
         self._handle: Any = None
 
     def __call__(self, *_: Any) -> None:
@@ -124,12 +133,13 @@ class LogCapacity(nn.Module):
 
     ‖A‖ is estimated as uᵀWv, with u and v improved by one power iteration at every call; for a convolution W is the kernel as a
     matrix (out, in · taps), times √r with r as in `reuse`. The gain g of a normalizer is max|γ|/√(v + ε) where running statistics
-    are kept and max|γ| elsewhere, where it also depends on the data. A guide for training, not a bound: that is `ns.lipschitz`.
+    are kept and max|γ| elsewhere, where it also depends on the data. Values below 1e-6 count as 1e-6. A guide for training, not a
+    bound: that is `ns.lipschitz`.
     """
 
     def __init__(self, model: nn.Module, iterations: int = 20) -> None:
         super().__init__()
-        maps = [module for _, module in _linear_maps(model)]
+        maps = list(_linear_maps(model).values())
         if not maps:
             raise InputError("the model has no linear layer or convolution, so it has no capacity to penalize")
         normalizers = [module for module in model.modules() if isinstance(module, NORMALIZERS) and module.weight is not None]
@@ -146,7 +156,7 @@ class LogCapacity(nn.Module):
     def forward(self) -> torch.Tensor:
         maps, normalizers = self._parts
         norms = [self._norm(index, module) for index, module in enumerate(maps)]
-        return torch.stack([value.log().float() for value in (*norms, *map(_gain, normalizers))]).sum()
+        return torch.stack([value.clamp(min=SMALLEST).log().float() for value in (*norms, *map(_gain, normalizers))]).sum()
 
     def _norm(self, index: int, module: nn.Module) -> torch.Tensor:
         matrices, left = _matrices(module), self.get_buffer(f"left_{index}")
@@ -168,27 +178,18 @@ def reuse(module: nn.Module) -> int:
     return math.prod(math.ceil(k / (s // math.gcd(s, d))) for k, s, d in triples)
 
 
-def _linear_maps(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Linear layers and convolutions; a weight that two of them share counts in each."""
-    for name, module in model.named_modules():
-        if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-            continue
-        if is_parametrized(module, "weight"):
-            raise InputError(f"the weight of {name or 'the model'} is parametrized, so it cannot be scaled: remove that first")
-        if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":
-            raise InputError(f"{name or 'the model'} pads by {module.padding_mode!r}, which has no bound for inputs of every size")
-        yield name, module
+def _linear_maps(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and convolutions by name; a weight that two of them share counts in each."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))}
 
 
-def _limit(limit: float | Mapping[str, float], name: str) -> float:
-    value = limit.get(name, math.inf) if isinstance(limit, Mapping) else limit
-    if not value > 0:
-        raise InputError(f"a limit of a norm is positive, not {value}")
-    return float(value)
-
-
-def _names(layers: tuple[Layer, ...]) -> list[str]:
-    return [layer.name or "''" for layer in layers]
+def _check_cappable(name: str, module: nn.Module, limit: float) -> None:
+    if not limit > 0:
+        raise InputError(f"the limit of a norm is positive, not {limit}")
+    if is_parametrized(module, "weight"):
+        raise InputError(f"the weight of {name} is parametrized, so it cannot be scaled: remove that first, or leave {name} out")
+    if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":
+        raise InputError(f"{name} pads by {module.padding_mode!r}, which has no bound for inputs of every size: leave {name} out")
 
 
 def _convolution(module: nn.Module) -> Convolution:

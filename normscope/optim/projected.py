@@ -58,8 +58,8 @@ class SGDP(ScaleFreeOptimizer):
             for buffer, gradient in zip(momenta, gradients, strict=True):
                 torch.add(gradient, buffer, alpha=momentum, out=buffer)
             directions = torch._foreach_add(gradients, momenta, alpha=momentum) if group["nesterov"] else momenta
-        decay = group["lr"] * group["weight_decay"] * group["decay_ratio"] / (1 - momentum)
-        _projected_step(points, directions, group["lr"], decay)
+        lr = float(group["lr"])
+        _projected_step(points, directions, lr, lr * group["weight_decay"] * group["decay_ratio"] / (1 - momentum))
 
 
 class AdamP(ScaleFreeOptimizer):
@@ -102,8 +102,9 @@ class AdamP(ScaleFreeOptimizer):
         denominators = torch._foreach_sqrt(squares)
         torch._foreach_add_(denominators, group["eps"] * correction)
         directions = torch._foreach_div(averages, denominators)
-        decay = group["lr"] * group["weight_decay"] * group["decay_ratio"]
-        _projected_step(points, directions, group["lr"] * correction / (1 - beta1**number), decay)
+        lr = float(group["lr"])
+        decay = lr * group["weight_decay"] * group["decay_ratio"]
+        _projected_step(points, directions, lr * correction / (1 - beta1**number), decay)
 
 
 def _projected_step(points: Matrices, directions: Matrices, rate: float, decay: float) -> None:

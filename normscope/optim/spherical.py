@@ -77,7 +77,7 @@ class SGDG(SphericalOptimizer):
         super().__init__(params, defaults, **detection)
 
     def _move(self, group: Settings, number: float, points: Matrices, gradients: Matrices, *states: Matrices) -> None:
-        rate = group["lr"] * group["sphere_ratio"]
+        rate = float(group["lr"]) * group["sphere_ratio"]
         for point, gradient, momentum, radius in zip(points, gradients, *states, strict=True):
             unit, tangent = _unit_and_tangent(point, gradient, group["clip"])
             momentum.mul_(group["momentum"]).add_(tangent)
@@ -117,7 +117,7 @@ class AdamG(SphericalOptimizer):
 
     def _move(self, group: Settings, number: float, points: Matrices, gradients: Matrices, *states: Matrices) -> None:
         beta1, beta2 = group["betas"]
-        step = group["lr"] * group["sphere_ratio"] / (1 - beta1**number)
+        step = float(group["lr"]) * group["sphere_ratio"] / (1 - beta1**number)
         for point, gradient, momentum, radius, square in zip(points, gradients, *states, strict=True):
             unit, tangent = _unit_and_tangent(point, gradient, group["clip"])
             momentum.mul_(beta1).add_(tangent, alpha=1 - beta1)

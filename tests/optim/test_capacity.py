@@ -112,6 +112,27 @@ def test_a_weight_shared_by_convolutions_of_different_strides_obeys_in_both():
         assert float(operator.norm()[0]) <= 0.2 * (1 + 1e-6)
 
 
+def test_what_is_not_capped_is_named():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.attention, self.last = nn.Embedding(5, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 3)
+
+    cap = spectral_cap(Network(), 1.0)
+    assert [layer.name for layer in cap.layers] == ["attention.out_proj", "last"]
+    assert cap.left_out == ("table.weight", "attention.in_proj_weight")
+
+
+def test_a_penalty_of_zero_weights_is_finite():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Conv2d(1, 1, 3))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[2].weight.zero_()
+    value = LogCapacity(model)()
+    value.backward()
+    assert value.isfinite() and all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_what_cannot_be_capped_is_refused():
     with pytest.raises(InputError, match="parametrized"):
         spectral_cap(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), 1.0)

@@ -73,7 +73,28 @@ def test_models_called_by_keywords():
     model(x=torch.randn(3, 4, generator=torch.Generator().manual_seed(0))).sum().backward()
     optimizer.step()
     assert optimizer.scale_free == (("first.weight",),)
-    mixed = Named()
-    AdamP(mixed)
-    with pytest.raises(InputError, match="only"):
-        mixed(torch.ones(3, 4), scale=1.0)
+
+
+def test_models_called_both_ways():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(4, 5, bias=False), nn.LayerNorm(5), nn.Linear(5, 2)
+
+        def forward(self, x, offset, **others):
+            return self.last(self.norm(self.first(x)).tanh()) + offset
+
+    model = Mixed()
+    optimizer = AdamP(model)
+    model(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), offset=torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    assert optimizer.scale_free == (("first.weight",),)
+
+    class Variadic(Mixed):
+        def forward(self, *inputs, scale):
+            return super().forward(*inputs)
+
+    model = Variadic()
+    AdamP(model)
+    with pytest.raises(InputError, match="pass symmetries"):
+        model(torch.ones(3, 4), torch.ones(3, 2), scale=torch.ones(1))

@@ -131,6 +131,40 @@ def test_closures_and_schedulers(kind, settings):
 
 
 @each(ALL)
+def test_a_learning_rate_may_be_a_tensor(kind, settings):
+    models, data = [dense(), dense()], batch("dense")
+    for model, lr in zip(models, (1e-3, torch.tensor(1e-3, dtype=torch.float64)), strict=True):
+        train(model, kind(model, lr=lr, symmetries=DENSE, **settings), data, 3)
+    assert parameters_equal(*models)
+
+
+@each(ALL)
+@pytest.mark.parametrize("foreach", [True, False])
+def test_nothing_waits_for_the_device(kind, settings, foreach):
+    """Tensors of the meta device have no values: reading one, as a wait for a device would, raises."""
+    model = dense().to("meta")
+    optimizer = kind(model, symmetries=DENSE, foreach=foreach, **settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    for _ in range(2):
+        optimizer.step()
+
+
+@each(ALL)
+def test_gradient_scaling_skips_steps_that_overflowed(kind, settings):
+    model, data = dense(), batch("dense")
+    optimizer, scaler = kind(model, symmetries=DENSE, **settings), torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = copy.deepcopy(model)
+    for overflow in (True, False):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data[0]), data[1])
+        scaler.scale(loss * (torch.inf if overflow else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert parameters_equal(model, before) == overflow
+
+
+@each(ALL)
 def test_parameter_groups_have_their_own_settings(kind, settings):
     model, data = dense(), batch("dense")
     first, others = ([pair for pair in model.named_parameters() if (pair[0][0] == "0") == wanted] for wanted in (True, False))
