@@ -9,7 +9,7 @@ import torch
 
 from normscope.geometry.vectors import Vectors
 
-PIECE = 1 << 18  # entries of a piece: on a CPU its matrices stay in the cache from one operation to the next
+PIECE = 1 << 19  # entries of a piece: on a CPU its matrices stay in the cache from one operation to the next
 HALF = (torch.float16, torch.bfloat16)  # computed in float32
 
 
