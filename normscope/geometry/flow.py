@@ -1,6 +1,6 @@
 """Gradient flow θ' = −∇L − λθ, gradient descent beside it, and the quantities that the symmetries conserve along both.
 
-For every scale group the charge Q = Σ d ‖w‖² (‖w‖² for a scale-free vector) obeys
+For every scale group (that no bias has to follow) the charge Q = Σ d ‖w‖² (‖w‖² for a scale-free vector) obeys
 
     flow:     Q(t) = Q(0) exp(−2λt), conserved without decay (Akbar, Lemma 5.1; its −λ lacks a factor 2)
     descent:  Q ← (1 − ηλ)² Q + η² Σ d ‖∇L‖², so ‖w‖² grows by exactly η²‖∇L‖² at a step without decay
@@ -18,7 +18,7 @@ import torch
 from scipy.integrate import solve_ivp
 
 from normscope.core.errors import InputError
-from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, Tensors, charges
+from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
 
 Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
 
@@ -150,15 +150,11 @@ def _double(part: Any) -> Any:
 
 def _measure(symmetries: Symmetries, states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     groups = [group for group in symmetries.groups if group.kind in SCALES]
-    return {_label(group): torch.stack([_charges(group, state) for state in states]) for group in groups}
+    if missing := {name for group in groups for name in group.parameters} - set(states[0]):
+        raise InputError(f"the model has no parameter {min(missing)!r}, which the report names")
+    contained = [group for group in groups if self_contained(group, states[0])]
+    return {_label(group): torch.stack([charges(group, state) for state in states]) for group in contained}
 
 
 def _label(group: SymmetryGroup) -> str:
     return f"{group.kind}: {' + '.join(group.parameters)}"
-
-
-def _charges(group: SymmetryGroup, state: Tensors) -> torch.Tensor:
-    missing = [name for name in group.parameters if name not in state]
-    if missing:
-        raise InputError(f"the model has no parameter {missing[0]!r}, which the report names")
-    return charges(group, state)

@@ -29,6 +29,7 @@ class SymmetryGroup(Protocol):
     def degrees(self) -> tuple[float, ...]: ...
     @property
     def count(self) -> int: ...
+    def tangent(self, parameters: Tensors, amounts: torch.Tensor) -> dict[str, torch.Tensor]: ...
     def directions(self, parameters: Tensors) -> torch.Tensor: ...
 
 
@@ -58,6 +59,11 @@ def described_members(group: SymmetryGroup, parameters: Tensors) -> list[torch.T
     return found
 
 
+def self_contained(group: SymmetryGroup, parameters: Tensors) -> bool:
+    """Whether all that moves are members: no bias, listed without any, has to take something back."""
+    return all(bool((numbers >= 0).any()) for numbers in members(group, parameters))
+
+
 def by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch.Tensor:
     """Sums of the entries of each member, (count,), in float64."""
     inside = torch.where(numbers >= 0, entries.double(), 0.0)
@@ -73,7 +79,7 @@ def spread(numbers: torch.Tensor, values: torch.Tensor, elsewhere: float = 0.0) 
 def charges(group: SymmetryGroup, parameters: Tensors) -> torch.Tensor:
     """Q = Σ d ‖w‖² of each member, d the degrees: what gradient flow conserves, ‖w‖² for a scale-free vector.
 
-    The loss does not change along the orbit, so Σ d ⟨w, ∇L⟩ = 0 and dQ/dt = −2 Σ d ⟨w, ∇L⟩ = 0.
+    The loss does not change along the orbit, so Σ d ⟨w, ∇L⟩ = 0 and dQ/dt = −2 Σ d ⟨w, ∇L⟩ = 0. For self-contained groups only.
     """
     total = torch.zeros(group.count, dtype=torch.float64)
     for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):

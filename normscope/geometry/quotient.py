@@ -13,7 +13,17 @@ import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from normscope.core.errors import InputError
-from normscope.geometry.groups import SCALES, SHIFTS, Symmetries, SymmetryGroup, Tensors, by_member, members, spread
+from normscope.geometry.groups import (
+    SCALES,
+    SHIFTS,
+    Symmetries,
+    SymmetryGroup,
+    Tensors,
+    by_member,
+    members,
+    self_contained,
+    spread,
+)
 
 TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
 MOST_SWEEPS = 20_000
@@ -55,17 +65,18 @@ def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Te
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
     layers the least sum of squares, which is equal norms on both sides. `linear` groups have no preferred element here and stay as
-    they are; zero vectors too.
+    they are; so do zero vectors, and scales that a bias listed without members has to take back.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
-    for kinds, settle in ((SHIFTS, _center), (SCALES, _rescale)):  # zero stays zero under scaling, so shifts go first
-        groups = [group for group in symmetries.groups if group.kind in kinds]
-        for _ in range(MOST_SWEEPS):  # a group can disturb what another has settled
-            if max((settle(group, values) for group in groups), default=0.0) <= TOLERANCE:
-                break
-        else:
-            raise InputError(f"no representative after {MOST_SWEEPS} sweeps over groups of kinds {', '.join(kinds)}")
-    return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
+    shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
+    for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
+        if max(_center(group, values) for group in shifts) <= TOLERANCE:
+            break
+    scales = [group for group in symmetries.groups if group.kind in SCALES and self_contained(group, values)]
+    for _ in range(MOST_SWEEPS):
+        if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
+            return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
+    raise InputError(f"no representative after {MOST_SWEEPS} sweeps: the scales of this model do not settle")
 
 
 class _Orbit:
@@ -79,7 +90,7 @@ class _Orbit:
         missing = [name for name in group.parameters if name not in parameters]
         if missing:
             raise InputError(f"the parameters lack {missing[0]!r}, which the report names")
-        if group.kind in SCALES or (group.kind in SHIFTS and len(group.parameters) == 1):
+        if group.kind in (*SCALES, *SHIFTS) and self_contained(group, parameters):
             return _MemberOrbit(group, parameters)
         return _DenseOrbit(group, parameters)
 
@@ -95,23 +106,16 @@ class _Orbit:
         """The squared norms of the tangents."""
         raise NotImplementedError
 
-    def offsets(self, first: torch.Tensor) -> torch.Tensor:
-        """How far the first parameter is shifted: the mean over the entries that a member moves of entry/speed.
-
-        A rescaling changes an entry and its speed alike, so that it leaves offsets as they are.
-        """
-        raise NotImplementedError
-
 
 class _MemberOrbit(_Orbit):
-    """Every entry moves with one member: by its degree times itself where the group scales, by 1 where it shifts."""
+    """Every entry moves with one member: by its degree times itself where the group scales, by a speed where it shifts."""
 
     def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
         super().__init__(group.parameters, group.count)
         self.parts = []  # (name, members, speed of each entry)
         for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):
             value = parameters[name].detach().double()
-            self.parts.append((name, numbers, degree * value if group.kind in SCALES else torch.ones_like(value)))
+            self.parts.append((name, numbers, degree * value if group.kind in SCALES else _shift_speeds(group, parameters)))
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         total: dict[str, torch.Tensor] = {}
@@ -124,10 +128,6 @@ class _MemberOrbit(_Orbit):
 
     def squares(self) -> torch.Tensor:
         return torch.stack([by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts]).sum(0)
-
-    def offsets(self, first: torch.Tensor) -> torch.Tensor:
-        _, numbers, speed = self.parts[0]
-        return by_member(numbers, first / speed, self.count) / by_member(numbers, torch.ones_like(first), self.count).clamp(min=1)
 
 
 class _DenseOrbit(_Orbit):
@@ -147,11 +147,6 @@ class _DenseOrbit(_Orbit):
 
     def squares(self) -> torch.Tensor:
         return self.rows.square().sum(1)
-
-    def offsets(self, first: torch.Tensor) -> torch.Tensor:
-        speeds = self.rows[:, : first.numel()]
-        ratios = torch.where(speeds != 0, first.reshape(-1) / speeds, 0.0)
-        return ratios.sum(1) / (speeds != 0).sum(1).clamp(min=1)
 
 
 class _Layout:
@@ -173,14 +168,25 @@ def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
     return torch.where(squares > 0, squares, 1.0).rsqrt()
 
 
+def _shift_speeds(group: SymmetryGroup, parameters: Tensors) -> torch.Tensor:
+    """How fast each entry of the first parameter moves with its member: 1, but for shifts that a scale stands before."""
+    double = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    return group.tangent(double, torch.ones(group.count, dtype=torch.float64))[group.parameters[0]]
+
+
 def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
-    """Shift the first parameter to offsets of zero, and what takes the shift back with it; the largest move, relatively."""
-    orbit = _Orbit.of(group, values)
-    largest = 0.0
-    for name, moved in orbit.move(-orbit.offsets(values[group.parameters[0]])).items():
+    """Shift the first parameter's members to offsets of zero, and what takes that back with them; the largest offset, relatively.
+
+    The offset of a member is the mean of entry/speed. A rescaling changes an entry and its speed alike and leaves offsets alone.
+    """
+    first, numbers, speeds = values[group.parameters[0]], members(group, values)[0], _shift_speeds(group, values)
+    moving = speeds != 0
+    sums = by_member(numbers, torch.where(moving, first / speeds, 0.0), group.count)
+    offsets = sums / by_member(numbers, moving.expand(first.shape).double(), group.count).clamp(min=1)
+    for name, moved in group.tangent(values, -offsets).items():
         values[name] = values[name] + moved
-        largest = max(largest, float(moved.abs().max() / (values[name].abs().max() + moved.abs().max()).clamp(min=1e-300)))
-    return largest
+    size = by_member(numbers, torch.where(moving, first / speeds, 0.0).square(), group.count).sqrt()
+    return float((offsets.abs() / size.clamp(min=1e-300)).max()) if group.count else 0.0
 
 
 def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:

@@ -25,14 +25,24 @@ class Group:
         for name in ("blocks", "degrees"):
             object.__setattr__(self, name, getattr(self, name)[: len(self.parameters)])
 
+    def tangent(self, parameters, amounts):
+        """Of the shifts here, which have all axes but one to themselves."""
+        (name,), (axes,) = self.parameters, self.axes
+        shape = [size if axis in axes else 1 for axis, size in enumerate(parameters[name].shape)]
+        return {name: amounts.reshape(shape).expand(parameters[name].shape)}
+
 
 @dataclass(frozen=True)
 class Shifted(Group):
     """b → b + t with a later bias that takes W t back."""
 
+    members = torch.arange(3), torch.tensor([-1])
+
+    def tangent(self, parameters, amounts):
+        return {"1.bias": amounts, "3.bias": -parameters["3.weight"] @ amounts}
+
     def directions(self, parameters):
-        eye = torch.eye(self.count, dtype=torch.float64)
-        return torch.cat([eye, -parameters["3.weight"].T], 1)
+        return torch.cat([torch.eye(self.count, dtype=torch.float64), -parameters["3.weight"].T], 1)
 
 
 @dataclass(frozen=True)

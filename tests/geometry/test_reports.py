@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from normscope.geometry.flow import gradient_descent, gradient_flow
+from normscope.geometry.groups import SCALES, SHIFTS, self_contained
 from normscope.geometry.quotient import canonical, horizontal
 from tests.optim.standin import convolutional, dense, drawn
 
@@ -48,7 +49,7 @@ def test_representatives_keep_the_function_and_forget_the_point_of_the_orbit(cas
     start = {name: parameter.detach() for name, parameter in model.named_parameters()}
     moved, generator = dict(start), torch.Generator().manual_seed(1)
     for group in report.groups:
-        if group.kind != "linear":  # these have no preferred element
+        if group.kind in SHIFTS or (group.kind in SCALES and self_contained(group, start)):  # others have no preferred element
             moved = group.transform(moved, generator)
     outputs = torch.func.functional_call(model, start, (inputs,))
     first, second = canonical(report, start), canonical(report, moved)
@@ -65,16 +66,17 @@ def test_gradients_are_horizontal_and_tangents_of_orbits_are_not(case):
     found = horizontal(report, named, gradients)
     size = max(float(gradient.abs().max()) for gradient in gradients.values())
     assert all(float((found[name] - gradients[name]).abs().max()) <= 1e-6 * size for name in found)
+    total = {name: torch.zeros_like(value) for name, value in named.items()}
     for group in report.groups:
-        row = group.directions(named)[0]
-        pieces = row.split([named[name].numel() for name in dict.fromkeys(group.parameters)])
-        names = dict.fromkeys(group.parameters)
-        tangent = {name: piece.reshape(named[name].shape) for name, piece in zip(names, pieces, strict=True)}
-        assert all(float(part.abs().max()) <= 1e-9 * float(row.abs().max()) for part in horizontal(report, named, tangent).values())
+        amounts = torch.randn(group.count, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        for name, moved in group.tangent(named, amounts).items():
+            total[name] += moved
+    size = max(float(moved.abs().max()) for moved in total.values())
+    assert all(float(part.abs().max()) <= 1e-9 * size for part in horizontal(report, named, total).values())
 
 
 def test_charges_obey_their_laws(case):
     model, inputs, labels, report = case
     batch = inputs, labels
     assert gradient_descent(model, nn.functional.cross_entropy, batch, 0.1, 10, report, 0.01).defect <= 1e-6
-    assert gradient_flow(model, nn.functional.cross_entropy, batch, 0.1, report).defect <= 1e-4
+    assert gradient_flow(model, nn.functional.cross_entropy, batch, 0.02, report).defect <= 1e-4
