@@ -1,6 +1,6 @@
 """See what normalization does to your network."""
 
-from normscope import rules
+from normscope import optim, rules
 from normscope.auditing import Audit, audit
 from normscope.certify.ablation import normalizer_ablation
 from normscope.certify.lipschitz import lipschitz
@@ -16,6 +16,6 @@ from normscope.version import __version__
 
 __all__ = [
     "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "certify_radius", "doctor", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "rules",
-    "weight_sensitivities",
+    "audit", "certify_radius", "doctor", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "optim",
+    "rules", "weight_sensitivities",
 ]  # fmt: skip
