@@ -1,0 +1,67 @@
+"""When to look: as often as a share of wall time allows, by measured cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from normscope.core.errors import InputError
+
+
+class Budget:
+    """Keeps Σ cost ≤ share · (wall time since the first step), by waiting until the next sample fits.
+
+    every: a fixed cadence instead. The first sample (tracing, first power iterations) is the set-up and counts apart.
+    """
+
+    def __init__(self, share: float = 0.01, every: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        if not 0 < share <= 1:
+            raise InputError(f"budget is a share of wall time, above 0 and at most 1, not {share}")
+        if every is not None and every < 1:
+            raise InputError(f"every is a number of steps, at least 1, not {every}")
+        self.share, self.every, self.clock = share, every, clock
+        self.setup, self.spent, self.started = 0.0, 0.0, clock()
+        self.expected = 0.0  # of the next sample
+        self._of_sample = 0.0
+        self._depth = 0
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """Time spent inside counts as cost, once where charges nest."""
+        self._depth += 1
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.charge(self.clock() - start)
+
+    def charge(self, seconds: float) -> None:
+        self.spent += seconds
+        self._of_sample += seconds
+
+    def end_setup(self) -> None:
+        """What was spent so far was set-up; from now on the share counts."""
+        self.setup, self.spent, self.started = self.setup + self.spent, 0.0, self.clock()
+        self.expected, self._of_sample = self._of_sample, 0.0
+
+    def end_sample(self) -> None:
+        """A sample is complete: the next is expected to cost as much."""
+        self.expected, self._of_sample = self._of_sample, 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the step of this number, about to begin, is to be sampled."""
+        if self.every is not None:
+            return step % self.every == 0
+        return self.spent + self.expected <= self.share * self.elapsed
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self.started
+
+    @property
+    def overhead(self) -> float:
+        """Share of the wall time since the set-up that was spent here."""
+        return self.spent / self.elapsed if self.elapsed > 0 else 0.0

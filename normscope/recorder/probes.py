@@ -1,0 +1,4 @@
+"""placeholder"""
+class Probe:
+    every=1
+    cost=0.0

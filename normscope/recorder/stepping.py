@@ -1,0 +1,106 @@
+"""Weights around the optimizer's step: their norms before it, and how far it moved them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.recorder.forward import unrecorded
+from normscope.recorder.layers import Layer
+from normscope.recorder.motion import group_rate
+from normscope.recorder.transfer import Transfer
+from normscope.recorder.weights import PowerIteration, dots, local, norms
+
+CHUNK = 2**23  # entries of weights whose updates are held at a time
+
+
+class StepView:
+    """The weights and γ of a layer table. look: as in ForwardView, with the name of what is measured first."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], look: Callable[..., None]) -> None:
+        parameters = dict(model.named_parameters())
+        self.optimizer, self.look = optimizer, look
+        self.rows = [row for row, layer in enumerate(layers) if layer.parameter]
+        self.tensors = [parameters[layer.parameter] for layer in layers if layer.parameter]
+        self.spectral = {  # row → warm-started iteration
+            row: PowerIteration(local(tensor), seed=row)
+            for row, tensor in zip(self.rows, self.tensors, strict=True)
+            if has_spectral_norm(layers[row]) and not layers[row].sharded and tensor.numel()
+        }
+        modules = dict(model.named_modules())
+        self.affine = {row: modules[layer.module] for row, layer in enumerate(layers) if layer.role == "normalizer"}
+        self._groups: dict[int, dict[str, Any]] = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._before: list[torch.Tensor] = []
+
+    def before(self, transfer: Transfer) -> None:
+        """Norms of the weights as the forward pass used them, and a copy to compare with."""
+        self._before = []
+        with unrecorded():
+            tensors = [local(tensor) for tensor in self.tensors]
+            self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
+            self.look("spectral norms", self._spectral_norms, transfer)
+            self.look("affine ranges", self._ranges, transfer)
+            self.look("learning rates", self._rates, transfer)
+            self.look("updates", self._copy, tensors)
+
+    def after(self, transfer: Transfer) -> None:
+        """‖Δ‖ and ⟨Δ, w⟩ of the step just made."""
+        with unrecorded():
+            self.look("updates", self._updates, transfer)
+        self._before = []
+
+    def _spectral_norms(self, transfer: Transfer) -> None:
+        by_row = dict(zip(self.rows, self.tensors, strict=True))
+        found = [iteration.step(local(by_row[row])) for row, iteration in self.spectral.items()]
+        if found:
+            transfer.add("spectral", torch.stack(found))  # (rows, 2)
+
+    def _ranges(self, transfer: Transfer) -> None:
+        for row, module in self.affine.items():
+            for name in ("weight", "bias"):
+                tensor = getattr(module, name, None)
+                if isinstance(tensor, torch.Tensor) and tensor.numel():
+                    transfer.add((name, row), torch.stack(torch.aminmax(local(tensor))))
+
+    def _rates(self, transfer: Transfer) -> None:
+        rates = [group_rate(group) if (group := self._groups.get(id(tensor))) else torch.nan for tensor in self.tensors]
+        first = self.optimizer.param_groups[0]["lr"] if self.optimizer.param_groups else torch.nan
+        for key, value in (("rates", rates), ("learning_rate", [first])):
+            transfer.add(key, torch.stack([torch.as_tensor(v, dtype=torch.float64).reshape(()) for v in value] or [torch.tensor(0.0)]))
+
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._before = [tensor.clone() for tensor in tensors]
+
+    def _updates(self, transfer: Transfer) -> None:
+        if len(self._before) != len(self.tensors):
+            return
+        found = []
+        for part in _chunks(self._before):
+            old = [_wide(tensor) for tensor in self._before[part]]
+            moved = torch._foreach_sub([_wide(local(tensor)) for tensor in self.tensors[part]], old)
+            found.append(torch.stack([norms(moved), dots(moved, old).to(torch.float64)]))
+        if found:
+            transfer.add("updates", torch.cat(found, 1))  # (2, rows)
+
+
+def has_spectral_norm(layer: Layer) -> bool:
+    """Weights that multiply; an embedding is a table, and γ is a diagonal."""
+    return layer.role == "weight" and layer.kind not in ("Embedding", "EmbeddingBag")
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
+    start, size = 0, 0
+    for index, tensor in enumerate(tensors):
+        if size and size + tensor.numel() > CHUNK:
+            yield slice(start, index)
+            start, size = index, 0
+        size += tensor.numel()
+    if tensors:
+        yield slice(start, len(tensors))
