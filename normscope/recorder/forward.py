@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +17,17 @@ from normscope.recorder.statistics import input_statistics
 from normscope.rules.normalizers import Normalizer
 
 
+DEVICES = ("cpu", "cuda")
+
+
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """No gradient and no autocast: what is computed here is the recorder's own."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for device in DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

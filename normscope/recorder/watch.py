@@ -145,7 +145,7 @@ class Watch:
         self.schedule = self.processes.schedule(self.budget)
         self._event("started", step=self.step_number, process=self.processes.rank)
         if self.compiled:
-            self._event("note", message="compiled model: inputs of layers are not recorded, only weights and gradients")
+            self._without_inputs("the model is compiled")
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
@@ -313,9 +313,16 @@ class Watch:
             "layers": layers,
         }
 
+    def _without_inputs(self, why: str) -> None:
+        """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
+        self.compiled = True
+        self._event("note", step=self.step_number, message=f"{why}: inputs of layers are not recorded, only weights and gradients")
+
     def _finish_sample(self) -> None:
         if self._view is None:
             raise InputError("the layer table could not be made")
+        if not self.compiled and not self.forward.seen.calls:
+            self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
         self._view.after(self._transfer)
         for key, statistics in self.forward.inputs.items():
             self._transfer.add(key, statistics)
