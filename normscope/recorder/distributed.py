@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import distributed, nn
 
 from normscope.recorder.budget import Budget

@@ -159,7 +159,9 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
     watchman.gradients.append(total)
     fix = "clip gradients, lower the learning rate, or warm it up"
     if infinite.any():
-        yield Symptom("exploding-gradient", np.flatnonzero(infinite), {"gradient_norm": math.inf}, "a gradient is not finite", fix)
+        yield Symptom(
+            "exploding-gradient", np.flatnonzero(infinite).tolist(), {"gradient_norm": math.inf}, "a gradient is not finite", fix
+        )
     elif total > EXPLOSION * typical:
         order = [int(np.nanargmax(norms))]
         evidence = {"gradient_norm": total, "typical": typical}

@@ -12,10 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from normscope.core.data import Call
-from normscope.recorder.layers import CHANNELS_SECOND, MULTIPLYING, NORMALIZING, Seen, is_observable
+from normscope.recorder.layers import CHANNELS_SECOND, MULTIPLYING, NORMALIZING, Handwritten, Seen, is_observable
 from normscope.recorder.statistics import input_statistics
-from normscope.rules.normalizers import Normalizer
-
 
 DEVICES = ("cpu", "cuda")
 
@@ -45,7 +43,7 @@ class ForwardView:
     def __init__(self, model: nn.Module, look: Callable[..., None], passed: Callable[[], None] = lambda: None) -> None:
         self.model, self.look, self.passed = model, look, passed
         self.paths = {module: path for path, module in model.named_modules()}
-        self.handwritten: Mapping[str, Normalizer] = {}
+        self.handwritten: Mapping[str, Handwritten] = {}
         self.seen = Seen()
         self.inputs: dict[tuple[str, int], torch.Tensor] = {}
         self._handles: list[Any] = []
@@ -90,8 +88,9 @@ class ForwardView:
             return
         if self._last is not None and isinstance(module, NORMALIZING) and _is_the_same(value, *self._last[1:]):
             self.seen.direct[path] = self._last[0]
+        known = self.handwritten.get(path)
         with unrecorded():
-            statistics = input_statistics(module, value, self._channel_axis, self.handwritten.get(path))
+            statistics = input_statistics(module, value, self._channel_axis, known.now(module) if known else None)
         self.inputs[path, self._calls[path]] = statistics
 
     def _leaving(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -28,7 +28,10 @@ ACTIVATING = (
 )  # fmt: skip
 MULTIPLYING = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
-WEIGHTED_OPERATIONS = ("linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")  # fmt: skip
+WEIGHTED_OPERATIONS = (
+    "linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "convolution",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+)  # fmt: skip
 KEEP_THE_DEGREE = {  # f(cx) = c f(x) for c > 0: what a scale of the weight passes through unchanged
     "relu", "leaky_relu", "prelu", "dropout", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze",
     "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
@@ -78,13 +81,25 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Handwritten:
+    """A normalizer that a module of the user's own computes; gamma: the parameter that multiplies its output, if one does."""
+
+    normalizer: Normalizer
+    gamma: str | None
+
+    def now(self, module: nn.Module) -> Normalizer:
+        """With γ as it is at this moment."""
+        return replace(self.normalizer, weight=None if self.gamma is None else getattr(module, self.gamma).detach())
+
+
+@dataclass(frozen=True)
 class Pairing:
     """What the graph adds to the modules: for a weight its normalizer, and normalizers that are written by hand."""
 
     followed_by: Mapping[str, str]  # parameter → module path of a normalizer
     scale_free: frozenset[str]  # parameters
     multiplying: frozenset[str]  # parameters
-    handwritten: Mapping[str, Normalizer]  # module path → what its forward does
+    handwritten: Mapping[str, Handwritten]  # module path → what its forward does
     note: str = ""
 
 
@@ -107,7 +122,7 @@ def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
         if is_observable(module) or path in pairing.handwritten:
             row = _observed(name, path, call, module, owners.get(path, []), second)
             known = pairing.handwritten.get(path)
-            rows.append(row if known is None else replace(row, epsilon=known.epsilon))
+            rows.append(row if known is None else replace(row, epsilon=known.normalizer.epsilon))
         elif call <= 1:
             rows += _weights(path, call, module, owners.get(path, []), pairing)
     names = {row.module: row.name for row in reversed(rows) if row.role == "normalizer"}
@@ -126,11 +141,11 @@ def _in_order(paths: Sequence[str], calls: Sequence[tuple[str, int]]) -> list[tu
     """The calls, and every module that was not called (call 0) right after the module before it in module order."""
     called = {path for path, _ in calls}
     ordered = list(calls)
-    previous: str | None = None
+    previous = ""
     for path in paths:
         if path not in called:
-            place = next((i + 1 for i, (other, _) in enumerate(ordered) if other == previous), 0 if previous is None else len(ordered))
-            ordered.insert(place, (path, 0))
+            after = next((index + 1 for index, (other, _) in enumerate(ordered) if other == previous), len(ordered))
+            ordered.insert(after if path else 0, (path, 0))
         previous = path
     return ordered
 
@@ -204,7 +219,7 @@ def pair_by_graph(model: nn.Module, graph: Graph) -> Pairing:
             followed_by[weight] = follower.path
             free.add(weight)
     handwritten = {
-        node.path: found
+        node.path: Handwritten(found, _gamma(modules[node.path], users[node]))
         for node in graph
         if node.op == "standardize" and (found := normalizer_of(node)) is not None and _is_leaf(modules.get(node.path))
     }
@@ -223,6 +238,15 @@ def _following_normalizer(node: Node, users: Mapping[Node, Sequence[Node]]) -> N
         if node.op not in KEEP_THE_DEGREE or len(node.inputs) != 1:
             return None
     return None
+
+
+def _gamma(module: nn.Module, readers: Sequence[Node]) -> str | None:
+    """The parameter of the module that multiplies what it normalized, as it is."""
+    if len(readers) != 1 or readers[0].op != "mul":
+        return None
+    factors = [constant.value for constant in readers[0].constants if constant.learned]
+    own = module.named_parameters(recurse=False)
+    return next((name for name, parameter in own for factor in factors if torch.equal(factor, parameter.detach())), None)
 
 
 def _is_leaf(module: nn.Module | None) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "Adagrad", "Adadelta", "RMSprop", "Rprop", "Lion", "AdamP", "AdamG")
+ADAPTIVE = (
+    "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "Adagrad", "Adadelta", "RMSprop", "Rprop", "Lion", "AdamP", "AdamG",
+)  # fmt: skip
 DESCENT = ("SGD", "ASGD", "SGDP", "SGDG")
 
 

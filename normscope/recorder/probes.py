@@ -1,4 +1,6 @@
 """placeholder"""
+
+
 class Probe:
-    every=1
-    cost=0.0
+    every = 1
+    cost = 0.0

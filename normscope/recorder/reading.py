@@ -61,15 +61,17 @@ class Part:
     def table(self, columns: Sequence[str] | None = None) -> pa.Table | None:
         """All rows. A restart from an earlier checkpoint repeats steps: the later segment's rows are kept."""
         tables: list[pa.Table] = []
-        for segment in self.segments:
+        first: int | None = None  # step of the segments after the one at hand
+        for segment in reversed(self.segments):
             rows = Segment(segment).read(columns)
             if rows is None:
                 continue
+            if first is not None and len(rows) and rows["step"][-1].as_py() >= first:
+                rows = rows.slice(0, int(np.searchsorted(rows["step"].to_numpy(), first)))
             if len(rows):
                 first = rows["step"][0].as_py()
-                tables = [table.slice(0, int(np.searchsorted(table["step"].to_numpy(), first))) for table in tables]
             tables.append(rows)
-        return pa.concat_tables(tables) if tables else None
+        return pa.concat_tables(reversed(tables)) if tables else None
 
 
 class Segment:
@@ -94,15 +96,14 @@ class Segment:
                     self.schema = pa.ipc.read_schema(message)
                 else:
                     batch = pa.ipc.read_record_batch(message, self.schema)
-                    batches.append(batch if columns is None else batch.select(["step", *(c for c in columns if c != "step")]))
+                    batches.append(batch if columns is None else batch.select(_chosen(self.schema, columns)))
             except INCOMPLETE:
                 break
             self.offset = source.tell()
         if self.schema is None:
             return None
-        if batches:
-            return pa.Table.from_batches(batches)
-        return (self.schema.empty_table() if columns is None else self.schema.empty_table().select(["step", *columns])).slice(0)
+        schema = self.schema if columns is None else self.schema.empty_table().select(_chosen(self.schema, columns)).schema
+        return pa.Table.from_batches(batches, schema)
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,6 @@ class Run:
         tables = [(part, table) for part in self.parts if (table := part.table(columns)) is not None]
         if not tables:
             raise InputError(f"{self.path} holds no rows yet: the first is written after the first optimizer step")
-        if columns is not None:
-            missing = [name for name in columns if name not in tables[0][1].column_names]
-            if missing:
-                raise InputError(f"a run has no column {', '.join(missing)}: choose from {', '.join(tables[0][1].column_names)}")
         layers = self.layers
         if len(self.parts) == 1 or not any(layer.get("sharded") for layer in layers):
             return tables[0][1]
@@ -159,7 +156,8 @@ class Run:
 
     def follow(self, poll: float = 0.5, timeout: float | None = None) -> Iterator[pa.Table]:
         """Rows of the first process as they are written, until the run is closed or nothing came for `timeout` seconds."""
-        part, seen, known = self.parts[0], time.monotonic(), {}
+        part, seen = self.parts[0], time.monotonic()
+        known: dict[Path, Segment] = {}
         while True:
             closed = _closed(part)  # before reading: what was written until then is read below
             for path in part.segments:
@@ -170,6 +168,14 @@ class Run:
             if closed or (timeout is not None and time.monotonic() - seen > timeout):
                 return
             time.sleep(poll)
+
+
+def _chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    """The columns asked for, `step` first."""
+    missing = [name for name in columns if name not in schema.names]
+    if missing:
+        raise InputError(f"a run has no column {', '.join(missing)}: choose from {', '.join(schema.names)}")
+    return ["step", *(name for name in columns if name != "step")]
 
 
 def _closed(part: Part) -> bool:

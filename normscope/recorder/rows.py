@@ -13,7 +13,9 @@ from normscope.recorder.motion import derived, effective_learning_rate
 from normscope.recorder.stepping import StepView
 
 
-def assemble(layers: Sequence[Layer], view: StepView, fetched: Mapping[Any, np.ndarray], gradient_names: Sequence[str]) -> dict[str, Any]:
+def assemble(
+    layers: Sequence[Layer], view: StepView, fetched: Mapping[Any, np.ndarray], gradient_names: Sequence[str]
+) -> dict[str, Any]:
     """Every list column of a row, NaN where a metric does not apply or was not seen, and the scalars that follow from them."""
     row: dict[str, Any] = {name: np.full(len(layers), np.nan) for name in METRICS}
     rows = np.array(view.rows, dtype=int)

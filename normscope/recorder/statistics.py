@@ -51,7 +51,7 @@ assert INPUT_METRICS[-len(GAIN_METRICS) :] == GAIN_METRICS
 
 def as_normalizer(module: nn.Module, rank: int) -> Normalizer | None:
     """A normalizing module in the form that the rules use, for inputs of `rank` axes."""
-    weight, bias = (None if tensor is None else tensor.detach() for tensor in (getattr(module, n, None) for n in ("weight", "bias")))
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
         kind, axes = ("batch", (0, *range(2, rank))) if isinstance(module, _BatchNorm) else ("instance", tuple(range(2, rank)))
         normalizer = Normalizer(kind, module.eps, weight, bias, axes)

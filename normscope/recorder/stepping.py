@@ -20,7 +20,9 @@ CHUNK = 2**23  # entries of weights whose updates are held at a time
 class StepView:
     """The weights and γ of a layer table. look: as in ForwardView, with the name of what is measured first."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], look: Callable[..., None]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], look: Callable[..., None]
+    ) -> None:
         parameters = dict(model.named_parameters())
         self.optimizer, self.look = optimizer, look
         self.rows = [row for row, layer in enumerate(layers) if layer.parameter]
@@ -67,9 +69,10 @@ class StepView:
 
     def _rates(self, transfer: Transfer) -> None:
         rates = [group_rate(group) if (group := self._groups.get(id(tensor))) else torch.nan for tensor in self.tensors]
-        first = self.optimizer.param_groups[0]["lr"] if self.optimizer.param_groups else torch.nan
-        for key, value in (("rates", rates), ("learning_rate", [first])):
-            transfer.add(key, torch.stack([torch.as_tensor(v, dtype=torch.float64).reshape(()) for v in value] or [torch.tensor(0.0)]))
+        first = self.optimizer.param_groups[0]["lr"]
+        if rates:
+            transfer.add("rates", torch.stack([torch.as_tensor(rate, dtype=torch.float64).reshape(()) for rate in rates]))
+        transfer.add("learning_rate", torch.as_tensor(first, dtype=torch.float64).reshape(1))
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
         self._before = [tensor.clone() for tensor in tensors]

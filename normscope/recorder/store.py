@@ -18,13 +18,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from normscope.core.errors import InputError
-from normscope.recorder.columns import Row, record_batch
+from normscope.recorder.columns import record_batch
 
 MANIFEST, EVENTS, LOCK, SEGMENTS = "manifest.json", "events.jsonl", ".lock", "metrics-*.arrows"
 MOST_WAITING = 1024  # rows, for a disk that does not keep up
@@ -73,7 +74,9 @@ class Writer:
     observe sees every row just before it is written, on that thread.
     """
 
-    def __init__(self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[Row], None] = lambda row: None):
+    def __init__(
+        self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[dict[str, Any]], None] = lambda row: None
+    ):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.on_failure, self.observe = directory, on_failure, observe
         self.lock = Lock(directory)
@@ -81,7 +84,7 @@ class Writer:
         self._schema: pa.Schema | None = None
         self._segment: BinaryIO | None = None
         self._events: BinaryIO | None = None
-        self._waiting: queue.Queue[Callable[[], None] | Row | None] = queue.Queue()
+        self._waiting: queue.Queue[Callable[[], None] | dict[str, Any] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="normscope-writer", daemon=True)
         self._thread.start()
 
@@ -89,7 +92,7 @@ class Writer:
         """Write the manifest and start a new segment."""
         self._waiting.put(lambda: self._begin(manifest, schema))
 
-    def row(self, row: Row) -> None:
+    def row(self, row: dict[str, Any]) -> None:
         if self._waiting.qsize() >= MOST_WAITING:
             self.dropped += 1
         else:
@@ -113,9 +116,9 @@ class Writer:
         while True:
             items = self._next()
             start = time.thread_time()
-            rows = [item for item in items if isinstance(item, Mapping)]
+            rows = [item for item in items if isinstance(item, dict)]
             if rows:
-                self._try(lambda rows=rows: self._write(rows))
+                self._try(partial(self._write, rows))
             for item in items:
                 if callable(item):
                     self._try(item)
@@ -124,10 +127,10 @@ class Writer:
                 self._try(self._finish)
                 return
 
-    def _next(self) -> list[Callable[[], None] | Row | None]:
+    def _next(self) -> list[Callable[[], None] | dict[str, Any] | None]:
         """The next thing to do, or all rows that wait in a row."""
         items = [self._waiting.get()]
-        while isinstance(items[-1], Mapping) and len(items) < MOST_AT_ONCE:
+        while isinstance(items[-1], dict) and len(items) < MOST_AT_ONCE:
             try:
                 items.append(self._waiting.get_nowait())
             except queue.Empty:
@@ -150,7 +153,7 @@ class Writer:
         self._segment = (self.directory / f"metrics-{number:04d}.arrows").open("xb", buffering=0)
         write_all(self._segment, schema.serialize())
 
-    def _write(self, rows: Sequence[Row]) -> None:
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         assert self._segment is not None and self._schema is not None, "begin comes before the first row"
         for row in rows:
             self.observe(row)
@@ -186,9 +189,9 @@ def write_all(file: BinaryIO, content: Any) -> None:
 
 def replace_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False))
-    os.replace(partial, path)
+    beside = path.with_suffix(".partial")
+    beside.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False))
+    os.replace(beside, path)
 
 
 def plain(content: Any) -> Any:

@@ -114,6 +114,7 @@ class Watch:
         self._view: StepView | None = None
         self._pending: dict[str, Any] | None = None
         self._given: dict[str, Any] = {}
+        self._given_after: bool | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event)
         self.writer = self._open_writer()
@@ -207,17 +208,21 @@ class Watch:
     # the loop ----------------------------------------------------------------------------------------------------------
 
     def step(self, loss: Any = None, accuracy: Any = None) -> None:
-        """Give the loss (and accuracy) of the current step, before or after the optimizer's step; tensors are read late."""
+        """Give the loss (and accuracy) of a step, always before or always after the optimizer's step; tensors are read late."""
+        if self._given_after is None:
+            self._given_after = self.steps > 0
         given = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
         given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
-        if self._pending is not None and not self._pending["loss_given"]:
-            pending = self._pending
-            with self.budget.charged():
-                self.guard.run("loss", lambda: pending.update({name: float(value) for name, value in given.items()}))
-                pending["loss_given"] = True
-                self.guard.run("rows", self._emit)
-        else:
+        if not self._given_after:
             self._given = given
+        elif self._pending is not None and self._pending["step"] == self.step_number:
+            with self.budget.charged():
+                self.guard.run("loss", self._complete, given)
+                self.guard.run("rows", self._emit)
+
+    def _complete(self, given: Mapping[str, Any]) -> None:
+        assert self._pending is not None
+        self._pending |= {**{name: float(value) for name, value in given.items()}, "loss_given": "loss" in given}
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._sampling:
@@ -285,7 +290,8 @@ class Watch:
         self.watchman = Watchman(rows)
         self._view = StepView(self.model, self.optimizer, table, self._look)
         self.processes.follow_spectra(self._view, table)
-        self.gradients.parameters = {n: p for n, p in self.gradients.parameters.items() if any(n == layer.parameter for layer in table)}
+        recorded = {layer.parameter for layer in table}
+        self.gradients.parameters = {name: p for name, p in self.gradients.parameters.items() if name in recorded}
         self.writer.begin(self._manifest(rows), schema(rows))
         for message in filter(None, [pairing.note, _unknown(self.optimizer) if power is None else ""]):
             self._event("note", message=message)

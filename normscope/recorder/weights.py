@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-FIRST_STEPS, LATER_STEPS = 40, 2
+VECTORS, FIRST_STEPS, LATER_STEPS = 8, 20, 2
 SAFE_LOW, SAFE_HIGH = 1e-15, 1e15  # squares of float32 numbers beyond are rounded to 0 or infinity
 
 
@@ -50,32 +50,45 @@ def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class PowerIteration:
     """The largest singular value of a weight as a matrix (out, everything else), followed while the weight moves.
 
-    u = Wv/‖Wv‖, σ = ‖Wᵀu‖ ≤ ‖W‖, v ← Wᵀu/σ, from where the last sample left v; residual = ‖Wᵀu − ‖Wv‖v‖/‖Wv‖.
-    The first vector comes from a generator of its own.
+    A few orthonormal vectors V are kept from sample to sample: Y = WV, then V ← orth(WᵀY). With v the combination of V that W
+    stretches most, ‖Wv‖² the largest eigenvalue of YᵀY, and u = Wv/‖Wv‖, σ = ‖Wᵀu‖ ≤ ‖W‖. With more than one vector, a
+    singular value that overtakes the largest is in V before it does.
+    The first vectors come from a generator of their own.
     """
 
     def __init__(self, weight: torch.Tensor, seed: int = 0) -> None:
         columns = weight[0].numel() if len(weight) else 0
-        start = torch.randn(columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-        self.vector = torch.nn.functional.normalize(start, dim=0).to(weight.device)
+        start = torch.randn(columns, min(VECTORS, columns, len(weight)), generator=torch.Generator().manual_seed(seed))
+        self.vectors = torch.linalg.qr(start).Q.to(weight.device)
         self.steps = FIRST_STEPS
 
     def step(self, weight: torch.Tensor) -> torch.Tensor:
-        """(σ, residual) of the weight as it is now."""
+        """(σ, residual ‖WᵀWv − ‖Wv‖²v‖/‖Wv‖²) of the weight as it is now."""
         matrix = weight.flatten(1)
         matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
         for _ in range(self.steps):
-            vector = self.vector.to(matrix)
-            image = matrix @ vector
-            length = _length(image)
-            back = matrix.mT @ (image / length).to(matrix)
-            norm = _length(back)
-            self.vector = torch.where(torch.isfinite(norm) & (norm > 0), (back / norm).to(matrix), vector)
+            vectors = self.vectors.to(matrix)
+            images = matrix @ vectors
+            scale = _largest(images)
+            back = matrix.mT @ (images / scale)
+            basis = torch.linalg.qr(back / _largest(back)).Q
+            self.vectors = torch.where(basis.isfinite().all() & (scale > 0), basis, vectors)
         self.steps = LATER_STEPS
-        residual = _length(back - (length * vector).to(matrix)) / length
-        return torch.stack([torch.where(length > 0, norm, length), residual])
+        return _top(images / scale, back, vectors, scale)
 
 
-def _length(vector: torch.Tensor) -> torch.Tensor:
-    """‖v‖₂ without overflow or underflow of the squares, where the device has float64."""
-    return torch.linalg.vector_norm(vector, dtype=vector.dtype if vector.device.type == "mps" else torch.float64)
+def _largest(matrix: torch.Tensor) -> torch.Tensor:
+    """max |entry|, to divide by: squares of what is left neither overflow nor vanish."""
+    return torch.linalg.vector_norm(matrix, float("inf"))
+
+
+def _top(images: torch.Tensor, back: torch.Tensor, vectors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """σ and residual from Y/s, WᵀY/s, V and s, the largest entry of Y."""
+    gram = images.mT @ images
+    finite = gram.isfinite().all()
+    values, rotations = torch.linalg.eigh(gram.nan_to_num(0.0, 0.0, 0.0))
+    length, top = values[-1].clamp(min=0).sqrt(), rotations[:, -1]  # ‖Wv‖/s
+    raised = back @ top  # WᵀWv/s
+    residual = torch.linalg.vector_norm(raised / (length.square() * scale) - vectors @ top)
+    sigma = torch.where(scale == 0, 0.0, torch.linalg.vector_norm(raised / length))
+    return torch.stack([torch.where(finite | (scale == 0), sigma, torch.nan), residual])

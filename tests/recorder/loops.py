@@ -24,7 +24,7 @@ def mlp() -> nn.Module:
 def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout(0.2),
-        nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1), nn.InstanceNorm2d(8, affine=True),
+        nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1), nn.InstanceNorm2d(8, affine=True), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 5),
     )  # fmt: skip
 
@@ -35,7 +35,9 @@ class Transformer(nn.Module):
     def __init__(self, checkpointed: bool | None = None) -> None:
         super().__init__()
         self.embed = nn.Linear(4, 16)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, activation=nn.GELU()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, activation=nn.GELU()) for _ in range(2)
+        )
         self.norm, self.head = nn.RMSNorm(16), nn.Linear(16, 5)
         self.reentrant = checkpointed
 
