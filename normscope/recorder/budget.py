@@ -27,20 +27,20 @@ class Budget:
         self._depth = 0
 
     @contextmanager
-    def charged(self) -> Iterator[None]:
-        """Time spent inside counts as cost, once where charges nest."""
+    def charged(self, once: bool = False) -> Iterator[None]:
+        """Time spent inside counts as cost, once where charges nest. once: the next sample will not cost it again."""
         self._depth += 1
         start = self.clock()
         try:
             yield
         finally:
             self._depth -= 1
+            seconds = self.clock() - start
+            if once:
+                self._of_sample -= seconds
             if self._depth == 0:
-                self.charge(self.clock() - start)
-
-    def charge(self, seconds: float) -> None:
-        self.spent += seconds
-        self._of_sample += seconds
+                self.spent += seconds
+                self._of_sample += seconds
 
     def end_setup(self) -> None:
         """What was spent so far was set-up; from now on the share counts."""

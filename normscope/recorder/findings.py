@@ -166,7 +166,7 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
         order = [int(np.nanargmax(norms))]
         evidence = {"gradient_norm": total, "typical": typical}
         yield Symptom("exploding-gradient", order, evidence, f"the gradient is {total / typical:.0f} times its usual norm", fix)
-    largest = float(np.nanmax(norms)) if np.isfinite(norms).any() else math.nan
+    largest = float(norms[np.isfinite(norms)].max(initial=0))
     tiny = norms < VANISHING * largest
     if tiny.any():
         order = _worst(tiny, norms)

@@ -46,6 +46,7 @@ class Layer:
     role: weight, normalizer or activation. parameter: the weight, or a normalizer's γ. module, call: which call of which
     module an input is seen at (call 1 is the first in a forward pass). normalizer: the name of the one that follows a weight.
     scale_free: whether the loss ignores the weight's length. in_product: whether it counts in the product over depth.
+    sharded, replicas: whether processes hold parts of the weight, and how many whole copies they hold together.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Layer:
     epsilon: float | None = None
     channel_axis: int = 1
     sharded: bool = False
+    replicas: int = 1
     effective_power: int | None = None
 
     def to_dict(self) -> dict[str, Any]:

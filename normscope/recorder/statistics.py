@@ -97,7 +97,9 @@ def moments(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def normalizer_gains(normalizer: Normalizer, value: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """GAIN_METRICS; for sets, the smallest variance of each channel or group, and the mean of all."""
+    """GAIN_METRICS; for sets, the smallest variance of each channel or group, and the mean of all; NaN where γ is in shards."""
+    if hasattr(normalizer.weight, "to_local"):
+        return value.new_full((len(GAIN_METRICS),), UNKNOWN)
     if normalizer.running_variance is not None:
         fixed = normalizer.running_variance.to(value)
         return gains(normalizer, fixed, fixed.mean())

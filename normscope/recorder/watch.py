@@ -21,7 +21,7 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
-from normscope.recorder.distributed import Processes
+from normscope.recorder.distributed import Processes, ShardedSpectra, placement
 from normscope.recorder.findings import EarlyWarning, Watchman
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
@@ -30,8 +30,8 @@ from normscope.recorder.layers import Layer, layer_table, pair
 from normscope.recorder.motion import effective_power
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Part
-from normscope.recorder.rows import assemble
-from normscope.recorder.stepping import StepView
+from normscope.recorder.rows import assemble, products
+from normscope.recorder.stepping import StepView, has_spectral_norm
 from normscope.recorder.store import Writer
 from normscope.recorder.transfer import Transfer
 from normscope.version import __version__
@@ -112,11 +112,15 @@ class Watch:
         self.closed = False
         self._sampling = False
         self._view: StepView | None = None
+        self._spectra: ShardedSpectra | None = None
+        self._shards: dict[int, torch.Tensor] | None = None
         self._pending: dict[str, Any] | None = None
         self._given: dict[str, Any] = {}
+        self._probed: dict[str, float] = {}
         self._given_after: bool | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event)
+        self.writer: Writer | None = None
         self.writer = self._open_writer()
         self._handles: list[Any] = []
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a), self._forward_ended)
@@ -173,7 +177,6 @@ class Watch:
         summary = self.summary()
         self._event("closed", step=self.steps and self.step_number, **summary)
         self.writer.close()
-        self.processes.close()
         if not self.quiet and self.processes.rank == 0:
             print(self._report(), file=sys.stderr)
 
@@ -227,36 +230,47 @@ class Watch:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._sampling:
             with self.budget.charged():
-                self.guard.run("layer table", self._ensure_table)
+                with self.budget.charged(once=True):
+                    self.guard.run("layer table", self._ensure_table)
                 self._transfer = Transfer()
                 scaler = self.scaler or self.guard.run("loss scale", active_scaler)
                 if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
                     self._transfer.add("loss_scale", scaler._scale)
                 if self._view is not None:
                     self._view.before(self._transfer)
+                if self._spectra is not None:
+                    self._shards = self.guard.run("spectral norms of shards", self._spectra.shards)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self.budget.charged():
-            self.guard.run("steps", self._advance)
-        if self.probe is not None:
-            self.guard.run("probe", self._run_probe)
+            self.guard.run("steps", self._end_step)
+        if self.probe is not None and self.step_number % self.probe.every == 0:
+            self.guard.run("probe", self._run_probe, self.probe)
+        with self.budget.charged():
+            self.guard.run("steps", self._begin_step)
 
-    def _advance(self) -> None:
+    def _end_step(self) -> None:
         self.steps += 1
         self.step_number += 1
         self.guard.run("rows", self._emit)
-        first = self._view is not None and self.sampled_steps == 0
         if self._sampling:
+            first = self.sampled_steps == 0
             self._sampling = False
             self.forward.stop()
             self.gradients.stop()
             self.guard.run("rows", self._finish_sample)
             self.budget.end_setup() if first else self.budget.end_sample()
         self._given = {}
+
+    def _begin_step(self) -> None:
         if self.writer is None or self.writer.failed or "rows" in self.guard.off:
             self._detach()
         elif self.schedule.sampled(self.step_number + 1):
             self._start_sample()
+
+    def _run_probe(self, probe: Probe) -> None:
+        self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
+        self._event("probe", step=self.step_number, **self._probed)
 
     def _start_sample(self) -> None:
         self._sampling = True
@@ -265,7 +279,7 @@ class Watch:
         self.gradients.start()
 
     def _forward_ended(self) -> None:
-        with self.budget.charged():
+        with self.budget.charged(once=True):
             self.guard.run("layer table", self._ensure_table)
 
     def _ensure_table(self) -> None:
@@ -280,7 +294,7 @@ class Watch:
         pairing = pair(self.model, seen, self.use_graph)
         power = effective_power(self.optimizer)
         table = [
-            replace(layer, effective_power=power, sharded=self.processes.sharded(self.model, layer.parameter))
+            replace(layer, effective_power=power, **sharding(self.model, layer))
             for layer in layer_table(self.model, seen, pairing)
             if self.wanted is None or re.search(self.wanted, layer.name)
         ]
@@ -289,12 +303,20 @@ class Watch:
         self._check_same_layers(rows)
         self.watchman = Watchman(rows)
         self._view = StepView(self.model, self.optimizer, table, self._look)
-        self.processes.follow_spectra(self._view, table)
+        self._spectra = self._sharded_spectra(table)
         recorded = {layer.parameter for layer in table}
         self.gradients.parameters = {name: p for name, p in self.gradients.parameters.items() if name in recorded}
         self.writer.begin(self._manifest(rows), schema(rows))
         for message in filter(None, [pairing.note, _unknown(self.optimizer) if power is None else ""]):
             self._event("note", message=message)
+
+    def _sharded_spectra(self, table: list[Layer]) -> ShardedSpectra | None:
+        parameters = dict(self.model.named_parameters())
+        sharded = {i: parameters[layer.parameter] for i, layer in enumerate(table) if layer.sharded and layer.parameter}
+        chosen = {i: p for i, p in sharded.items() if has_spectral_norm(table[i]) and (cut := placement(p)) and cut.by_rows}
+        if any(has_spectral_norm(table[i]) and i not in chosen for i in sharded):
+            self._event("note", message="weights cut otherwise than by rows: their spectral norms are not recorded")
+        return ShardedSpectra(chosen, self.processes) if chosen else None
 
     def _check_same_layers(self, rows: list[dict[str, Any]]) -> None:
         assert self.writer is not None
@@ -338,24 +360,18 @@ class Watch:
             self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
         row = assemble(self.layers, self._view, self._transfer.fetch(), self.gradients.names)
         self.sampled_steps += 1
-        row.update(step=self.step_number, time=time.time(), overhead=self.summary()["overhead"])
-        self._pending = row
+        row.update(step=self.step_number, time=time.time(), overhead=self.summary()["overhead"], **self._probed)
+        self._pending, self._probed = row, {}
+        if self._spectra is not None:
+            row["shards"] = self._shards
         if row["loss_given"]:
             self._emit()
 
     def _emit(self) -> None:
         """Hand the pending row to the writer."""
         if self._pending is not None and self.writer is not None:
-            self.processes.complete(self._pending, self.layers)
             self.writer.row(self._pending)
             self._pending = None
-
-    def _run_probe(self) -> None:
-        assert self.probe is not None
-        if self.step_number % self.probe.every == 0:
-            found = self.probe.measure(self.model, self.optimizer)
-            if self.writer is not None and self._view is not None:
-                self._event("probe", step=self.step_number, **found)
 
     # failures and notes ------------------------------------------------------------------------------------------------
 
@@ -364,7 +380,7 @@ class Watch:
             self.guard.run(what, function, *args)
 
     def _event(self, kind: str, **content: Any) -> None:
-        if getattr(self, "writer", None) is not None:
+        if self.writer is not None:
             self.writer.event(kind, **content)
 
     def _recording_failed(self, error: Exception) -> None:
@@ -373,7 +389,11 @@ class Watch:
             warnings.warn(f"normscope.watch records no more, training goes on: {error}", stacklevel=2)
 
     def _on_row(self, row: dict[str, Any]) -> None:
-        """On the writer's thread: trends, findings and the user's own function."""
+        """On the writer's thread: what needs other processes, trends, findings and the user's own function."""
+        if self._spectra is not None and (shards := row.pop("shards", None)) is not None:
+            for index, found in (self.guard.run("spectral norms of shards", self._spectra.norms, shards, row["step"]) or {}).items():
+                row["spectral_norm"][index], row["spectral_residual"][index] = found
+            row.update(products(row, self.layers))
         row.update(self.guard.run("trends", self.watchman.trends, row) or {})
         for warning in self.guard.run("findings", self.watchman.look, row) or []:
             self.findings.append(warning)
@@ -397,6 +417,12 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
 def outline(model: nn.Module) -> list[list[Any]]:
     """Names and shapes of all parameters: what makes two models the same for a run."""
     return [[name, list(parameter.shape)] for name, parameter in model.named_parameters()]
+
+
+def sharding(model: nn.Module, layer: Layer) -> dict[str, Any]:
+    """The fields of a layer that say how its weight is cut."""
+    cut = placement(model.get_parameter(layer.parameter)) if layer.parameter else None
+    return {"sharded": cut is not None, "replicas": cut.replicas if cut is not None else 1}
 
 
 def _unknown(optimizer: torch.optim.Optimizer) -> str:
