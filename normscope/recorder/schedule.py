@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Protocol
 
 from normscope.recorder.budget import Budget
@@ -32,20 +33,25 @@ class SharedSchedule:
 
     def __init__(self, budget: Budget, rank: int, store: Any) -> None:
         self.budget, self.rank, self.store = budget, rank, store
-        self.number, self.announced = 0, -1  # of announcements; the step of the last one
+        self.number = 0  # of announcements
+        self.announced: deque[int] = deque()  # steps, the next first
 
     def sampled(self, step: int) -> bool:
-        if step > self.announced:
-            self._announce(step) if self.rank == 0 else self._listen(step)
-        return step == self.announced
+        while self.announced and self.announced[0] < step:
+            self.announced.popleft()
+        self._announce(step + LEAD) if self.rank == 0 else self._listen(step)
+        return bool(self.announced) and self.announced[0] == step
 
     def _announce(self, step: int) -> None:
-        if self.budget.due(step + LEAD):
-            self.announced = step + LEAD
-            self.store.set(f"sample/{self.number}", str(self.announced))
+        """A sample that is announced has not been paid for yet, so under a budget there is one at a time."""
+        if (self.budget.every is not None or not self.announced) and self.budget.due(step):
+            self.announced.append(step)
+            self.store.set(f"sample/{self.number}", str(step))
             self.number += 1
 
     def _listen(self, step: int) -> None:
-        while self.announced < step and self.store.check([key := f"sample/{self.number}"]):
-            self.announced = int(self.store.get(key))
+        while self.store.check([key := f"sample/{self.number}"]):
+            announced = int(self.store.get(key))
             self.number += 1
+            if announced >= step:
+                self.announced.append(announced)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from normscope.recorder.forward import unrecorded
 from normscope.recorder.layers import Layer
@@ -18,12 +17,15 @@ CHUNK = 2**23  # entries of weights whose updates are held at a time
 
 
 class StepView:
-    """The weights and γ of a layer table. look: as in ForwardView, with the name of what is measured first."""
+    """The weights and γ of a layer table, which are among `parameters`. look: as in ForwardView, with the name of what is measured first."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], look: Callable[..., None]
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        layers: Sequence[Layer],
+        look: Callable[..., None],
     ) -> None:
-        parameters = dict(model.named_parameters())
         self.optimizer, self.look = optimizer, look
         self.rows = [row for row, layer in enumerate(layers) if layer.parameter]
         self.tensors = [parameters[layer.parameter] for layer in layers if layer.parameter]
@@ -32,8 +34,12 @@ class StepView:
             for row, tensor in zip(self.rows, self.tensors, strict=True)
             if has_spectral_norm(layers[row]) and not layers[row].sharded and tensor.numel()
         }
-        modules = dict(model.named_modules())
-        self.affine = {row: modules[layer.module] for row, layer in enumerate(layers) if layer.role == "normalizer"}
+        self.affine = {  # (weight or bias, row) → γ or β
+            (name, row): parameters[f"{layer.module}.{name}".lstrip(".")]
+            for row, layer in enumerate(layers)
+            for name in ("weight", "bias")
+            if layer.role == "normalizer" and f"{layer.module}.{name}".lstrip(".") in parameters
+        }
         self._groups: dict[int, dict[str, Any]] = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._before: list[torch.Tensor] = []
 
@@ -61,11 +67,10 @@ class StepView:
             transfer.add("spectral", torch.stack(found))  # (rows, 2)
 
     def _ranges(self, transfer: Transfer) -> None:
-        for row, module in self.affine.items():
-            for name in ("weight", "bias"):
-                tensor = getattr(module, name, None)
-                if isinstance(tensor, torch.Tensor) and tensor.numel():
-                    transfer.add((name, row), torch.stack(torch.aminmax(local(tensor))))
+        for key, tensor in self.affine.items():
+            held = local(tensor)
+            if held.numel():
+                transfer.add(key, torch.stack(torch.aminmax(held)))
 
     def _rates(self, transfer: Transfer) -> None:
         rates = [group_rate(group) if (group := self._groups.get(id(tensor))) else torch.nan for tensor in self.tensors]

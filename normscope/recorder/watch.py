@@ -102,6 +102,7 @@ class Watch:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         self.model, self.compiled = unwrapped(model)
+        self.parameters = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.optimizer, self.run, self.budget = optimizer, run, budget
         self.wanted, self.use_graph, self.scaler, self.probe, self.on_row = layers, graph, scaler, probe, on_row
         self.example = None if example is None else Call.of(example)
@@ -124,7 +125,7 @@ class Watch:
         self.writer = self._open_writer()
         self._handles: list[Any] = []
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a), self._forward_ended)
-        self.gradients = GradientView(dict(self.model.named_parameters()), lambda f, *a: self._look("gradients", f, *a))
+        self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a))
         if self.writer is not None:
             self._begin(start_step)
 
@@ -294,7 +295,7 @@ class Watch:
         pairing = pair(self.model, seen, self.use_graph)
         power = effective_power(self.optimizer)
         table = [
-            replace(layer, effective_power=power, **sharding(self.model, layer))
+            replace(layer, effective_power=power, **sharding(self.parameters, layer))
             for layer in layer_table(self.model, seen, pairing)
             if self.wanted is None or re.search(self.wanted, layer.name)
         ]
@@ -302,17 +303,16 @@ class Watch:
         rows = [layer.to_dict() for layer in table]
         self._check_same_layers(rows)
         self.watchman = Watchman(rows)
-        self._view = StepView(self.model, self.optimizer, table, self._look)
+        self._view = StepView(self.parameters, self.optimizer, table, self._look)
         self._spectra = self._sharded_spectra(table)
         recorded = {layer.parameter for layer in table}
-        self.gradients.parameters = {name: p for name, p in self.gradients.parameters.items() if name in recorded}
+        self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in recorded}
         self.writer.begin(self._manifest(rows), schema(rows))
         for message in filter(None, [pairing.note, _unknown(self.optimizer) if power is None else ""]):
             self._event("note", message=message)
 
     def _sharded_spectra(self, table: list[Layer]) -> ShardedSpectra | None:
-        parameters = dict(self.model.named_parameters())
-        sharded = {i: parameters[layer.parameter] for i, layer in enumerate(table) if layer.sharded and layer.parameter}
+        sharded = {i: self.parameters[layer.parameter] for i, layer in enumerate(table) if layer.sharded and layer.parameter}
         chosen = {i: p for i, p in sharded.items() if has_spectral_norm(table[i]) and (cut := placement(p)) and cut.by_rows}
         if any(has_spectral_norm(table[i]) and i not in chosen for i in sharded):
             self._event("note", message="weights cut otherwise than by rows: their spectral norms are not recorded")
@@ -419,9 +419,9 @@ def outline(model: nn.Module) -> list[list[Any]]:
     return [[name, list(parameter.shape)] for name, parameter in model.named_parameters()]
 
 
-def sharding(model: nn.Module, layer: Layer) -> dict[str, Any]:
+def sharding(parameters: Mapping[str, torch.Tensor], layer: Layer) -> dict[str, Any]:
     """The fields of a layer that say how its weight is cut."""
-    cut = placement(model.get_parameter(layer.parameter)) if layer.parameter else None
+    cut = placement(parameters[layer.parameter]) if layer.parameter else None
     return {"sharded": cut is not None, "replicas": cut.replicas if cut is not None else 1}
 
 
