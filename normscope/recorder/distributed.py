@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,7 @@ from torch import distributed, nn
 
 from normscope.recorder.budget import Budget
 from normscope.recorder.schedule import OwnSchedule, Schedule, SharedSchedule
-from normscope.recorder.weights import FIRST_STEPS, LATER_STEPS, VECTORS, local
+from normscope.recorder.weights import FIRST_STEPS, LATER_STEPS, first_vectors, local, orthonormal, top_singular_value
 
 TIMEOUT = timedelta(seconds=60)
 MOST_WAITING = 4  # samples whose shards are kept for a slow process
@@ -69,7 +70,7 @@ def placement(parameter: torch.Tensor) -> Placement | None:
     if not cuts or not any(cut.is_shard() for cut in cuts):
         return None
     sizes = parameter.device_mesh.shape
-    replicas = int(torch.tensor([size for size, cut in zip(sizes, cuts, strict=True) if not cut.is_shard()] or [1]).prod())
+    replicas = math.prod(size for size, cut in zip(sizes, cuts, strict=True) if not cut.is_shard())
     return Placement(all(cut.is_shard(0) for cut in cuts if cut.is_shard()), replicas)
 
 
@@ -82,11 +83,7 @@ class ShardedSpectra:
 
     def __init__(self, weights: Mapping[int, torch.Tensor], processes: Processes) -> None:
         self.weights, self.processes = weights, processes
-        self.vectors: dict[int, torch.Tensor] = {}
-        for row, weight in weights.items():
-            columns = weight[0].numel()
-            start = torch.randn(columns, min(VECTORS, columns, len(weight)), generator=torch.Generator().manual_seed(row))
-            self.vectors[row] = torch.linalg.qr(start.double()).Q
+        self.vectors = {row: first_vectors(weight, row).double() for row, weight in weights.items()}
         self.steps = FIRST_STEPS
         self.waiting = 0
 
@@ -101,9 +98,9 @@ class ShardedSpectra:
         """Row → (σ, residual) of the whole weight."""
         self.waiting -= 1
         for _ in range(self.steps):
-            images = {row: (shard @ self.vectors[row].to(shard)).double() for row, shard in shards.items()}
-            grams = {row: (image.mT @ image).cpu() for row, image in images.items()}
-            backs = {row: (shard.mT.double() @ images[row]).cpu() for row, shard in shards.items()}
+            images = {row: (self.vectors[row].to(shard) @ shard.mT).double() for row, shard in shards.items()}
+            grams = {row: (image @ image.mT).cpu() for row, image in images.items()}
+            backs = {row: (images[row] @ shard.double()).cpu() for row, shard in shards.items()}
             self._add_up([*grams.values(), *backs.values()], step)
             found = {row: self._renew(row, grams[row], backs[row]) for row in shards}
         self.steps = LATER_STEPS
@@ -120,12 +117,10 @@ class ShardedSpectra:
 
     def _renew(self, row: int, gram: torch.Tensor, back: torch.Tensor) -> tuple[float, float]:
         replicas = found.replicas if (found := placement(self.weights[row])) is not None else 1
-        gram, back = gram / replicas, back / replicas
-        if not gram.isfinite().all() or not gram.any():
-            return (0.0 if not gram.any() else float("nan")), float("nan")
-        values, rotations = torch.linalg.eigh(gram)
-        squared, top = values[-1], rotations[:, -1]
-        residual = torch.linalg.vector_norm(back @ top / squared - self.vectors[row] @ top)
-        sigma = torch.linalg.vector_norm(back @ top) / squared.sqrt()
-        self.vectors[row] = torch.linalg.qr(back).Q
+        if not gram.any():
+            return 0.0, math.nan
+        sigma, residual = top_singular_value(gram / replicas, back / replicas, self.vectors[row], torch.ones(()))
+        basis = orthonormal(back)
+        if basis.isfinite().all():
+            self.vectors[row] = basis
         return float(sigma), float(residual)

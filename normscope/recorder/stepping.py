@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,6 @@ from normscope.recorder.layers import Layer
 from normscope.recorder.motion import group_rate
 from normscope.recorder.transfer import Transfer
 from normscope.recorder.weights import PowerIteration, dots, local, norms
-
-CHUNK = 2**23  # entries of weights whose updates are held at a time
-
 
 class StepView:
     """The weights and γ of a layer table, which are among `parameters`. look: as in ForwardView, with the name of what is measured first."""
@@ -80,18 +77,16 @@ class StepView:
         transfer.add("learning_rate", torch.as_tensor(first, dtype=torch.float64).reshape(1))
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._before = [tensor.clone() for tensor in tensors]
+        self._before = [_wide(tensor).clone() for tensor in tensors]
 
     def _updates(self, transfer: Transfer) -> None:
-        if len(self._before) != len(self.tensors):
+        """With Δ = w' − w, ⟨Δ, w⟩ = ⟨Δ, w'⟩ − ‖Δ‖², so that the copy of w can become −Δ in place."""
+        if not self._before:
             return
-        found = []
-        for part in _chunks(self._before):
-            old = [_wide(tensor) for tensor in self._before[part]]
-            moved = torch._foreach_sub([_wide(local(tensor)) for tensor in self.tensors[part]], old)
-            found.append(torch.stack([norms(moved), dots(moved, old).to(torch.float64)]))
-        if found:
-            transfer.add("updates", torch.cat(found, 1))  # (2, rows)
+        now = [_wide(local(tensor)) for tensor in self.tensors]
+        torch._foreach_sub_(self._before, now)
+        lengths = norms(self._before).to(torch.float64)
+        transfer.add("updates", torch.stack([lengths, -dots(self._before, now).to(torch.float64) - lengths.square()]))  # (2, rows)
 
 
 def has_spectral_norm(layer: Layer) -> bool:
@@ -102,13 +97,3 @@ def has_spectral_norm(layer: Layer) -> bool:
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
-
-def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
-    start, size = 0, 0
-    for index, tensor in enumerate(tensors):
-        if size and size + tensor.numel() > CHUNK:
-            yield slice(start, index)
-            start, size = index, 0
-        size += tensor.numel()
-    if tensors:
-        yield slice(start, len(tensors))

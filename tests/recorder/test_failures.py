@@ -36,7 +36,7 @@ def plain(steps: int = 8, **options: Any) -> list[Any]:
 PARTS: dict[str, tuple[Any, str, str, str]] = {  # what → module, name to break, columns that go, a column that stays
     "input statistics": (forward, "input_statistics", "input_variance", "gradient_norm"),
     "gradients": (gradients, "norms", "gradient_norm", "input_variance"),
-    "updates": (stepping, "_chunks", "update_norm", "frobenius_norm"),
+    "updates": (stepping, "dots", "update_norm", "frobenius_norm"),
     "learning rates": (stepping, "group_rate", "effective_lr", "update_norm"),
 }
 
