@@ -30,7 +30,9 @@ SEGMENT = 4.0  # seconds between changes from one copy to the other
 def transformer() -> nn.Module:
     """Twelve pre-norm encoder layers of width 256 on 64 tokens."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
-    return nn.Sequential(nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.LayerNorm(256), Mean(), nn.Linear(256, 10))
+    return nn.Sequential(
+        nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.LayerNorm(256), Mean(), nn.Linear(256, 10)
+    )
 
 
 class Mean(nn.Module):
@@ -122,7 +124,9 @@ def sampled_step(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     watch.close()
     ratio, low, high = interval(times["watched"], times["plain"])
     slow = statistics.median(times["naive"]) / statistics.median(times["plain"])
-    print(f"  every step sampled: +{ratio - 1:.3f} of a plain step (95 % {low - 1:.3f} to {high - 1:.3f}); naive recorder +{slow - 1:.2f}")
+    print(
+        f"  every step sampled: +{ratio - 1:.3f} of a plain step (95 % {low - 1:.3f} to {high - 1:.3f}); naive recorder +{slow - 1:.2f}"
+    )
 
 
 def budgeted(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:

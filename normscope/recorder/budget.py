@@ -22,6 +22,8 @@ class Budget:
             raise InputError(f"every is a number of steps, at least 1, not {every}")
         self.share, self.every, self.clock = share, every, clock
         self.setup, self.spent, self.started = 0.0, 0.0, clock()
+        self.elsewhere: Callable[[], float] = lambda: 0.0  # what other threads have spent for it
+        self._elsewhere_before = 0.0
         self.expected = 0.0  # of the next sample
         self._of_sample = 0.0
         self._depth = 0
@@ -45,6 +47,7 @@ class Budget:
     def end_setup(self) -> None:
         """What was spent so far was set-up; from now on the share counts."""
         self.setup, self.spent, self.started = self.setup + self.spent, 0.0, self.clock()
+        self._elsewhere_before = self.elsewhere()
         self.expected, self._of_sample = self._of_sample, 0.0
 
     def end_sample(self) -> None:
@@ -55,13 +58,18 @@ class Budget:
         """Whether the step of this number, about to begin, is to be sampled."""
         if self.every is not None:
             return step % self.every == 0
-        return self.spent + self.expected <= self.share * self.elapsed
+        return self.total + self.expected <= self.share * self.elapsed
 
     @property
     def elapsed(self) -> float:
         return self.clock() - self.started
 
     @property
+    def total(self) -> float:
+        """Seconds spent since the set-up, on every thread."""
+        return self.spent + self.elsewhere() - self._elsewhere_before
+
+    @property
     def overhead(self) -> float:
         """Share of the wall time since the set-up that was spent here."""
-        return self.spent / self.elapsed if self.elapsed > 0 else 0.0
+        return self.total / self.elapsed if self.elapsed > 0 else 0.0

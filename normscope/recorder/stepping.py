@@ -13,6 +13,7 @@ from normscope.recorder.motion import group_rate
 from normscope.recorder.transfer import Transfer
 from normscope.recorder.weights import PowerIteration, dots, local, norms
 
+
 class StepView:
     """The weights and γ of a layer table, which are among `parameters`. look: as in ForwardView, with the name of what is measured first."""
 
@@ -96,4 +97,3 @@ def has_spectral_norm(layer: Layer) -> bool:
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-

@@ -31,6 +31,7 @@ MANIFEST, EVENTS, LOCK, SEGMENTS = "manifest.json", "events.jsonl", ".lock", "me
 MOST_WAITING = 1024  # rows, for a disk that does not keep up
 MOST_AT_ONCE = 64
 
+Complete = Callable[[dict[str, Any]], None]
 Refused = (OSError, pa.ArrowException)
 
 
@@ -71,14 +72,13 @@ class Writer:
     """One run directory. Every method returns at once; a thread does the writing and `cost` is the time it took.
 
     on_failure is called once, from that thread, with the error that ended the recording.
-    observe sees every row just before it is written, on that thread.
     """
 
     def __init__(
         self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[dict[str, Any]], None] = lambda row: None
     ):
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory, self.on_failure, self.observe = directory, on_failure, observe
+        self.directory, self.on_failure = directory, on_failure
         self.lock = Lock(directory)
         self.cost, self.failed, self.dropped, self.rows = 0.0, False, 0, 0
         self._schema: pa.Schema | None = None
@@ -88,8 +88,9 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="normscope-writer", daemon=True)
         self._thread.start()
 
-    def begin(self, manifest: Mapping[str, Any], schema: pa.Schema) -> None:
-        """Write the manifest and start a new segment."""
+    def begin(self, manifest: Mapping[str, Any], schema: pa.Schema, complete: Complete = lambda row: None) -> None:
+        """Write the manifest and start a new segment. complete: adds to a row just before it is written, on the thread."""
+        self._complete = complete
         self._waiting.put(lambda: self._begin(manifest, schema))
 
     def row(self, row: dict[str, Any]) -> None:
@@ -156,7 +157,7 @@ class Writer:
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
         assert self._segment is not None and self._schema is not None, "begin comes before the first row"
         for row in rows:
-            self.observe(row)
+            self._complete(row)
         write_all(self._segment, record_batch(rows, self._schema).serialize())
         self.rows += len(rows)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import platform
-import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,24 +19,19 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
-from normscope.recorder.distributed import Processes, ShardedSpectra, placement
-from normscope.recorder.findings import EarlyWarning, Watchman
+from normscope.recorder.completion import Completion, OnRow
+from normscope.recorder.distributed import Processes
+from normscope.recorder.findings import EarlyWarning
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard
-from normscope.recorder.layers import Layer, layer_table, pair
-from normscope.recorder.motion import effective_power
+from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra, unwrapped
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Part
-from normscope.recorder.rows import assemble, products
-from normscope.recorder.stepping import StepView, has_spectral_norm
+from normscope.recorder.rows import assemble
+from normscope.recorder.stepping import StepView
 from normscope.recorder.store import Writer
 from normscope.recorder.transfer import Transfer
-from normscope.version import __version__
-
-SCHEMA = "normscope.run/1"
-
-OnRow = Callable[[Mapping[str, Any], list[str]], None]
 
 
 def watch(
@@ -74,81 +67,76 @@ def watch(
     optimizer. probe: a batch for slow measurements. on_row: called with every row and the layers' names, on a thread of its
     own. start_step: steps done before, by default the last one on record in `run`.
     """
-    return Watch(
-        model, optimizer, Path(run), Budget(budget, every), layers, example, graph, scaler, probe, on_row, start_step, quiet
-    )
+    options = Options(layers, None if example is None else Call.of(example), graph, scaler, probe, on_row, start_step, quiet)
+    return Watch(model, optimizer, Path(run), Budget(budget, every), options)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `watch` was asked for, beside the cadence."""
+
+    layers: str | None = None
+    example: Call | None = None
+    graph: bool = True
+    scaler: torch.amp.GradScaler | None = None
+    probe: Probe | None = None
+    on_row: OnRow | None = None
+    start_step: int | None = None
+    quiet: bool = False
 
 
 class Watch:
     """A recording in progress: a context manager; `close` ends it, `findings` holds its early warnings."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        run: Path,
-        budget: Budget,
-        layers: str | None,
-        example: Example | None,
-        graph: bool,
-        scaler: torch.amp.GradScaler | None,
-        probe: Probe | None,
-        on_row: OnRow | None,
-        start_step: int | None,
-        quiet: bool,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options = Options()
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        self.model, self.compiled = unwrapped(model)
+        self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
         self.parameters = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
-        self.optimizer, self.run, self.budget = optimizer, run, budget
-        self.wanted, self.use_graph, self.scaler, self.probe, self.on_row = layers, graph, scaler, probe, on_row
-        self.example = None if example is None else Call.of(example)
-        self.quiet = quiet
-        self.findings: list[EarlyWarning] = []
-        self.layers: list[Layer] = []
-        self.sampled_steps = self.steps = 0
+        self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
+        self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
-        self._sampling = False
-        self._view: StepView | None = None
-        self._spectra: ShardedSpectra | None = None
-        self._shards: dict[int, torch.Tensor] | None = None
-        self._pending: dict[str, Any] | None = None
-        self._given: dict[str, Any] = {}
-        self._probed: dict[str, float] = {}
-        self._given_after: bool | None = None
+        self.table: Table | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event)
-        self.writer: Writer | None = None
-        self.writer = self._open_writer()
-        self._handles: list[Any] = []
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a), self._forward_ended)
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a))
-        if self.writer is not None:
-            self._begin(start_step)
+        self._sampling = False
+        self._pending: dict[str, Any] | None = None  # a row that waits for its loss
+        self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
+        self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
+        self._probed: dict[str, float] = {}
+        self._handles: list[Any] = []
+        self.writer: Writer | None = None
+        try:
+            self.writer = Writer(self.processes.directory, self._recording_failed)
+        except OSError as error:
+            self._recording_failed(error)
+        else:
+            self._begin(self.writer)
+
+    @property
+    def findings(self) -> list[EarlyWarning]:
+        """The early warnings so far."""
+        return self._completion.findings if self.table is not None else []
 
     # life --------------------------------------------------------------------------------------------------------------
 
-    def _open_writer(self) -> Writer | None:
-        try:
-            return Writer(self.processes.directory, self._recording_failed, self._on_row)
-        except OSError as error:
-            self._recording_failed(error)
-            return None
-
-    def _begin(self, start_step: int | None) -> None:
-        assert self.writer is not None
-        before = Part(self.writer.directory)
+    def _begin(self, writer: Writer) -> None:
+        before = Part(writer.directory)
         known = before.manifest.get("outline")
-        if known is not None and known != outline(self.model):
-            self.writer.close()
+        if known is not None and known != outline(self.parameters):
+            writer.close()
             raise InputError(f"{self.run} is a run of another model: choose another run=, or delete it")
         recorded = before.table(["step"])
         last = int(recorded["step"][-1].as_py()) if recorded is not None and len(recorded) else 0
-        self.step_number = self.first_step = self.processes.agree(last if start_step is None else start_step)
+        self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
         self.schedule = self.processes.schedule(self.budget)
+        self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
         if self.compiled:
             self._without_inputs("the model is compiled")
@@ -175,10 +163,9 @@ class Watch:
         if self.writer is None:
             return
         self.guard.run("last row", self._emit)
-        summary = self.summary()
-        self._event("closed", step=self.steps and self.step_number, **summary)
+        self._event("closed", step=self.step_number, **self.summary())
         self.writer.close()
-        if not self.quiet and self.processes.rank == 0:
+        if not self.options.quiet and self.processes.rank == 0:
             print(self._report(), file=sys.stderr)
 
     def _detach(self) -> None:
@@ -191,14 +178,12 @@ class Watch:
 
     def summary(self) -> dict[str, Any]:
         """Steps, samples and cost so far."""
-        writing = self.writer.cost if self.writer is not None else 0.0
-        spent = self.budget.spent + writing
         return {
             "steps": self.steps,
             "sampled_steps": self.sampled_steps,
-            "overhead": spent / self.budget.elapsed if self.steps > 1 else 0.0,
+            "overhead": self.budget.overhead,
             "setup_seconds": self.budget.setup,
-            "probe_seconds": self.probe.cost if self.probe is not None else 0.0,
+            "probe_seconds": self.options.probe.cost if self.options.probe is not None else 0.0,
         }
 
     def _report(self) -> str:
@@ -231,42 +216,42 @@ class Watch:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._sampling:
             with self.budget.charged():
-                with self.budget.charged(once=True):
-                    self.guard.run("layer table", self._ensure_table)
                 self._transfer = Transfer()
-                scaler = self.scaler or self.guard.run("loss scale", active_scaler)
-                if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
-                    self._transfer.add("loss_scale", scaler._scale)
-                if self._view is not None:
-                    self._view.before(self._transfer)
-                if self._spectra is not None:
-                    self._shards = self.guard.run("spectral norms of shards", self._spectra.shards)
+                self.guard.run("rows", self._look_before)
+
+    def _look_before(self) -> None:
+        self._ensure_table()
+        scaler = self.options.scaler or active_scaler()
+        if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
+            self._transfer.add("loss_scale", scaler._scale)
+        self._view.before(self._transfer)
+        self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self.budget.charged():
-            self.guard.run("steps", self._end_step)
-        if self.probe is not None and self.step_number % self.probe.every == 0:
-            self.guard.run("probe", self._run_probe, self.probe)
+            self.guard.run("rows", self._end_step)
+        probe = self.options.probe
+        if probe is not None and self.step_number % probe.every == 0:
+            self.guard.run("probe", self._run_probe, probe)
         with self.budget.charged():
-            self.guard.run("steps", self._begin_step)
+            self._begin_step()
 
     def _end_step(self) -> None:
         self.steps += 1
         self.step_number += 1
-        self.guard.run("rows", self._emit)
+        self._emit()
         if self._sampling:
-            first = self.sampled_steps == 0
             self._sampling = False
             self.forward.stop()
             self.gradients.stop()
-            self.guard.run("rows", self._finish_sample)
-            self.budget.end_setup() if first else self.budget.end_sample()
+            self._finish_sample()
+            self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
         self._given = {}
 
     def _begin_step(self) -> None:
         if self.writer is None or self.writer.failed or "rows" in self.guard.off:
             self._detach()
-        elif self.schedule.sampled(self.step_number + 1):
+        elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1):
             self._start_sample()
 
     def _run_probe(self, probe: Probe) -> None:
@@ -280,66 +265,33 @@ class Watch:
         self.gradients.start()
 
     def _forward_ended(self) -> None:
-        with self.budget.charged(once=True):
-            self.guard.run("layer table", self._ensure_table)
+        with self.budget.charged():
+            self.guard.run("rows", self._ensure_table)
 
     def _ensure_table(self) -> None:
-        """Once, when the first batch has been seen: which layers there are, in which order, and what follows what."""
-        if self._view is not None or self.writer is None:
-            return
+        """Once, when the first batch has been seen."""
+        if self.table is None and self.writer is not None:
+            with self.budget.charged(once=True):
+                self._prepare(self.writer)
+
+    def _prepare(self, writer: Writer) -> None:
         seen = self.forward.seen
-        if self.example is not None:
-            seen.example = self.example
-        if seen.example is None:  # without a call of the whole model, calls of several passes cannot be told apart
-            seen.calls = [(path, call) for path, call in seen.calls if call == 1]
-        pairing = pair(self.model, seen, self.use_graph)
-        power = effective_power(self.optimizer)
-        table = [
-            replace(layer, effective_power=power, **sharding(self.parameters, layer))
-            for layer in layer_table(self.model, seen, pairing)
-            if self.wanted is None or re.search(self.wanted, layer.name)
-        ]
-        self.layers, self.forward.handwritten = table, pairing.handwritten
-        rows = [layer.to_dict() for layer in table]
-        self._check_same_layers(rows)
-        self.watchman = Watchman(rows)
-        self._view = StepView(self.parameters, self.optimizer, table, self._look)
-        self._spectra = self._sharded_spectra(table)
-        recorded = {layer.parameter for layer in table}
-        self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in recorded}
-        self.writer.begin(self._manifest(rows), schema(rows))
-        for message in filter(None, [pairing.note, _unknown(self.optimizer) if power is None else ""]):
+        seen = replace(seen, example=self.options.example or seen.example)
+        table = make_table(self.model, self.parameters, self.optimizer, seen, self.options.layers, self.options.graph)
+        recorded = [layer["name"] for layer in Part(writer.directory).manifest["layers"]]
+        if recorded and recorded != table.names:
+            raise InputError(f"{self.run} has other layers than this model: choose another run=")
+        self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
+        self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
+        self._completion = Completion(table, self.guard, self._event, self._spectra, self.options.on_row)
+        self.forward.handwritten = table.handwritten
+        names = {layer.parameter for layer in table.layers}
+        self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
+        content = manifest(self.model, self.parameters, self.optimizer, self.budget, self.processes, table)
+        writer.begin(content, schema(table.rows), self._completion)
+        self.table = table
+        for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)
-
-    def _sharded_spectra(self, table: list[Layer]) -> ShardedSpectra | None:
-        sharded = {i: self.parameters[layer.parameter] for i, layer in enumerate(table) if layer.sharded and layer.parameter}
-        chosen = {i: p for i, p in sharded.items() if has_spectral_norm(table[i]) and (cut := placement(p)) and cut.by_rows}
-        if any(has_spectral_norm(table[i]) and i not in chosen for i in sharded):
-            self._event("note", message="weights cut otherwise than by rows: their spectral norms are not recorded")
-        return ShardedSpectra(chosen, self.processes) if chosen else None
-
-    def _check_same_layers(self, rows: list[dict[str, Any]]) -> None:
-        assert self.writer is not None
-        recorded = [layer["name"] for layer in Part(self.writer.directory).manifest["layers"]]
-        if recorded and recorded != [row["name"] for row in rows]:
-            self._recording_failed(InputError(f"{self.run} has other layers than this model: choose another run="))
-            self.writer.failed = True
-
-    def _manifest(self, layers: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "created": time.time(),
-            "model": type(self.model).__name__,
-            "outline": outline(self.model),
-            "optimizer": {
-                "kind": type(self.optimizer).__name__,
-                "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups],
-            },
-            "config": {"budget": self.budget.share, "every": self.budget.every, "layers": self.wanted, "graph": self.use_graph},
-            "process": {"rank": self.processes.rank, "world_size": self.processes.size},
-            "versions": {"normscope": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "layers": layers,
-        }
 
     def _without_inputs(self, why: str) -> None:
         """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
@@ -347,8 +299,7 @@ class Watch:
         self._event("note", step=self.step_number, message=f"{why}: inputs of layers are not recorded, only weights and gradients")
 
     def _finish_sample(self) -> None:
-        if self._view is None:
-            raise InputError("the layer table could not be made")
+        assert self.table is not None
         if not self.compiled and not self.forward.seen.calls:
             self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
         self._view.after(self._transfer)
@@ -358,12 +309,10 @@ class Watch:
             self._transfer.add("gradients", self.gradients.values)
         for name, value in self._given.items():
             self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
-        row = assemble(self.layers, self._view, self._transfer.fetch(), self.gradients.names)
+        row = assemble(self.table.layers, self._view, self._transfer.fetch(), self.gradients.names)
         self.sampled_steps += 1
-        row.update(step=self.step_number, time=time.time(), overhead=self.summary()["overhead"], **self._probed)
+        row.update(step=self.step_number, time=time.time(), overhead=self.budget.overhead, shards=self._shards, **self._probed)
         self._pending, self._probed = row, {}
-        if self._spectra is not None:
-            row["shards"] = self._shards
         if row["loss_given"]:
             self._emit()
 
@@ -387,43 +336,3 @@ class Watch:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn(f"normscope.watch records no more, training goes on: {error}", stacklevel=2)
-
-    def _on_row(self, row: dict[str, Any]) -> None:
-        """On the writer's thread: what needs other processes, trends, findings and the user's own function."""
-        if self._spectra is not None and (shards := row.pop("shards", None)) is not None:
-            for index, found in (self.guard.run("spectral norms of shards", self._spectra.norms, shards, row["step"]) or {}).items():
-                row["spectral_norm"][index], row["spectral_residual"][index] = found
-            row.update(products(row, self.layers))
-        row.update(self.guard.run("trends", self.watchman.trends, row) or {})
-        for warning in self.guard.run("findings", self.watchman.look, row) or []:
-            self.findings.append(warning)
-            self._event("finding", **warning.to_dict())
-        if self.on_row is not None:
-            self.guard.run("on_row", self.on_row, row, [layer.name for layer in self.layers])
-
-
-def unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
-    """The model inside DDP, DataParallel or torch.compile, and whether any of it is compiled."""
-    compiled = any(is_compiled(module) for module in model.modules())
-    while True:
-        if isinstance(model, torch._dynamo.OptimizedModule):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model, compiled
-
-
-def outline(model: nn.Module) -> list[list[Any]]:
-    """Names and shapes of all parameters: what makes two models the same for a run."""
-    return [[name, list(parameter.shape)] for name, parameter in model.named_parameters()]
-
-
-def sharding(parameters: Mapping[str, torch.Tensor], layer: Layer) -> dict[str, Any]:
-    """The fields of a layer that say how its weight is cut."""
-    cut = placement(parameters[layer.parameter]) if layer.parameter else None
-    return {"sharded": cut is not None, "replicas": cut.replicas if cut is not None else 1}
-
-
-def _unknown(optimizer: torch.optim.Optimizer) -> str:
-    return f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"

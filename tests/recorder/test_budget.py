@@ -34,7 +34,9 @@ def trained(budget: Budget, clock: Clock, steps: int, step_time: float, cost: fl
     return sampled
 
 
-@pytest.mark.parametrize(("share", "step_time", "cost"), [(0.01, 1.0, 0.1), (0.01, 0.001, 0.02), (0.5, 1.0, 0.1), (0.001, 1.0, 5.0)])
+@pytest.mark.parametrize(
+    ("share", "step_time", "cost"), [(0.01, 1.0, 0.1), (0.01, 0.001, 0.02), (0.5, 1.0, 0.1), (0.001, 1.0, 5.0)]
+)
 def test_the_share_is_kept_and_used(share: float, step_time: float, cost: float) -> None:
     clock = Clock()
     budget = Budget(share, clock=clock)

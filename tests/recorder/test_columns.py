@@ -141,12 +141,17 @@ class Reference:
                 tensor = self.before[f"{path}.{parameter}"]
                 values |= {f"{metric}_min": tensor.min(), f"{metric}_max": tensor.max()}
         gamma, epsilon = self.before[f"{path}.weight"], torch.finfo(torch.float32).eps if module.eps is None else module.eps
-        smallest = v if name.startswith("BatchNorm") else v.amin(0) if v.dim() == 2 and "Group" in name or "Instance" in name else v.min()
+        smallest = v if name.startswith("BatchNorm") else v.amin(0) if name.startswith(("Group", "Instance")) else v.min()
         inverse = 1 / (smallest + epsilon).sqrt()
         scaled = gamma * (inverse.repeat_interleave(len(gamma) // len(inverse)) if inverse.dim() else inverse)
         paper = inverse.sum() if name.startswith(("Group", "Instance")) else inverse.norm()
         layer = 1 / math.sqrt(v.mean() + epsilon)
-        return values | {"gain_tight": scaled.abs().max(), "gain_paper": paper, "gain_paper_affine": scaled.norm(), "gain_layer": layer}
+        return values | {
+            "gain_tight": scaled.abs().max(),
+            "gain_paper": paper,
+            "gain_paper_affine": scaled.norm(),
+            "gain_layer": layer,
+        }
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
@@ -164,7 +169,13 @@ def test_every_column_agrees_with_float64(options: dict[str, Any], tmp_path: Pat
     rate = 1e-2 if loop.optimizer_of is adamw else 0.1 / (1 - 0.9)
     expected = reference.row(run.layers, rate)
     for name, values in expected.items():
-        wide = {"rtol": 2e-2, "atol": 1e-6} if name == "spectral_norm" else {"rtol": 1e-3, "atol": 2e-4} if name in ("radial_gradient", "angle") else CLOSE
+        wide = (
+            {"rtol": 2e-2, "atol": 1e-6}
+            if name == "spectral_norm"
+            else {"rtol": 1e-3, "atol": 2e-4}
+            if name in ("radial_gradient", "angle")
+            else CLOSE
+        )
         np.testing.assert_allclose(run.matrix(name)[-1], values, **wide, err_msg=name)
     row = run.table().slice(STEP - 1, 1).to_pylist()[0]
     assert row["step"] == STEP and row["loss"] == pytest.approx(loss.item()) and row["accuracy"] == 0.25
@@ -175,10 +186,24 @@ def test_every_column_agrees_with_float64(options: dict[str, Any], tmp_path: Pat
 
 def test_spectral_norms_follow_moving_weights(tmp_path: Path) -> None:
     """Within 1 % of exact after 20 samples at learning rate 0.1."""
-    loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 200), nn.LayerNorm(200), nn.ReLU(), nn.Linear(200, 5)), sgd)
+    loop = Loop(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(48, 256),
+            nn.BatchNorm1d(256),
+            nn.ReLU(),
+            nn.Linear(256, 200),
+            nn.LayerNorm(200),
+            nn.ReLU(),
+            nn.Linear(200, 5),
+        ),
+        sgd,
+    )
     exact: list[list[float]] = []
     for _ in loop.watched(tmp_path / "run", 40):
-        exact.append([float(torch.linalg.matrix_norm(m.weight.detach().double(), 2)) for m in loop.model if isinstance(m, nn.Linear)])
+        exact.append(
+            [float(torch.linalg.matrix_norm(m.weight.detach().double(), 2)) for m in loop.model if isinstance(m, nn.Linear)]
+        )
     run = ns.load_run(tmp_path / "run")
     rows = [i for i, layer in enumerate(run.layers) if layer["role"] == "weight"]
     found = run.matrix("spectral_norm")[:, rows]
@@ -261,7 +286,9 @@ def test_a_module_used_twice_has_two_rows_and_one_weight(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12])
 def test_norms_at_extreme_scales(scale: float, tmp_path: Path) -> None:
-    loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8, bias=False), nn.Linear(8, 5)), lambda p: torch.optim.SGD(p, lr=0.0))
+    loop = Loop(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8, bias=False), nn.Linear(8, 5)), lambda p: torch.optim.SGD(p, lr=0.0)
+    )
     with torch.no_grad():
         loop.model[1].weight.mul_(scale)
     for _ in loop.watched(tmp_path / "run", 1):

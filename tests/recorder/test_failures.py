@@ -82,7 +82,9 @@ def test_a_hook_of_the_user_that_fails_is_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "read-only"])
-def test_a_directory_that_cannot_be_written_ends_recording_only(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written_ends_recording_only(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, loop = plain(), Loop()
     target = tmp_path / "run"
     if place == "file":

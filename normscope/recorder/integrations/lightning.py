@@ -10,11 +10,8 @@ from normscope.recorder.watch import Watch, watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    try:
-        from pytorch_lightning import Callback, LightningModule, Trainer
-    except ImportError as error:
-        raise InputError("lightning is not installed: pip install 'normscope[lightning]'") from error
+except ImportError as error:
+    raise InputError("lightning is not installed: pip install 'normscope[lightning]'") from error
 
 
 class WatchCallback(Callback):
