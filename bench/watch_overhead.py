@@ -101,12 +101,12 @@ class Naive:
                 self.found[name] = [norm, parameter.norm().item(), parameter.grad.norm().item()]
 
 
-def interval(left: list[float], right: list[float]) -> tuple[float, float, float]:
-    """Median(left)/median(right) and its 95 % bootstrap interval, pairs drawn together."""
+def interval(left: list[float], right: list[float], average=np.median) -> tuple[float, float, float]:
+    """average(left)/average(right) and its 95 % bootstrap interval, pairs drawn together."""
     pairs, random = np.array([left, right]), np.random.default_rng(0)
     draws = pairs[:, random.integers(len(left), size=(2000, len(left)))]
-    ratios = np.median(draws[0], 1) / np.median(draws[1], 1)
-    return float(np.median(left) / np.median(right)), *np.quantile(ratios, [0.025, 0.975])
+    low, high = np.quantile(average(draws[0], 1) / average(draws[1], 1), [0.025, 0.975])
+    return float(average(pairs[0], 0) / average(pairs[1], 0)), float(low), float(high)
 
 
 def sampled_step(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
@@ -147,14 +147,11 @@ def budgeted(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
         right.append(pair[1] / steps)
     summary = watch.summary()
     watch.close()
-    total = sum(left) / sum(right)
-    _, low, high = interval(left, right)
-    means = np.array([left, right])[:, np.random.default_rng(0).integers(len(left), size=(2000, len(left)))].mean(2)
-    bounds = np.quantile(means[0] / means[1], [0.025, 0.975])
+    bounds = interval(left, right, np.mean)
     print(
-        f"  budget 1 %: accounted {100 * summary['overhead']:.2f} %, {summary['sampled_steps']} of {summary['steps']} steps sampled, "
-        f"set-up {summary['setup_seconds']:.1f} s; wall clock ×{total:.4f} (95 % {bounds[0]:.4f} to {bounds[1]:.4f}), "
-        f"medians {low:.4f} to {high:.4f}"
+        f"  budget 1 %: accounted {100 * summary['overhead']:.2f} %, {summary['sampled_steps']} of {summary['steps']} steps "
+        f"sampled, set-up {summary['setup_seconds']:.1f} s; wall clock {bounds[0]:.4f} (95 % {bounds[1]:.4f} to {bounds[2]:.4f})",
+        flush=True,
     )
 
 
@@ -180,7 +177,8 @@ def storage(rows: int = 2000, layers: int = 500) -> None:
     ns.load_run(path).matrix("spectral_norm")
     opened = time.perf_counter() - start
     print(
-        f"storage, {layers} layers: {1000 * statistics.median(times):.2f} ms a flush (99 %: {1000 * np.quantile(times, 0.99):.2f}), "
+        f"storage, {layers} layers: {1000 * statistics.median(times):.2f} ms a flush "
+        f"(99 %: {1000 * np.quantile(times, 0.99):.2f}), "
         f"{size / rows * 1e4 / 1e6:.0f} MB for 10,000 steps, first figure's data of {rows} rows after {opened:.2f} s"
     )
 

@@ -15,7 +15,10 @@ from normscope.recorder.weights import PowerIteration, dots, local, norms
 
 
 class StepView:
-    """The weights and γ of a layer table, which are among `parameters`. look: as in ForwardView, with the name of what is measured first."""
+    """The weights and γ of a layer table, which are among `parameters`.
+
+    look: as in ForwardView, with the name of what is measured first.
+    """
 
     def __init__(
         self,

@@ -88,9 +88,7 @@ class Options:
 class Watch:
     """A recording in progress: a context manager; `close` ends it, `findings` holds its early warnings."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options = Options()
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer):

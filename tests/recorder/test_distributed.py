@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 
 import normscope as ns
 from tests.recorder.loops import adamw, sgd
@@ -42,17 +43,19 @@ def fully_sharded(made: nn.Module) -> nn.Module:
     return fully_shard(made, mesh=mesh)
 
 
+Wrap = Callable[[nn.Module], nn.Module]
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def train(rank: int, size: int, path: Path, wrap: Callable[[nn.Module], nn.Module], watched: bool, optimizer_of: Any = sgd) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{path}/rendezvous-{watched}", rank=rank, world_size=size)
+def train(wrap: Wrap, optimizer_of: Any, run: Path | None) -> list[dict[str, tuple[torch.Tensor, ...]]]:
+    """Weights before each step, gradients before clipping, and weights after it."""
     wrapped = wrap(model())
     optimizer = optimizer_of(wrapped.parameters())
-    data = torch.Generator().manual_seed(rank)
-    watch = ns.watch(wrapped, optimizer, path / "run", every=2, quiet=True) if watched else None
+    data = torch.Generator().manual_seed(distributed.get_rank())
+    watch = None if run is None else ns.watch(wrapped, optimizer, run, every=2, quiet=True)
     history = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -65,22 +68,38 @@ def train(rank: int, size: int, path: Path, wrap: Callable[[nn.Module], nn.Modul
         history.append({name: (*before[name], whole(p)) for name, p in names.items()})
     if watch is not None:
         watch.close()
+    return history
+
+
+def train_twice(rank: int, path: Path, wrap: Wrap, optimizer_of: Any) -> None:
+    join(rank, path)
+    histories = [train(wrap, optimizer_of, run) for run in (path / "run", None)]
     if rank == 0:
-        torch.save(history, path / f"history-{watched}.pt")
+        torch.save(histories, path / "histories.pt")
     distributed.destroy_process_group()
 
 
-def histories(path: Path, wrap: Callable[[nn.Module], nn.Module], optimizer_of: Any = sgd) -> tuple[Any, Any]:
-    """What training did, with and without the watch."""
-    for watched in (True, False):
-        multiprocessing.spawn(train, (2, path, wrap, watched, optimizer_of), nprocs=2)
-    return tuple(torch.load(path / f"history-{watched}.pt") for watched in (True, False))
+def join(rank: int, path: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+
+
+def started(function: Callable[..., None], *args: Any) -> list[Any]:
+    """Two processes, forked from a server that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["normscope", __name__])
+    processes = [context.Process(target=function, args=(rank, *args), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
 
 
 @pytest.mark.parametrize("wrap", [replicated, fully_sharded])
-def test_two_processes(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
-    optimizer_of = sgd if wrap is replicated else adamw
-    watched, plain = histories(tmp_path, wrap, optimizer_of)
+def test_two_processes(wrap: Wrap, tmp_path: Path) -> None:
+    assert started(train_twice, tmp_path, wrap, sgd if wrap is replicated else adamw) == [0, 0]
+    watched, plain = torch.load(tmp_path / "histories.pt")
     for left, right in zip(watched, plain, strict=True):
         assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], right[name], strict=True))
     run = ns.load_run(tmp_path / "run")
@@ -118,8 +137,7 @@ def check_norms(run: ns.Run, history: list[dict[str, tuple[torch.Tensor, ...]]])
 
 def uneven(rank: int, path: Path) -> None:
     """Two processes that train apart, one slow and then dead: the other goes on."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+    join(rank, path)
     made = model()
     optimizer = sgd(made.parameters())
     watch = ns.watch(made, optimizer, path / "run", every=1, quiet=True)
@@ -132,16 +150,11 @@ def uneven(rank: int, path: Path) -> None:
         optimizer.step()
     (path / "done").write_text(str(watch.steps))
     watch.close()
-    os._exit(0)  # the store went with nobody: rank 0 holds it
+    os._exit(0)  # leaving the group would wait for the dead
 
 
 def test_a_slow_and_then_dead_process_ends_only_its_own_record(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=uneven, args=(rank, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
+    assert started(uneven, tmp_path) == [0, -signal.SIGKILL]
     assert (tmp_path / "done").read_text() == "10"
     run = ns.load_run(tmp_path / "run")
     assert run.table()["step"].to_pylist()[-1] == 10
