@@ -124,9 +124,8 @@ def sampled_step(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     watch.close()
     ratio, low, high = interval(times["watched"], times["plain"])
     slow = statistics.median(times["naive"]) / statistics.median(times["plain"])
-    print(
-        f"  every step sampled: +{ratio - 1:.3f} of a plain step (95 % {low - 1:.3f} to {high - 1:.3f}); naive recorder +{slow - 1:.2f}"
-    )
+    extra = f"{ratio - 1:+.3f} of a plain step (95 % {low - 1:+.3f} to {high - 1:+.3f})"
+    print(f"  every step sampled: {extra}; naive recorder {slow - 1:+.2f}", flush=True)
 
 
 def budgeted(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:

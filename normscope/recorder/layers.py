@@ -32,6 +32,10 @@ WEIGHTED_OPERATIONS = (
     "linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "convolution",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 )  # fmt: skip
+ACTIVATING_OPERATIONS = (
+    "relu", "relu6", "leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
+    "sigmoid", "log_sigmoid", "hardsigmoid", "tanh", "hardtanh", "softplus",
+)  # fmt: skip
 KEEP_THE_DEGREE = {  # f(cx) = c f(x) for c > 0: what a scale of the weight passes through unchanged
     "relu", "leaky_relu", "prelu", "dropout", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze",
     "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
@@ -60,7 +64,6 @@ class Layer:
     scale_free: bool = False
     in_product: bool = False
     epsilon: float | None = None
-    channel_axis: int = 1
     sharded: bool = False
     replicas: int = 1
     effective_power: int | None = None
@@ -84,13 +87,18 @@ class Seen:
 
 @dataclass(frozen=True)
 class Handwritten:
-    """A normalizer that a module of the user's own computes; gamma: the parameter that multiplies its output, if one does."""
+    """What a module of the user's own computes: a normalizer, or else an activation.
 
-    normalizer: Normalizer
-    gamma: str | None
+    gamma: the parameter that multiplies the normalizer's output, if one does.
+    """
 
-    def now(self, module: nn.Module) -> Normalizer:
-        """With γ as it is at this moment."""
+    normalizer: Normalizer | None
+    gamma: str | None = None
+
+    def now(self, module: nn.Module) -> Normalizer | None:
+        """The normalizer, with γ as it is at this moment."""
+        if self.normalizer is None:
+            return None
         return replace(self.normalizer, weight=None if self.gamma is None else getattr(module, self.gamma).detach())
 
 
@@ -115,16 +123,10 @@ def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
     modules = dict(model.named_modules())
     owners = _owners(model)
     rows: list[Layer] = []
-    second = True  # whether channels are axis 1, by the last layer that fixes it
     for path, call in _in_order(list(modules), seen.calls):
         module = modules[path]
-        if isinstance(module, (*MULTIPLYING, *NORMALIZING)):
-            second = isinstance(module, CHANNELS_SECOND)
-        name = path if call <= 1 else f"{path}#{call}"
         if is_observable(module) or path in pairing.handwritten:
-            row = _observed(name, path, call, module, owners.get(path, []), second)
-            known = pairing.handwritten.get(path)
-            rows.append(row if known is None else replace(row, epsilon=known.normalizer.epsilon))
+            rows.append(_observed(path, call, module, owners.get(path, []), pairing.handwritten.get(path)))
         elif call <= 1:
             rows += _weights(path, call, module, owners.get(path, []), pairing)
     names = {row.module: row.name for row in reversed(rows) if row.role == "normalizer"}
@@ -152,14 +154,13 @@ def _in_order(paths: Sequence[str], calls: Sequence[tuple[str, int]]) -> list[tu
     return ordered
 
 
-def _observed(name: str, path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], second: bool) -> Layer:
-    normalizing = not isinstance(module, ACTIVATING)
-    gamma = next(((n, p) for n, p in own if normalizing and call <= 1 and n.rpartition(".")[2] == "weight"), None)
-    return Layer(
-        name, type(module).__name__, "normalizer" if normalizing else "activation", path, max(call, 1),
-        parameter=gamma[0] if gamma else None, shape=tuple(gamma[1].shape) if gamma else (),
-        epsilon=getattr(module, "eps", None), channel_axis=1 if second else -1,
-    )  # fmt: skip
+def _observed(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None) -> Layer:
+    name = path if call <= 1 else f"{path}#{call}"
+    if isinstance(module, ACTIVATING) or (known is not None and known.normalizer is None):
+        return Layer(name, type(module).__name__, "activation", path, max(call, 1))
+    gamma, shape = next(((n, tuple(p.shape)) for n, p in own if call <= 1 and n.rpartition(".")[2] == "weight"), (None, ()))
+    epsilon = known.normalizer.epsilon if known is not None and known.normalizer is not None else getattr(module, "eps", None)
+    return Layer(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
 
 
 def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], pairing: Pairing) -> list[Layer]:
@@ -220,12 +221,20 @@ def pair_by_graph(model: nn.Module, graph: Graph) -> Pairing:
         if follower is not None:
             followed_by[weight] = follower.path
             free.add(weight)
-    handwritten = {
-        node.path: Handwritten(found, _gamma(modules[node.path], users[node]))
-        for node in graph
-        if node.op == "standardize" and (found := normalizer_of(node)) is not None and _is_leaf(modules.get(node.path))
-    }
-    return Pairing(followed_by, frozenset(free), frozenset(multiplying), handwritten)
+    handwritten: dict[str, Handwritten] = {}
+    functions = []
+    for node in graph:
+        module = modules.get(node.path)
+        if node.op not in (*NORMALIZERS, *ACTIVATING_OPERATIONS) or (module is not None and is_observable(module)):
+            continue
+        if module is None or any(True for _ in module.children()):
+            functions.append(node.label)
+        elif node.op == "standardize":
+            handwritten[node.path] = Handwritten(normalizer_of(node), _gamma(module, users[node]))
+        elif node.op in ACTIVATING_OPERATIONS:
+            handwritten.setdefault(node.path, Handwritten(None))
+    note = f"called as functions, so what enters them is not recorded: {', '.join(dict.fromkeys(functions))}" if functions else ""
+    return Pairing(followed_by, frozenset(free), frozenset(multiplying), handwritten, note)
 
 
 def _following_normalizer(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node | None:
@@ -249,10 +258,6 @@ def _gamma(module: nn.Module, readers: Sequence[Node]) -> str | None:
     factors = [constant.value for constant in readers[0].constants if constant.learned]
     own = module.named_parameters(recurse=False)
     return next((name for name, parameter in own for factor in factors if torch.equal(factor, parameter.detach())), None)
-
-
-def _is_leaf(module: nn.Module | None) -> bool:
-    return module is not None and not is_observable(module) and not any(True for _ in module.children())
 
 
 def pair_by_order(model: nn.Module, seen: Seen, note: str) -> Pairing:

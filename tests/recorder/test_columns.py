@@ -273,6 +273,31 @@ def test_a_handwritten_normalizer_is_recorded(tmp_path: Path) -> None:
     assert run.matrix("gain_tight")[-1, index] == pytest.approx(expected, rel=1e-5)
 
 
+class Squared(nn.Module):
+    """An activation of the user's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).square()
+
+
+def test_an_activation_in_a_module_of_its_own_is_recorded_and_a_function_is_named(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(48, 8), Squared(), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.act(self.first(x.flatten(1)))))
+
+    for _ in Loop(Net).watched(tmp_path / "run", 2):
+        pass
+    run = ns.load_run(tmp_path / "run")
+    assert [layer["role"] for layer in run.layers] == ["weight", "activation", "weight"]
+    assert np.isfinite(run.matrix("input_variance")[-1, 1])
+    (note,) = run.events("note")
+    assert "called as functions" in note["message"] and "tanh" in note["message"] and "relu" not in note["message"]
+
+
 def test_a_module_used_twice_has_two_rows_and_one_weight(tmp_path: Path) -> None:
     shared = nn.ReLU()
     loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), shared, nn.Linear(8, 8), shared, nn.Linear(8, 5)))
