@@ -30,7 +30,8 @@ def unrecorded() -> Iterator[None]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    return isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+    """Whether it is what torch.compile returned, or was compiled in place."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class ForwardView:

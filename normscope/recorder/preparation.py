@@ -42,8 +42,8 @@ class Table:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DDP, DataParallel or torch.compile."""
     while True:
-        if isinstance(model, torch._dynamo.OptimizedModule):
-            model = model._orig_mod
+        if "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         else:

@@ -11,7 +11,7 @@ from normscope.recorder.watch import Watch, watch
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise InputError("lightning is not installed: pip install 'normscope[lightning]'") from error
+    raise ImportError("lightning is not installed: pip install 'normscope[lightning]'") from error
 
 
 class WatchCallback(Callback):

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from normscope.core.errors import InputError
 from normscope.recorder.watch import Watch, watch
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise InputError("transformers is not installed: pip install 'normscope[transformers]'") from error
+    raise ImportError("transformers is not installed: pip install 'normscope[transformers]'") from error
 
 
 class WatchCallback(TrainerCallback):
