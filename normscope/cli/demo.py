@@ -26,7 +26,7 @@ SCHEMA = "normscope.demo/1"
 WIDTH, DEPTH, EPOCHS, BATCH, LEARNING_RATE = 128, 10, 40, 64, 1e-3
 NETWORKS = {"plain": "none", "BN": "batch", "LN": "layer"}  # column → normalizer, the only difference
 EFFORT = 2.0
-RUNS = Path("runs/demo")
+RUNS, BUDGET = Path("runs/demo"), 0.05  # more than the default share, for a training of seconds
 DEFINITIONS = {  # name: formula → product of the audit, over all normalizers
     "tight: largest |γ|/σ": "normalizers_tight",
     "paper: ‖1/σ‖ over channels, for LN 1/min σ": "normalizers_paper",
@@ -107,7 +107,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     order = torch.Generator().manual_seed(seed)
-    with ns.watch(model, optimizer, run, start_step=0, quiet=True) as watch:
+    with ns.watch(model, optimizer, run, BUDGET, start_step=0, quiet=True) as watch:
         for _ in range(epochs):
             for batch in torch.randperm(len(inputs), generator=order).split(BATCH):
                 optimizer.zero_grad()

@@ -41,8 +41,12 @@ class Budget:
             if once:
                 self._of_sample -= seconds
             if self._depth == 0:
-                self.spent += seconds
+                self.charge(seconds)
                 self._of_sample += seconds
+
+    def charge(self, seconds: float) -> None:
+        """Count time that is not part of a sample."""
+        self.spent += seconds
 
     def end_setup(self) -> None:
         """What was spent so far was set-up; from now on the share counts."""

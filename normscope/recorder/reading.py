@@ -44,6 +44,8 @@ class Part:
             content: dict[str, Any] = json.loads((self.path / MANIFEST).read_text())
         except FileNotFoundError:
             return {"layers": []}
+        except ValueError as error:
+            raise InputError(f"{self.path / MANIFEST} is not JSON: restore it, or choose another run=") from error
         return content
 
     @property

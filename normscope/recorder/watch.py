@@ -198,6 +198,8 @@ class Watch:
         """Give the loss (and accuracy) of a step, always before or always after the optimizer's step; tensors are read late."""
         if self._given_after is None:
             self._given_after = self.steps > 0
+        if self._given_after and self._pending is None:
+            return
         given = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
         given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
         if not self._given_after:
@@ -226,25 +228,27 @@ class Watch:
         self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        with self.budget.charged():
-            self.guard.run("rows", self._end_step)
+        self.steps += 1
+        self.step_number += 1
+        if self._sampling or self._pending is not None:
+            with self.budget.charged():
+                self.guard.run("rows", self._end_sample)
+        self._given = {}
         probe = self.options.probe
         if probe is not None and self.step_number % probe.every == 0:
             self.guard.run("probe", self._run_probe, probe)
-        with self.budget.charged():
-            self._begin_step()
+        start = self.budget.clock()
+        self._begin_step()
+        self.budget.charge(self.budget.clock() - start)
 
-    def _end_step(self) -> None:
-        self.steps += 1
-        self.step_number += 1
-        self._emit()
+    def _end_sample(self) -> None:
+        self._emit()  # of an earlier step that was given no loss
         if self._sampling:
             self._sampling = False
             self.forward.stop()
             self.gradients.stop()
-            self._finish_sample()
+            self._finish_row()
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
-        self._given = {}
 
     def _begin_step(self) -> None:
         if self.writer is None or self.writer.failed or "rows" in self.guard.off:
@@ -296,7 +300,7 @@ class Watch:
         self.compiled = True
         self._event("note", step=self.step_number, message=f"{why}: inputs of layers are not recorded, only weights and gradients")
 
-    def _finish_sample(self) -> None:
+    def _finish_row(self) -> None:
         assert self.table is not None
         if not self.compiled and not self.forward.seen.calls:
             self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
@@ -308,8 +312,9 @@ class Watch:
         for name, value in self._given.items():
             self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
         row = assemble(self.table.layers, self._view, self._transfer.fetch(), self.gradients.names)
+        overhead = self.budget.overhead if self.sampled_steps else 0.0  # the first sample is the set-up
         self.sampled_steps += 1
-        row.update(step=self.step_number, time=time.time(), overhead=self.budget.overhead, shards=self._shards, **self._probed)
+        row.update(step=self.step_number, time=time.time(), overhead=overhead, shards=self._shards, **self._probed)
         self._pending, self._probed = row, {}
         if row["loss_given"]:
             self._emit()

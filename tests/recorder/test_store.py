@@ -156,6 +156,13 @@ def test_no_run_says_what_to_do(tmp_path: Path) -> None:
     assert len(ns.load_run(tmp_path).table()) == 0
 
 
+def test_a_manifest_that_is_not_json(tmp_path: Path) -> None:
+    written(tmp_path, range(1))
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ns.InputError, match="is not JSON"):
+        ns.load_run(tmp_path).layers  # noqa: B018
+
+
 def test_a_disk_that_fails_ends_the_recording_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[Exception] = []
     writer = opened(tmp_path, on_failure=failures.append)
