@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -41,7 +40,6 @@ class StepView:
             for name in ("weight", "bias")
             if layer.role == "normalizer" and f"{layer.module}.{name}".lstrip(".") in parameters
         }
-        self._groups: dict[int, dict[str, Any]] = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._before: list[torch.Tensor] = []
 
     def before(self, transfer: Transfer) -> None:
@@ -74,7 +72,8 @@ class StepView:
                 transfer.add(key, torch.stack(torch.aminmax(held)))
 
     def _rates(self, transfer: Transfer) -> None:
-        rates = [group_rate(group) if (group := self._groups.get(id(tensor))) else torch.nan for tensor in self.tensors]
+        by_parameter = {id(p): group_rate(group) for group in self.optimizer.param_groups for p in group["params"]}
+        rates = [by_parameter.get(id(tensor), torch.nan) for tensor in self.tensors]
         first = self.optimizer.param_groups[0]["lr"]
         if rates:
             transfer.add("rates", torch.stack([torch.as_tensor(rate, dtype=torch.float64).reshape(()) for rate in rates]))

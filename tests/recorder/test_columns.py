@@ -333,6 +333,23 @@ def test_frozen_batch_norm_uses_its_running_variance(tmp_path: Path) -> None:
     assert run.matrix("gain_tight")[0, run.layer_names.index("5")] == pytest.approx(1 / math.sqrt(0.5 + 1e-5), rel=1e-5)
 
 
+def test_the_learning_rate_is_the_current_one(tmp_path: Path) -> None:
+    """Schedules change the groups, and load_state_dict replaces them."""
+    loop = Loop(mlp, lambda p: torch.optim.SGD(p, lr=0.1))
+    saved = loop.optimizer.state_dict()
+    for number, _ in enumerate(loop.watched(tmp_path / "run", 3)):
+        if number == 1:
+            loop.optimizer.param_groups[0]["lr"] = 0.2
+        if number == 2:
+            saved["param_groups"][0]["lr"] = 0.4
+            loop.optimizer.load_state_dict(saved)
+    run = ns.load_run(tmp_path / "run")
+    np.testing.assert_allclose(run.table()["learning_rate"].to_numpy(), [0.1, 0.2, 0.4])
+    np.testing.assert_allclose(
+        run.matrix("effective_lr")[:, 0] * run.matrix("frobenius_norm")[:, 0] ** 2, [0.1, 0.2, 0.4], rtol=1e-5
+    )
+
+
 def test_loss_is_found_before_and_after_the_step_and_not_needed(tmp_path: Path) -> None:
     for place in ("before", "after", "never"):
         loop = Loop(mlp)
