@@ -12,10 +12,13 @@ from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
+from normscope.recorder.probes import Probe
+from normscope.recorder.reading import Run, load_run
+from normscope.recorder.watch import Watch, watch
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "certify_radius", "doctor", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "optim",
-    "rules", "weight_sensitivities",
+    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Probe", "Refusal",
+    "Run", "Watch", "__version__", "audit", "certify_radius", "doctor", "lipschitz", "load_run", "local_brackets",
+    "normalizer_ablation", "operator_norm", "optim", "rules", "watch", "weight_sensitivities",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, demo, doctor
+from normscope.cli import audit, demo, doctor, export
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -64,6 +64,7 @@ def _normscope(
 app.command()(audit.audit)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.command()(export.export)
 
 
 def main() -> None:

@@ -239,6 +239,28 @@ def set_variances(normalizer: Normalizer, value: torch.Tensor) -> torch.Tensor:
     return value.var(axes, correction=0)
 
 
+def gains(normalizer: Normalizer, variance: torch.Tensor, mean: torch.Tensor, width: int = 1) -> torch.Tensor:
+    """A normalizer's gain by each definition of docs/audit.md: tight, paper, paper_affine and layer, in one tensor.
+
+    tight = max_c |γ_c|/√(v_c+ε); paper = ‖1/√(v+ε)‖₂, for groups and instances the sum; paper_affine = ‖γ/√(v+ε)‖₂;
+    layer = 1/√(mean v + ε). variance: v, one a channel (batch and instance statistics, or running ones), one a group, or
+    one in all (layer, rms, l2). width: how many entries share one v, for a normalizer without γ.
+    """
+    by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")
+    inverse = (variance + normalizer.epsilon).rsqrt()
+    weight = inverse.new_ones(1) if normalizer.weight is None else normalizer.weight.to(inverse).flatten()
+    if normalizer.kind == "group" and normalizer.weight is not None:
+        scaled = weight.reshape(normalizer.groups, -1) * inverse[:, None]
+    elif normalizer.weight is None and not by_channel:
+        scaled = inverse[:, None].expand(-1, width)
+    else:
+        scaled = weight * inverse
+    added = normalizer.kind in ("group", "instance") and not normalizer.fixed
+    paper = inverse.sum() if added else torch.linalg.vector_norm(inverse)
+    layer = (mean.to(inverse) + normalizer.epsilon).rsqrt()
+    return torch.stack([scaled.abs().max(), paper, torch.linalg.vector_norm(scaled), layer])
+
+
 def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> float:
     """The least that a normalizer divides by. σ is 1/√d-Lipschitz, so on a region σ ≥ σ(middle) − deviation/√d."""
     smallest = 0.0
