@@ -68,6 +68,11 @@ def _reshape(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return "reshape", aten.reshape.default, (args[0], list(result.shape))
 
 
+def _dot(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Of real vectors both are the same."""
+    return "dot", aten.dot.default, args
+
+
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
@@ -78,6 +83,7 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "copy": _copy,
     "view": _reshape,
     "_unsafe_view": _reshape,
+    "vdot": _dot,
 }
 
 

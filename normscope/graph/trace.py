@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import re
 import warnings
@@ -20,7 +21,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, t
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, Refusal
-from normscope.graph.canonical import canonical, is_float, is_identity
+from normscope.graph.canonical import DROPOUTS, canonical, is_float, is_identity
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
@@ -45,6 +46,20 @@ def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str 
     if _mutates_shared(program.graph):
         program = program.run_decompositions({})
     graph = _Conversion(program, call, mode, output).graph()
+    graph.validate()
+    return recognise(graph)
+
+
+def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval") -> Graph:
+    """Trace `model` as a function of its parameters too: each is a node of its own, named as in `named_parameters()`.
+
+    The whole example is one input, integer tensors and random draws included; dropout is kept as a node that evaluates
+    to its input. All floating-point outputs of the model are gathered in one `outputs` node.
+    """
+    program = export(_module(model), call, mode)
+    if _mutates_shared(program.graph):
+        program = program.run_decompositions({})
+    graph = _ParametricConversion(program, call, "eval" if mode == "eval" else "batch", None).graph()
     graph.validate()
     return recognise(graph)
 
@@ -157,10 +172,10 @@ class _Conversion:
         chosen = self._output(values)
         if not isinstance(chosen, Node):
             raise InputError("the output does not depend on any floating-point input: its constant is 0")
-        floats = [node.dtype for node in self.inputs]
+        floats = [node.dtype for node in self.inputs if node.dtype is not None and node.dtype.is_floating_point]
         return Graph(
             (*self.inputs, *self.nodes), tuple(self.inputs), chosen, self.mode, self.mode == "batch",
-            torch.float64 if torch.float64 in floats else (floats[0] or torch.float32), tuple(self.notes),
+            torch.float64 if torch.float64 in floats else next(iter(floats), torch.float32), tuple(self.notes),
         ).replace({})  # fmt: skip
 
     def _placeholders(self) -> dict[FxNode, Any]:
@@ -171,7 +186,7 @@ class _Conversion:
             (node for node in program.graph.nodes if node.op == "placeholder"), signature.input_specs, strict=True
         ):
             if spec.kind == InputKind.PARAMETER:
-                values[placeholder] = Constant(program.state_dict[spec.target].detach(), (spec.target,), learned=True)
+                values[placeholder] = self._parameter(placeholder, spec.target)
             elif spec.kind == InputKind.BUFFER:
                 store = program.state_dict if spec.target in program.state_dict else program.constants
                 values[placeholder] = Constant(store[spec.target].detach(), (spec.target,))
@@ -185,6 +200,9 @@ class _Conversion:
                 "pass embeddings (for transformers models, inputs_embeds) as the example"
             )
         return values
+
+    def _parameter(self, placeholder: FxNode, name: str) -> Any:
+        return Constant(self.program.state_dict[name].detach(), (name,), learned=True)
 
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
@@ -244,8 +262,7 @@ class _Conversion:
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluate an operation that does not depend on the input, in the model's own precision."""
-        tags = getattr(target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if _is_random(target):
             raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
         sources: list[str] = []
         learned: list[bool] = []
@@ -277,6 +294,74 @@ class _Conversion:
             if self.wanted in (name, position) or str(self.wanted) == name:
                 return leaf
         raise InputError(f"no output {self.wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+
+
+class _ParametricConversion(_Conversion):
+    """The same pass with parameters, integer inputs and random draws as nodes instead of constants."""
+
+    def _parameter(self, placeholder: FxNode, name: str) -> Any:
+        stored = self.program.state_dict
+        for known in self.inputs:  # a tied parameter goes by the first of its names
+            if known.op == "parameter" and known.shape == tuple(stored[name].shape) and _same_storage(stored[known.path], stored[name]):
+                return known
+        return self._leaf(placeholder, "parameter", name)
+
+    def _user_input(self, placeholder: FxNode, given: Any) -> Any:
+        return self._leaf(placeholder, "input") if isinstance(given, torch.Tensor) else given
+
+    def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super()._operation(fx, args, kwargs)
+        if isinstance(result, Node) and result.op in DROPOUTS:
+            result.target = _first_argument
+        elif isinstance(result, Node) and result.op == "scaled_dot_product_attention":
+            result.target = _attention_without_dropout
+        return result
+
+    def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_random(target) and isinstance(fx.meta.get("val"), torch.Tensor):
+            return self._leaf(fx, "random")
+        return super()._fold(fx, target, args, kwargs)
+
+    def _leaf(self, fx: FxNode, op: str, name: str = "") -> Node:
+        meta = fx.meta["val"]
+        node = Node(fx.name, op, path=name, shape=tuple(meta.shape), dtype=meta.dtype)
+        self.inputs.append(node)
+        return node
+
+    def _output(self, values: dict[FxNode, Any]) -> Any:
+        names = {fx.name: fx for fx in values}
+        found = [values[names[name]] for name in self.program.graph_signature.user_outputs if name in names]
+        floats = [leaf for leaf in found if isinstance(leaf, Node) and is_float(leaf)]
+        if not floats:
+            raise InputError("the model returns no floating-point tensor that depends on its inputs or parameters")
+        gathered = Node("outputs", "outputs", gather, (floats,), dtype=floats[0].dtype, shape=(sum(map(_entries, floats)),))
+        self.nodes.append(gathered)
+        return gathered
+
+
+def gather(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """All outputs of a model as one vector."""
+    return torch.cat([output.reshape(-1) for output in outputs])
+
+
+def _entries(node: Node) -> int:
+    return math.prod(node.shape)
+
+
+def _first_argument(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x
+
+
+def _attention_without_dropout(query: Any, key: Any, value: Any, mask: Any, dropout: float, *more: Any, **named: Any) -> torch.Tensor:
+    return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, *more, **named)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+
+
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def operation_name(target: Any) -> str:

@@ -17,6 +17,7 @@ from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -107,6 +108,9 @@ class Centering(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.normalized(forms.of(node.input), node.args[1], centered=True, divides=False)
+
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
 class NormalizerRule(Rule):
@@ -184,6 +188,45 @@ class NormalizerRule(Rule):
     def linear(self, node: Node) -> bool:
         normalizer = normalizer_of(node)
         return normalizer is not None and normalizer.fixed and len(node.inputs) == 1
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        x, weight, bias = forms.of(node.args[0]), *_affine_operands(node)
+        per_channel = node.op not in ("layer_norm", "rms_norm")
+        channels = (-1, *[1] * (len(node.shape) - 2)) if per_channel else ()
+        scale, shift = (
+            None if operand is None else forms.view(forms.of(operand), tuple(operand.shape) if not per_channel else (node.shape[1], *channels[1:]))
+            for operand in (weight, bias)
+        )
+        if normalizer.fixed:
+            fixed = forms.of(Constant(torch.zeros(node.shape[1], *channels[1:])))
+            standard = forms.product(forms.sum(x, fixed), fixed)
+        elif normalizer.kind == "group":
+            split = forms.view(x, (node.shape[0], normalizer.groups, math.prod(node.shape[1:]) // normalizer.groups))
+            standard = forms.view(forms.normalized(split, (2,), centered=True), node.shape)
+        else:
+            standard = forms.normalized(x, normalizer.axes, normalizer.centered)
+        return forms.affine(standard, scale, shift)
+
+
+def _affine_operands(node: Node) -> tuple[Any, Any]:
+    """γ and β among a node's arguments, as they are: nodes where parameters are."""
+    if node.op == "standardize":
+        return None, None
+    first = {"batch_norm": 1, "instance_norm": 1, "layer_norm": 2, "group_norm": 2, "rms_norm": 2}[node.op]
+    return node.args[first], None if node.op == "rms_norm" else node.args[first + 1]
+
+
+@rule("_weight_norm", "_weight_norm_interface")
+class WeightNorm(Rule):
+    """w = g v/‖v‖, a norm for every index of one axis."""
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        v, g = map(forms.of, node.args[:2])
+        axis = node.argument(2, "dim", 0)
+        others = [i for i in range(len(v.shape)) if axis == -1 or i != axis % len(v.shape)]
+        return forms.product(forms.normalized(v, others, centered=False), g)
 
 
 def running_scale(normalizer: Normalizer) -> torch.Tensor:

@@ -1,0 +1,99 @@
+"""Whether the groups found are all there are: their rank against the null space of the outputs' Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.symmetry.groups import Group
+from normscope.symmetry.numerics import Numerics
+
+LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
+RANK = 1e-7  # singular values below this share of the largest are zero
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """named: independent directions of the groups. null: directions that no output sees, found numerically."""
+
+    named: int
+    null: int
+    outside: float  # how far the named directions are from the null space
+
+    @property
+    def unnamed(self) -> int:
+        return self.null - self.named
+
+    @property
+    def complete(self) -> bool:
+        return self.unnamed == 0
+
+    def __str__(self) -> str:
+        rest = "all of them named" if self.complete else f"{self.unnamed} of them in no group"
+        return f"{self.null} directions change no output, {rest}"
+
+
+def completeness(groups: Iterable[Group], numerics: Numerics, unused: Iterable[str]) -> Completeness:
+    """Compare at a generic point near the model's parameters, without ε, over as many random inputs as rank needs."""
+    generator = torch.Generator().manual_seed(SEED)
+    absent = set(unused)
+    point = {name: _generic(value, generator) for name, value in numerics.parameters.items() if name not in absent}
+    size = sum(value.numel() for value in point.values())
+    if size > LARGEST:
+        raise InputError(f"completeness needs at most {LARGEST} parameters, this model has {size}: try a smaller model of its kind")
+    null = _null_space(point, numerics, generator)
+    named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *(_rows(group, point) for group in groups)]))
+    outside = named - named @ null.T @ null
+    return Completeness(len(named), len(null), float(outside.abs().max()) if len(named) else 0.0)
+
+
+def _generic(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A point near by at which no entry is special, such as the zeros and ones of initial biases and gains."""
+    noise = torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
+    return value * (1 + 0.1 * noise[0]) + 0.1 * noise[1]
+
+
+def _null_space(point: dict[str, torch.Tensor], numerics: Numerics, generator: torch.Generator) -> torch.Tensor:
+    """(dimension, parameters): what the Jacobians at random inputs all map to zero."""
+    size = sum(value.numel() for value in point.values())
+    triangle = torch.zeros(0, size, dtype=torch.float64)
+    rank, idle = -1, 0
+    while idle < 3:  # until three more batches have added nothing
+        inputs = {
+            node: torch.randn(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
+            for node, value in numerics.inputs.items()
+        }
+        jacobian = torch.func.jacrev(lambda p, inputs=inputs: numerics.without_epsilon(p, inputs), chunk_size=64)(point)
+        rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
+        triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
+        values = torch.linalg.svdvals(triangle)
+        found = int((values > RANK * values.max()).sum()) if values.numel() else 0
+        idle = idle + 1 if found == rank else 0
+        rank = found
+    _, _, right = torch.linalg.svd(triangle, full_matrices=True)
+    return right[rank:]
+
+
+def _rows(group: Group, point: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The directions of a group among all parameters."""
+    directions = group.directions(point)
+    parts = dict(
+        zip(
+            dict.fromkeys(group.parameters),
+            directions.split([point[name].numel() for name in dict.fromkeys(group.parameters)], 1),
+            strict=True,
+        )
+    )
+    return torch.cat([parts[name] if name in parts else directions.new_zeros(len(directions), value.numel()) for name, value in point.items()], 1)
+
+
+def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    if not len(rows):
+        return rows
+    lengths = rows.norm(dim=1, keepdim=True)
+    _, values, right = torch.linalg.svd(rows / lengths.clamp(min=1e-300), full_matrices=False)
+    return right[: int((values > RANK * values.max()).sum())]

@@ -1,0 +1,119 @@
+"""`ns.symmetries`: from a model to the groups that leave its outputs unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map_only
+
+from normscope.core.data import Call, Example
+from normscope.core.errors import InputError
+from normscope.graph.graph import Graph
+from normscope.graph.trace import trace_parameters
+from normscope.rules.forms import Fixed, Form, Forms, Parameter
+from normscope.rules.registry import registry
+from normscope.symmetry.absorbed import absorbed_shifts
+from normscope.symmetry.check import defect
+from normscope.symmetry.degrees import Degrees
+from normscope.symmetry.families import Paths, scale_groups, scale_members, shift_groups
+from normscope.symmetry.gauges import bonds
+from normscope.symmetry.groups import Group
+from normscope.symmetry.matrices import linear_group
+from normscope.symmetry.numerics import Numerics
+from normscope.symmetry.report import KINDS, SymmetryReport
+from normscope.symmetry.shifts import Shifts
+
+MODES = ("train", "eval")
+
+
+def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "train") -> SymmetryReport:
+    """Find the groups of parameter changes that leave every output of a model as it is, for any input.
+
+    >>> from torch import nn
+    >>> report = symmetries(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(5, 4))
+    >>> [(group.kind, group.parameters, group.count) for group in report]
+    [('scale', ('0.weight',), 8), ('shift', ('0.bias',), 8), ('rescale', ('1.weight', '1.bias', '3.weight'), 8)]
+
+    mode: "train", where batch normalization uses batch statistics, or "eval", where it uses running ones.
+    """
+    if mode not in MODES:
+        raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+    call = _with_several_samples(Call.of(example))
+    graph = trace_parameters(model, call, mode)
+    numerics = Numerics.of(model, graph, call, mode)
+    groups = _groups(forms_of(graph), numerics)
+    used = {source.path for node in graph for source in node.inputs if source.op == "parameter"}
+    return SymmetryReport(type(model).__name__, mode, tuple(groups), numerics, tuple(n for n in numerics.parameters if n not in used))
+
+
+def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
+    """All groups, by kind and in the order of the model's parameters."""
+    shapes = {form.name: form.shape for form in forms if isinstance(form, Parameter)}
+    shifts = Shifts(forms)
+    degrees = Degrees(forms, shifts)
+    matrices = [linear_group(bond, shapes) for bond in bonds(forms)]
+    arrays = {(name, number): ids.shape for name, leaves in degrees.leaves.items() for number, ids in enumerate(leaves)}
+    members = [member for member in scale_members(degrees) if not any(group.contains(member, arrays) for group in matrices)]
+    found: list[Group] = [
+        *scale_groups(members, degrees, shapes), *shift_groups(forms, shifts), *absorbed_shifts(forms, shifts, numerics), *matrices,
+    ]  # fmt: skip
+    paths = Paths(forms)
+    order = {name: place for place, name in enumerate(numerics.parameters)}
+    measured = [
+        replace(group, mode=numerics.mode, path=paths.of(group), measure=lambda group: defect(group, numerics)) for group in found
+    ]
+    return sorted(measured, key=lambda group: (order[group.parameters[0]], KINDS.index(group.kind)))
+
+
+def forms_of(graph: Graph) -> list[Form]:
+    """The graph in the vocabulary of rules/forms.py, operands first; the last form gathers the outputs."""
+    forms = Forms()
+    for node in graph:
+        forms.node = node
+        if node.op == "parameter":
+            forms.made[node] = Parameter((), node.shape, node.path, node=node)
+        elif node.op in ("input", "random"):
+            forms.made[node] = Fixed((), node.shape, node=node)
+        else:
+            forms.made[node] = registry.form(node, forms)
+    return _below(forms.made[graph.output])
+
+
+def _below(root: Form) -> list[Form]:
+    """All forms that a root is made of and itself, operands first."""
+    order: list[Form] = []
+    entered = {root}
+    stack: list[tuple[Form, Iterator[Form]]] = [(root, iter(root.operands))]
+    while stack:
+        form, operands = stack[-1]
+        for operand in operands:
+            if operand not in entered:
+                entered.add(operand)
+                stack.append((operand, iter(operand.operands)))
+                break
+        else:
+            stack.pop()
+            order.append(form)
+    return order
+
+
+def _with_several_samples(call: Call) -> Call:
+    """The call with at least two samples, different ones: batch statistics of a single sample have no variance."""
+    if call.batch_size > 1:
+        return call
+    generator = torch.Generator().manual_seed(0)
+
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0:
+            return tensor
+        if not tensor.is_floating_point():
+            return torch.cat([tensor] * 4)
+        spread = tensor.std().nan_to_num(1.0) if tensor.numel() > 1 else torch.ones(())
+        noise = torch.randn(3, *tensor.shape[1:], generator=generator).to(tensor)
+        return torch.cat([tensor, tensor + (spread + (spread == 0)) * noise])
+
+    args, kwargs = tree_map_only(torch.Tensor, doubled, (call.args, call.kwargs))
+    return Call(args, kwargs)

@@ -1,0 +1,96 @@
+"""A model as a function of its parameters, in float64: the model itself, and its traced graph with any ε."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from normscope.core.data import Call
+from normscope.graph.graph import Graph, Node
+from normscope.graph.trace import in_mode
+
+EPSILON_ARGUMENT = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}
+TINY = 1e-20  # an ε that no float64 variance of ordinary size notices
+
+Parameters = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where groups are tried: a float64 copy of the model, its traced graph, and one example."""
+
+    model: torch.nn.Module
+    graph: Graph
+    call: Call
+    mode: str
+
+    @classmethod
+    def of(cls, model: torch.nn.Module | ExportedProgram, graph: Graph, call: Call, mode: str) -> Numerics:
+        module = model.module() if isinstance(model, ExportedProgram) else model
+        return cls(copy.deepcopy(module).double(), graph, _double(call), mode)
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def outputs(self, parameters: Parameters) -> torch.Tensor:
+        """All floating-point outputs of the model in a row; random layers draw the same numbers every time."""
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        state = {**parameters, **buffers}
+        with in_mode(self.model, self.mode), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+            torch.manual_seed(0)
+            result = torch.func.functional_call(self.model, state, self.call.args, self.call.kwargs, tie_weights=True)
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        return torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+    def without_epsilon(self, parameters: Parameters, inputs: Mapping[Node, torch.Tensor] | None = None) -> torch.Tensor:
+        """The outputs of the traced graph with ε → 0 in every normalizer (and without dropout)."""
+        return self._run(self._without_epsilon, parameters, inputs or self.inputs)[0]
+
+    def values(self, parameters: Parameters, nodes: Sequence[Node]) -> dict[Node, torch.Tensor]:
+        """The values of some nodes of the graph on the example."""
+        return self._run(self.graph, parameters, self.inputs, nodes)[1]
+
+    @staticmethod
+    def _run(
+        graph: Graph, parameters: Parameters, inputs: Mapping[Node, torch.Tensor], nodes: Sequence[Node] = ()
+    ) -> tuple[torch.Tensor, dict[Node, torch.Tensor]]:
+        values = [parameters[node.path] if node.op == "parameter" else inputs[node] for node in graph.inputs]
+        return graph.run(values, torch.float64, nodes)
+
+    @cached_property
+    def _without_epsilon(self) -> Graph:
+        replaced = {}
+        for node in self.graph:
+            place = EPSILON_ARGUMENT.get(node.op)
+            if place is not None:
+                args = (*node.args[:place], TINY, *node.args[place + 1 :])
+                replaced[node] = Node(
+                    node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype
+                )
+        return self.graph.replace(replaced)
+
+    @cached_property
+    def inputs(self) -> dict[Node, torch.Tensor]:
+        """The example, by the graph's input nodes; what the model draws at random is drawn once."""
+        generator = torch.Generator().manual_seed(0)
+        given = iter(leaf for leaf in tree_leaves((self.call.args, self.call.kwargs)) if isinstance(leaf, torch.Tensor))
+        return {
+            node: next(given) if node.op == "input" else torch.rand(node.shape, generator=generator, dtype=torch.float64)
+            for node in self.graph.inputs
+            if node.op != "parameter"
+        }
+
+
+def _double(call: Call) -> Call:
+    args, kwargs = tree_map_only(
+        torch.Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, (call.args, call.kwargs)
+    )
+    return Call(args, kwargs)
