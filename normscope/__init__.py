@@ -11,10 +11,12 @@ from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.report import SymmetryReport
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "certify_radius", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "rules",
-    "weight_sensitivities",
+    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal",
+    "SymmetryReport", "__version__", "audit", "certify_radius", "lipschitz", "local_brackets", "normalizer_ablation",
+    "operator_norm", "rules", "symmetries", "weight_sensitivities",
 ]  # fmt: skip

@@ -73,6 +73,10 @@ def _dot(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return "dot", aten.dot.default, args
 
 
+def _adjoint(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    return "mH", aten.mH.default, args
+
+
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
@@ -84,6 +88,7 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "view": _reshape,
     "_unsafe_view": _reshape,
     "vdot": _dot,
+    "matrix_H": _adjoint,
 }
 
 

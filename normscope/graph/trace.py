@@ -311,10 +311,8 @@ class _ParametricConversion(_Conversion):
 
     def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super()._operation(fx, args, kwargs)
-        if isinstance(result, Node) and result.op in DROPOUTS:
-            result.target = _first_argument
-        elif isinstance(result, Node) and result.op == "scaled_dot_product_attention":
-            result.target = _attention_without_dropout
+        if isinstance(result, Node):
+            result.target = EVALUATED_AS.get(result.op, result.target)
         return result
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -352,8 +350,21 @@ def _first_argument(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return x
 
 
+def weight_norm(v: torch.Tensor, g: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """g v/‖v‖, written out: the second derivative of torch's own operation is wrong on the CPU."""
+    others = [i for i in range(v.dim()) if axis == -1 or i != axis % v.dim()]
+    return g * v / torch.linalg.vector_norm(v, dim=others, keepdim=True)
+
+
 def _attention_without_dropout(query: Any, key: Any, value: Any, mask: Any, dropout: float, *more: Any, **named: Any) -> torch.Tensor:
     return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, *more, **named)
+
+
+EVALUATED_AS: dict[str, Any] = {  # where a model is a function of its parameters
+    **dict.fromkeys(DROPOUTS, _first_argument),
+    "scaled_dot_product_attention": _attention_without_dropout,
+    "_weight_norm": weight_norm,
+}
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

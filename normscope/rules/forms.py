@@ -21,6 +21,9 @@ from normscope.graph.graph import Constant, Node, Shape
 MARK = 0.375  # entries are numbered n + MARK, so that no constant that an operation writes is taken for one
 
 
+Move = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
 @dataclass(eq=False)
 class Form:
     """A tensor and how it is made from others; `node` is the operation of the graph that it belongs to."""
@@ -61,7 +64,7 @@ class Entrywise(Form):
 class Moved(Form):
     """Every output entry is an entry of an operand, or fixed."""
 
-    move: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    move: Move
 
     @cached_property
     def source(self) -> np.ndarray:
@@ -192,7 +195,13 @@ class Forms:
     def entrywise(self, x: Form, power: float = 1.0, odd_linear: bool = False) -> Form:
         return Entrywise((x,), x.shape, power, odd_linear, node=self.node)
 
-    def moved(self, operands: Sequence[Form], move: Callable[[Sequence[torch.Tensor]], torch.Tensor], shape: Shape) -> Form:
+    def moved(self, operands: Sequence[Form], move: Move, shape: Shape) -> Form:
+        """Parts of one tensor that are put together again are one rearrangement of it."""
+        origins = [_origin(operand) for operand in operands]
+        if len(operands) > 1 and all(origin is origins[0] for origin in origins):
+            return Moved(
+                (origins[0],), shape, lambda values: move([_replayed(operand, values[0]) for operand in operands]), node=self.node
+            )
         return Moved(tuple(operands), shape, move, node=self.node)
 
     def rearranged(self, pick: int | None = None) -> Form:
@@ -266,6 +275,24 @@ class Forms:
 
     def softmax(self, x: Form, axis: int, stochastic: bool = True) -> Form:
         return Softmax((x,), x.shape, axis % max(len(x.shape), 1), stochastic, node=self.node)
+
+
+def _origin(form: Form) -> Form:
+    """What a form is a rearrangement of."""
+    while isinstance(form, Moved) and len(form.operands) == 1:
+        form = form.operands[0]
+    return form
+
+
+def _replayed(form: Form, value: torch.Tensor) -> torch.Tensor:
+    """A form from the value of its origin."""
+    steps = []
+    while isinstance(form, Moved) and len(form.operands) == 1:
+        steps.append(form.move)
+        form = form.operands[0]
+    for step in reversed(steps):
+        value = step([value])
+    return value
 
 
 def _broadcast(operands: Sequence[Form]) -> Shape:

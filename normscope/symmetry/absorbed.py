@@ -13,40 +13,38 @@ from normscope.graph.graph import Node
 from normscope.rules.forms import Form, Moved, Normalized, Parameter, Softmax, Sum
 from normscope.symmetry.families import shift_kind
 from normscope.symmetry.groups import Action, Parameters, ShiftGroup
+from normscope.symmetry.indices import compressed, renumbered
 from normscope.symmetry.numerics import Numerics
 from normscope.symmetry.shifts import Shifts
 
 
 @dataclass(frozen=True)
 class Absorber:
-    """A bias that is added once, and the node whose value is that sum."""
+    """A bias that is added once, as a tensor of `shape`, and the node whose value is that sum."""
 
     bias: Parameter
+    shape: tuple[int, ...]
     node: Node
+
+    def share_of(self, change: torch.Tensor) -> torch.Tensor:
+        """A change of the sum that is the same wherever the bias is, as a change of the bias."""
+        whole = (1,) * (change.dim() - len(self.shape)) + self.shape
+        return change[tuple(slice(0, 1) if size == 1 else slice(None) for size in whole)].reshape(self.bias.shape)
 
 
 @dataclass(frozen=True)
 class Compensation:
-    """Takes back, bias by bias, what a shift has changed in the sums that they belong to."""
+    """Takes back, bias by bias, what a shift changes in the sums that they belong to; all of that is linear."""
 
     absorbers: tuple[Absorber, ...]
     numerics: Numerics
 
     def __call__(self, moved: dict[str, torch.Tensor], parameters: Parameters) -> None:
-        nodes = [absorber.node for absorber in self.absorbers]
-        with torch.no_grad():
-            before = self.numerics.values(parameters, nodes)
-            for absorber in self.absorbers:
-                change = self.numerics.values(moved, [absorber.node])[absorber.node] - before[absorber.node]
-                bias = moved[absorber.bias.name]
-                moved[absorber.bias.name] = bias - _first(change, absorber.bias.shape).to(bias)
-
-
-def _first(change: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A change that is the same along every axis that a bias lacks, as one of the bias."""
-    if shape and change.shape[-len(shape) :] != shape:  # a bias a channel: the second axis
-        return change[(0, slice(None), *[0] * (change.dim() - 2))].reshape(shape)
-    return change[(0,) * (change.dim() - len(shape))].reshape(shape)
+        for absorber in self.absorbers:
+            steps = {name: (value - parameters[name]).double() for name, value in moved.items()}
+            change = self.numerics.derivative(parameters, steps, absorber.node)
+            bias = moved[absorber.bias.name]
+            moved[absorber.bias.name] = bias - absorber.share_of(change).to(bias)
 
 
 def absorbed_shifts(forms: Sequence[Form], shifts: Shifts, numerics: Numerics) -> Iterator[ShiftGroup]:
@@ -60,14 +58,23 @@ def absorbed_shifts(forms: Sequence[Form], shifts: Shifts, numerics: Numerics) -
         return
     wider = Shifts(forms, {form: operand for form, (operand, _) in found.items()})
     for form in forms:
-        if isinstance(form, Parameter) and (shifts.labels[form] < 0).all() and (wider.labels[form] >= 0).any():
+        if not isinstance(form, Parameter):
+            continue
+        labels = _only_in(wider.labels[form], shifts.labels[form])
+        if (labels >= 0).any():
             taken = [absorber for absorber in _reached(form, found, users, forms) if absorber.bias is not form]
             actions = (
-                Action(form.name, form.shape, wider.labels[form]),
+                Action(form.name, form.shape, labels),
                 *(Action(absorber.bias.name, absorber.bias.shape, np.full((1,) * len(absorber.bias.shape), -1)) for absorber in taken),
             )
-            count = int(wider.labels[form].max()) + 1
-            yield ShiftGroup(shift_kind(form.shape), actions, count, compensate=Compensation(tuple(taken), numerics))
+            yield ShiftGroup(shift_kind(form.shape), actions, int(labels.max()) + 1, compensate=Compensation(tuple(taken), numerics))
+
+
+def _only_in(wider: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The classes of one partition that meet none of another."""
+    own, others = np.broadcast_arrays(wider, known)
+    met = np.unique(own[others >= 0])
+    return compressed(renumbered(np.where(np.isin(own, met), -1, own)))
 
 
 def _absorbers(forms: Sequence[Form], shifts: Shifts, users: dict[Form, list[Form]]) -> dict[Form, tuple[Form, Absorber]]:
@@ -81,7 +88,7 @@ def _absorbers(forms: Sequence[Form], shifts: Shifts, users: dict[Form, list[For
             bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
             alone = len(users[operand]) == len(users[bias]) == 1
             if isinstance(bias, Parameter) and alone and bias.entries == operand.entries and (shifts.labels[bias] < 0).any():
-                found[form] = (operand, Absorber(bias, form.node))
+                found[form] = (operand, Absorber(bias, operand.shape, form.node))
     return found
 
 

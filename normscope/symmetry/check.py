@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,8 @@ import torch
 from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
 
-ROUNDING = 1e-8  # of float64 after a whole network, relative
+TOLERANCE = 1e-8  # relative, where a model's own rounding is not larger
+SMALLEST = 1e-300
 SEED = 0
 
 
@@ -40,82 +41,87 @@ def defect(group: Group, numerics: Numerics) -> float:
 
 def check(groups: Iterable[Group], numerics: Numerics) -> list[Refutation]:
     """Every group that fails a test by more than rounding once ε is taken out of the normalizers."""
-    with torch.no_grad():
-        reference = numerics.without_epsilon(numerics.parameters)
-    generator = torch.Generator().manual_seed(SEED)
-    weights = torch.randn(reference.shape, generator=generator, dtype=torch.float64)
-    gradient = _gradient(numerics, weights, numerics.parameters)
+    trial = _Trial(numerics)
     found: list[Refutation] = []
     for group in groups:
-        tests = {
-            "outputs": lambda group=group: _moved_outputs(group, numerics, reference, generator),
-            "gradient": lambda group=group: _radial_gradient(group, numerics, gradient, generator),
-            "Hessian": lambda group=group: _hessian_identity(group, numerics, weights, gradient),
-        }
-        for test, measure in tests.items():
-            value = measure()
-            if not value <= ROUNDING:
+        for test, measure in {"outputs": trial.outputs, "gradient": trial.gradient, "Hessian": trial.hessian}.items():
+            value = measure(group)
+            if not value <= TOLERANCE:
                 found.append(Refutation(group, test, value))
                 break
     return found
 
 
-def _moved_outputs(group: Group, numerics: Numerics, reference: torch.Tensor, generator: torch.Generator) -> float:
-    """Of the model itself; where ε makes a difference, of its graph without ε."""
-    if group.defect <= ROUNDING:
-        return group.defect
-    with torch.no_grad():
-        moved = numerics.without_epsilon(group.transform(numerics.parameters, generator))
-    return _relative(moved - reference, reference)
+class _Trial:
+    """One model, one random loss of its outputs, and the error of each test beyond what rounding explains."""
+
+    def __init__(self, numerics: Numerics) -> None:
+        self.numerics, self.parameters = numerics, numerics.parameters
+        self.generator = torch.Generator().manual_seed(SEED)
+        with torch.no_grad():
+            self.reference = numerics.without_epsilon(self.parameters)
+        self.weights = torch.randn(self.reference.shape, generator=self.generator, dtype=torch.float64)
+        self.slopes = self._slopes(self.parameters)
+        nearby = self._slopes(_off_by_some_ulps(self.parameters, self.generator))
+        self.steepness = _length(self.slopes.values())
+        self.noise = _length(nearby[name] - self.slopes[name] for name in nearby) / (self.steepness + SMALLEST)
+
+    def outputs(self, group: Group) -> float:
+        """max |Δ output| / max |output|: of the model itself and, where ε makes a difference, of its graph without ε."""
+        if group.defect <= TOLERANCE:
+            return group.defect
+        moved = group.transform(self.parameters, self.generator)
+        with torch.no_grad():
+            after, again = map(self.numerics.without_epsilon, (moved, _off_by_some_ulps(moved, self.generator)))
+        return _beyond(_relative(after - self.reference, self.reference), _relative(again - after, self.reference))
+
+    def gradient(self, group: Group) -> float:
+        """|∇L · u| / ‖∇L‖‖u‖ for a random tangent u of the orbit."""
+        tangent = group.tangent(self.parameters, torch.randn(group.count, generator=self.generator, dtype=torch.float64))
+        inner = sum(float((self.slopes[name] * part).sum()) for name, part in tangent.items())
+        return _beyond(abs(inner) / (_length(tangent.values()) * self.steepness + SMALLEST), self.noise)
+
+    def hessian(self, group: Group) -> float:
+        """‖H w + ∇L‖ / ‖∇L‖ on the entries w that a scale group moves: from L(c w) = L(w), ∇L(c w) = ∇L(w)/c."""
+        if group.kind != "scale" or set(group.degrees) != {1.0}:
+            return 0.0
+        name = group.parameters[0]
+        moved = torch.stack([action.spread(torch.ones(group.count).double()) for action in group.actions]).sum(0)
+        product = self._hessian_product(name, moved * self.parameters[name])
+        return _beyond(float(((product + self.slopes[name]) * moved).norm()) / (self.steepness + SMALLEST), self.noise)
+
+    def _loss(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Nonlinear in the outputs, so that second derivatives are not those of the network alone."""
+        outputs = self.numerics.without_epsilon(parameters)
+        return (self.weights * (outputs + 0.5 * outputs.square())).sum()
+
+    def _slopes(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return torch.func.grad(self._loss)(parameters)
+
+    def _hessian_product(self, name: str, direction: torch.Tensor) -> torch.Tensor:
+        """The block of H of one parameter, times a direction, by differentiating ∇L · u."""
+        leaf = self.parameters[name].clone().requires_grad_(True)
+        loss = self._loss({**self.parameters, name: leaf})
+        (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        return torch.autograd.grad((slope * direction).sum(), leaf)[0]
 
 
-def _radial_gradient(group: Group, numerics: Numerics, gradient: dict[str, torch.Tensor], generator: torch.Generator) -> float:
-    """|∇L · u| / ‖∇L‖‖u‖ for a random tangent u of the orbit."""
-    amounts = torch.randn(group.count, generator=generator, dtype=torch.float64)
-    tangent = group.tangent(numerics.parameters, amounts)
-    inner = sum(float((gradient[name] * part).sum()) for name, part in tangent.items())
-    sizes = [
-        sum(float(part.square().sum()) for part in parts) ** 0.5
-        for parts in (tangent.values(), [gradient[name] for name in tangent])
-    ]
-    return abs(inner) / (sizes[0] * sizes[1] + 1e-30) if sizes[0] * sizes[1] > 1e-12 else 0.0
+def _off_by_some_ulps(parameters: Mapping[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    return {
+        name: value * (1 + 1e-15 * torch.randn(value.shape, generator=generator, dtype=torch.float64))
+        for name, value in parameters.items()
+    }
 
 
-def _hessian_identity(group: Group, numerics: Numerics, weights: torch.Tensor, gradient: dict[str, torch.Tensor]) -> float:
-    """‖H w + ∇L‖ / ‖∇L‖ on the entries w that one scale group moves together."""
-    if group.kind != "scale" or set(group.degrees) != {1.0}:
-        return 0.0
-    name = group.parameters[0]
-    parameters = numerics.parameters
-    moved = sum(action.spread(torch.ones(group.count, dtype=torch.float64)) for action in group.actions)
-    direction = {name: (moved * parameters[name]).expand_as(parameters[name])}
-    product = _hessian_product(numerics, weights, parameters, direction)[name]
-    error = ((product + gradient[name]) * moved).norm()
-    return float(error / (gradient[name].norm() + product.norm())) if float(gradient[name].norm()) > 1e-9 else 0.0
+def _beyond(value: float, noise: float) -> float:
+    """A value, unless rounding is enough to explain it."""
+    return 0.0 if value <= 100 * noise else value
 
 
-def _gradient(numerics: Numerics, weights: torch.Tensor, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return torch.func.grad(lambda point: (weights * _bent(numerics.without_epsilon(point))).sum())(parameters)
-
-
-def _hessian_product(
-    numerics: Numerics, weights: torch.Tensor, parameters: dict[str, torch.Tensor], direction: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """H u by differentiating ∇L · u."""
-    leaves = {name: value.clone().requires_grad_(True) for name, value in parameters.items()}
-    loss = (weights * _bent(numerics.without_epsilon(leaves))).sum()
-    names = list(direction)
-    slopes = torch.autograd.grad(loss, [leaves[name] for name in names], create_graph=True)
-    along = sum((slope * direction[name]).sum() for slope, name in zip(slopes, names, strict=True))
-    products = torch.autograd.grad(along, [leaves[name] for name in names])
-    return dict(zip(names, products, strict=True))
-
-
-def _bent(outputs: torch.Tensor) -> torch.Tensor:
-    """A nonlinear loss of the outputs, so that second derivatives are not those of the network alone."""
-    return outputs + 0.5 * outputs.square()
+def _length(parts: Iterable[torch.Tensor]) -> float:
+    return sum(float(part.square().sum()) for part in parts) ** 0.5
 
 
 def _relative(change: torch.Tensor, reference: torch.Tensor) -> float:
     size = float(reference.abs().max()) if reference.numel() else 0.0
-    return float(change.abs().max()) / size if size else float(change.abs().max()) if change.numel() else 0.0
+    return float(change.abs().max()) / (size or 1.0) if change.numel() else 0.0

@@ -55,8 +55,7 @@ def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
     shifts = Shifts(forms)
     degrees = Degrees(forms, shifts)
     matrices = [linear_group(bond, shapes) for bond in bonds(forms)]
-    arrays = {(name, number): ids.shape for name, leaves in degrees.leaves.items() for number, ids in enumerate(leaves)}
-    members = [member for member in scale_members(degrees) if not any(group.contains(member, arrays) for group in matrices)]
+    members = [m for m in scale_members(degrees) if not any(group.contains(m, degrees.leaves) for group in matrices)]
     found: list[Group] = [
         *scale_groups(members, degrees, shapes), *shift_groups(forms, shifts), *absorbed_shifts(forms, shifts, numerics), *matrices,
     ]  # fmt: skip

@@ -68,8 +68,8 @@ class _Search:
         batched, contracted = sorted(start.batched()), sorted(start.contracted())
         sizes = dict(zip(start.names[0], start.views[0], strict=True))
         shape = [sizes[name] for name in (*batched, *contracted)]
-        self.size = math.prod(shape)
-        if not contracted or math.prod(sizes[name] for name in contracted) < 2:
+        self.size, self.length = math.prod(shape), math.prod(sizes[name] for name in contracted)
+        if not contracted or self.length < 2:
             raise Closed
         index = 2 * np.arange(self.size).reshape(shape)
         for operand in range(2):
@@ -199,15 +199,19 @@ class _Search:
     def _without(self, codes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Codes of an operand of `shape` that is broadcast: along the axes that it lacks all values are one."""
         own = (1,) * (codes.ndim - len(shape)) + shape
+        first = self._merged(codes, [axis for axis, size in enumerate(own) if size == 1])
+        return first.reshape(first.shape[codes.ndim - len(shape) :])
+
+    def _merged(self, codes: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        """Codes with all values along some axes made one."""
         first = codes
-        for axis, size in enumerate(own):
-            if size == 1:
-                first = first[(slice(None),) * axis + (slice(0, 1),)]
+        for axis in axes:
+            first = np.take(first, [0], axis)
         known, new = np.broadcast_arrays(first, codes)
         if ((known >= 0) != (new >= 0)).any():
             raise Closed
         self._identify(known[known >= 0], new[known >= 0])
-        return first.reshape(first.shape[codes.ndim - len(shape) :])
+        return first
 
     def _moved_back(self, form: Moved, codes: np.ndarray) -> None:
         source, whole = form.source.ravel(), np.broadcast_to(codes, form.shape).ravel()
@@ -231,17 +235,23 @@ class _Search:
         reached = [i for i, operand in enumerate(form.operands) if operand in self.codes]
         if isinstance(form, Product):
             rank = len(form.shape)
-            varying = [axis for axis in range(rank) if codes.shape[axis] > 1]
             shapes = [(1,) * (rank - len(operand.shape)) + operand.shape for operand in form.operands]
-            able = [i for i, shape in enumerate(shapes) if all(shape[axis] > 1 for axis in varying) and form.powers[i] == 1]
+            lacking = [[axis for axis in range(rank) if shape[axis] == 1] for shape in shapes]
         else:
-            view = reshaped(codes, form.shape, form.out_view)
-            names = {name for axis, name in enumerate(form.out) if view.shape[axis] > 1}
-            able = [i for i in range(2) if names - form.batched() <= set(form.names[i])]
+            codes = reshaped(codes, form.shape, form.out_view)
+            lacking = [[axis for axis, name in enumerate(form.out) if name not in names] for names in form.names]
+        able = [i for i, axes in enumerate(lacking) if not self._tells_apart(codes, axes)]
+        if isinstance(form, Product):
+            able = [i for i in able if form.powers[i] == 1]
         chosen = [i for i in able if i in reached] or able
         if not chosen or len(reached) > 1:
             raise Closed
         return chosen[0]
+
+    def _tells_apart(self, codes: np.ndarray, axes: Sequence[int]) -> bool:
+        """Whether different values of the index, rather than the same of different batches, lie along some axes."""
+        values = np.where(codes >= 0, codes // 2 % self.length, NONE)
+        return any((values != np.take(values, [0], axis)).any() for axis in axes)
 
     def _factor(self, form: Product, carrier: int, codes: np.ndarray) -> np.ndarray:
         rank = len(form.shape)
@@ -257,9 +267,8 @@ class _Search:
         for axis, name in enumerate(form.out):
             if name in form.batched():
                 self._cut(view, axis)
-            elif name not in form.names[carrier] and view.shape[axis] > 1:
-                raise Closed
-        return _placed(_renamed(view, form.out, form.out), form.out, form, carrier)
+        view = self._merged(view, [axis for axis, name in enumerate(form.out) if name not in form.names[carrier]])
+        return _placed(view, form.out, form, carrier)
 
     # the result -------------------------------------------------------------------------------------------------------
 

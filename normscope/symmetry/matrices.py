@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from normscope.symmetry.families import Member
 from normscope.symmetry.gauges import Bond
 from normscope.symmetry.groups import Action, Group, Parameters
+from normscope.symmetry.system import System
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,30 +49,34 @@ class LinearGroup(Group):
         for basis, chosen in zip(self.generators, amounts.split([len(basis) for basis in self.generators]), strict=True):
             yield torch.tensordot(chosen, basis.to(chosen), 1)
 
-    def contains(self, member: Mapping[tuple[str, int, float], np.ndarray], shapes: Mapping[tuple[str, int], tuple[int, ...]]) -> bool:
-        """Whether a scaling, given by the places that it moves, is one of this group's diagonal matrices."""
-        values: dict[tuple[int, int], float] = {}
-        covered: dict[str, set[int]] = {}
-        for (name, number, degree), where in member.items():
-            for action, coordinates in zip(self.actions, self.coordinates, strict=True):
-                if action.parameter != name or action.members.shape != shapes[name, number]:
-                    continue
-                for place in where.tolist():
-                    block, coordinate = int(action.members.flat[place]), int(coordinates.flat[place])
-                    if block < 0:
-                        continue
-                    value = values.setdefault((block, coordinate), degree * action.degree)
-                    if value != degree * action.degree:
+    def contains(self, member: Member, leaves: Mapping[str, Sequence[np.ndarray]]) -> bool:
+        """Whether a scaling is one of this group's diagonal matrices, up to entries that are left alone (unknown 0)."""
+        speeds: dict[tuple[int, int], float] = {}
+        moved = 0
+        for (name, number, degree), places in member.items():
+            for action, coordinates in self._acting_on(name, leaves[name][number].shape):
+                own = places[action.members.flat[places] >= 0]
+                moved += len(own)
+                for value in zip(action.members.flat[own].tolist(), coordinates.flat[own].tolist(), strict=True):
+                    if speeds.setdefault(value, degree * action.degree) != degree * action.degree:
                         return False
-                    covered.setdefault(name, set()).add(place)
-        if sum(map(len, covered.values())) != sum(len(where) for where in member.values()):
+        if moved != sum(map(len, member.values())):
             return False
-        needed = sum(
-            int(((action.members == block) & (coordinates == coordinate)).sum())
-            for block, coordinate in values
+        return moved == sum(
+            int(((action.members == block) & (coordinates == coordinate) & _free(leaves[action.parameter], action)).sum())
+            for block, coordinate in speeds
             for action, coordinates in zip(self.actions, self.coordinates, strict=True)
         )
-        return needed == sum(map(len, covered.values()))
+
+    def _acting_on(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[Action, np.ndarray]]:
+        for action, coordinates in zip(self.actions, self.coordinates, strict=True):
+            if action.parameter == name and action.members.shape == shape:
+                yield action, coordinates
+
+
+def _free(arrays: Sequence[np.ndarray], action: Action) -> np.ndarray:
+    """Where a parameter has unknowns of its own."""
+    return next((ids != System.ZERO for ids in arrays if ids.shape == action.members.shape), np.ones((), dtype=bool))
 
 
 def _acted(

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from normscope.core.data import Call
 from normscope.graph.graph import Graph, Node
 from normscope.graph.trace import in_mode
+from normscope.rules.normalizers import normalizer_of
 
 EPSILON_ARGUMENT = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}
 TINY = 1e-20  # an ε that no float64 variance of ordinary size notices
@@ -51,12 +52,14 @@ class Numerics:
         return torch.cat([leaf.reshape(-1) for leaf in leaves])
 
     def without_epsilon(self, parameters: Parameters, inputs: Mapping[Node, torch.Tensor] | None = None) -> torch.Tensor:
-        """The outputs of the traced graph with ε → 0 in every normalizer (and without dropout)."""
+        """The outputs of the traced graph with ε → 0 wherever statistics are the input's own (and without dropout)."""
         return self._run(self._without_epsilon, parameters, inputs or self.inputs)[0]
 
-    def values(self, parameters: Parameters, nodes: Sequence[Node]) -> dict[Node, torch.Tensor]:
-        """The values of some nodes of the graph on the example."""
-        return self._run(self.graph, parameters, self.inputs, nodes)[1]
+    def derivative(self, parameters: Parameters, steps: Parameters, node: Node) -> torch.Tensor:
+        """How the value of a node on the example changes along a step of the parameters."""
+        point = {name: value.detach().double() for name, value in parameters.items()}
+        run = lambda at: self._run(self.graph, at, self.inputs, [node])[1][node]  # noqa: E731
+        return torch.func.jvp(run, (point,), ({name: step.detach() for name, step in steps.items()},))[1]
 
     @staticmethod
     def _run(
@@ -69,8 +72,8 @@ class Numerics:
     def _without_epsilon(self) -> Graph:
         replaced = {}
         for node in self.graph:
-            place = EPSILON_ARGUMENT.get(node.op)
-            if place is not None:
+            place, normalizer = EPSILON_ARGUMENT.get(node.op), normalizer_of(node)
+            if place is not None and normalizer is not None and not normalizer.fixed:
                 args = (*node.args[:place], TINY, *node.args[place + 1 :])
                 replaced[node] = Node(
                     node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype

@@ -96,11 +96,15 @@ def broadcast_pull(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def moved_pull(form: Moved, labels: np.ndarray) -> list[np.ndarray]:
-    sizes = [operand.entries for operand in form.operands]
-    numbered = renumbered(labels)
-    found = partition((sum(sizes),), [(form.source, np.broadcast_to(numbered, form.shape))])
-    parts = np.split(found, np.cumsum(sizes)[:-1])
-    return [compressed(part.reshape(operand.shape)) for part, operand in zip(parts, form.operands, strict=True)]
+    """Classes of each operand, moved alone: what comes from the others stays where it is."""
+    whole = np.broadcast_to(renumbered(labels), form.shape)
+    found, start = [], 0
+    for operand in form.operands:
+        own = (form.source >= start) & (form.source < start + operand.entries)
+        entries = np.where(own, form.source - start, -1)
+        found.append(compressed(partition((operand.entries,), [(entries, whole)]).reshape(operand.shape)))
+        start += operand.entries
+    return found
 
 
 def _mixed_pull(form: Mixed, labels: np.ndarray) -> np.ndarray:
