@@ -1,18 +1,17 @@
-"""Shifts that a later bias takes back: y = W₂(h + b₁) + b₂ is the same with b₁ + v and b₂ − W₂v."""
+"""Biases that take back what a change of other parameters adds to their sum: y = W₂(h + b₁) + b₂ with b₁ + v and b₂ − W₂v."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from normscope.graph.graph import Node
 from normscope.rules.forms import Form, Moved, Normalized, Parameter, Softmax, Sum
-from normscope.symmetry.families import shift_kind
-from normscope.symmetry.groups import Action, Parameters, ShiftGroup
+from normscope.symmetry.groups import Action, Parameters, ScaleGroup, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed, renumbered
 from normscope.symmetry.numerics import Numerics
 from normscope.symmetry.shifts import Shifts
@@ -26,6 +25,11 @@ class Absorber:
     shape: tuple[int, ...]
     node: Node
 
+    @property
+    def action(self) -> Action:
+        """The bias as part of a group: no member moves it, it follows."""
+        return Action(self.bias.name, self.bias.shape, np.full((1,) * len(self.bias.shape), -1))
+
     def share_of(self, change: torch.Tensor) -> torch.Tensor:
         """A change of the sum that is the same wherever the bias is, as a change of the bias."""
         whole = (1,) * (change.dim() - len(self.shape)) + self.shape
@@ -34,40 +38,106 @@ class Absorber:
 
 @dataclass(frozen=True)
 class Compensation:
-    """Takes back, bias by bias, what a shift changes in the sums that they belong to; all of that is linear."""
+    """Moves biases so that the sums they belong to change only in proportion to how they themselves were scaled."""
 
     absorbers: tuple[Absorber, ...]
     numerics: Numerics
 
-    def __call__(self, moved: dict[str, torch.Tensor], parameters: Parameters) -> None:
+    def __call__(self, moved: dict[str, torch.Tensor], parameters: Parameters, factors: Parameters) -> None:
+        """After a finite step; factors: by what a parameter was scaled, where it was."""
         for absorber in self.absorbers:
-            steps = {name: (value - parameters[name]).double() for name, value in moved.items()}
-            change = self.numerics.derivative(parameters, steps, absorber.node)
-            bias = moved[absorber.bias.name]
-            moved[absorber.bias.name] = bias - absorber.share_of(change).to(bias)
+            after, before = (self.numerics.value(point, absorber.node) for point in (moved, parameters))
+            self._take_back(moved, absorber, after - self._seen_by(absorber, factors, 1.0) * before)
+
+    def tangent(self, tangent: dict[str, torch.Tensor], parameters: Parameters, rates: Parameters) -> None:
+        """Along a direction; rates: the speeds at which parameters are scaled."""
+        for absorber in self.absorbers:
+            value, change = self.numerics.derivative(parameters, tangent, absorber.node)
+            self._take_back(tangent, absorber, change - self._seen_by(absorber, rates, 0.0) * value)
+
+    @staticmethod
+    def _seen_by(absorber: Absorber, scales: Parameters, default: float) -> torch.Tensor | float:
+        """The scale of a bias, broadcast as the bias is."""
+        scale = scales.get(absorber.bias.name)
+        return default if scale is None else scale.expand(absorber.bias.shape).reshape(absorber.shape)
+
+    @staticmethod
+    def _take_back(moved: dict[str, torch.Tensor], absorber: Absorber, change: torch.Tensor) -> None:
+        bias = moved.get(absorber.bias.name, torch.zeros(absorber.bias.shape, dtype=torch.float64))
+        moved[absorber.bias.name] = bias - absorber.share_of(change).to(bias)
 
 
-def absorbed_shifts(forms: Sequence[Form], shifts: Shifts, numerics: Numerics) -> Iterator[ShiftGroup]:
-    """Groups of a parameter that may move because later biases take it back."""
-    users: dict[Form, list[Form]] = defaultdict(list)
-    for form in forms:
-        for operand in form.operands:
-            users[operand].append(form)
-    found = _absorbers(forms, shifts, users)
-    if not found:
-        return
-    wider = Shifts(forms, {form: operand for form, (operand, _) in found.items()})
-    for form in forms:
-        if not isinstance(form, Parameter):
-            continue
-        labels = _only_in(wider.labels[form], shifts.labels[form])
-        if (labels >= 0).any():
-            taken = [absorber for absorber in _reached(form, found, users, forms) if absorber.bias is not form]
-            actions = (
-                Action(form.name, form.shape, labels),
-                *(Action(absorber.bias.name, absorber.bias.shape, np.full((1,) * len(absorber.bias.shape), -1)) for absorber in taken),
-            )
-            yield ShiftGroup(shift_kind(form.shape), actions, int(labels.max()) + 1, compensate=Compensation(tuple(taken), numerics))
+class Absorbers:
+    """All biases of a graph that can take something back, and what may be added where if they do (`shifts`)."""
+
+    def __init__(self, forms: Sequence[Form], known: Shifts, numerics: Numerics) -> None:
+        self.forms, self.known, self.numerics = forms, known, numerics
+        self.users: dict[Form, list[Form]] = defaultdict(list)
+        for form in forms:
+            for operand in form.operands:
+                self.users[operand].append(form)
+        found = self._found()
+        self.at = {form: absorber for form, (_, absorber) in found.items()}
+        self.shifts = Shifts(forms, {form: operand for form, (operand, _) in found.items()})
+
+    def _found(self) -> dict[Form, tuple[Form, Absorber]]:
+        """Every sum that ends its node and has a bias of its own which the outputs can see."""
+        last = {form.node: form for form in self.forms if form.node is not None}
+        found = {}
+        for form in self.forms:
+            if not isinstance(form, Sum) or form.node is None or last[form.node] is not form:
+                continue
+            for operand in form.operands:
+                bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
+                alone = len(self.users[operand]) == len(self.users[bias]) == 1
+                if isinstance(bias, Parameter) and alone and bias.entries == operand.entries:
+                    if (self.known.labels[bias] < 0).any():
+                        found[form] = (operand, Absorber(bias, operand.shape, form.node))
+        return found
+
+    def reached(self, *starts: Form) -> tuple[Absorber, ...]:
+        """The absorbers that a change of some forms meets first, in the order of computation."""
+        met, waiting, ends = set(starts), deque(starts), set()
+        while waiting:
+            for user in self.users[waiting.popleft()]:
+                if user in self.at and self.at[user].bias not in starts:
+                    ends.add(user)
+                elif user not in met and not isinstance(user, (Normalized, Softmax)):
+                    met.add(user)
+                    waiting.append(user)
+        return tuple(self.at[form] for form in self.forms if form in ends)
+
+    def groups(self) -> Iterator[ShiftGroup]:
+        """Parameters that may be shifted because later biases take it back."""
+        for form in self.forms:
+            if isinstance(form, Parameter):
+                labels = _only_in(self.shifts.labels[form], self.known.labels[form])
+                if (labels >= 0).any():
+                    taken = self.reached(form)
+                    actions = (Action(form.name, form.shape, labels), *(absorber.action for absorber in taken))
+                    compensation = Compensation(taken, self.numerics)
+                    yield ShiftGroup(shift_kind(form.shape), actions, int(labels.max()) + 1, compensation=compensation)
+
+    def completed(self, group: ScaleGroup, ignored: Sequence[Form]) -> ScaleGroup:
+        """The group together with the biases that take back what constants add when all but they are scaled."""
+        if not ignored:
+            return group
+        moved = {form for form in self.forms if isinstance(form, Parameter) and form.name in group.parameters}
+        taken = self.reached(*(form for form in ignored if self._follows(form, moved)))
+        follow = tuple(absorber.action for absorber in taken if absorber.bias.name not in group.parameters)
+        return replace(group, actions=group.actions + follow, compensation=Compensation(taken, self.numerics)) if taken else group
+
+    def _follows(self, form: Form, moved: set[Form]) -> bool:
+        """Whether a form is made, linearly, of one of some parameters."""
+        waiting, met = [form], {form}
+        while waiting:
+            for operand in waiting.pop().operands:
+                if operand in moved:
+                    return True
+                if operand not in met and not isinstance(operand, (Normalized, Softmax)) and operand not in self.at:
+                    met.add(operand)
+                    waiting.append(operand)
+        return False
 
 
 def _only_in(wider: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -75,34 +145,3 @@ def _only_in(wider: np.ndarray, known: np.ndarray) -> np.ndarray:
     own, others = np.broadcast_arrays(wider, known)
     met = np.unique(own[others >= 0])
     return compressed(renumbered(np.where(np.isin(own, met), -1, own)))
-
-
-def _absorbers(forms: Sequence[Form], shifts: Shifts, users: dict[Form, list[Form]]) -> dict[Form, tuple[Form, Absorber]]:
-    """Every sum that ends its node and has a bias of its own which the outputs can see."""
-    last = {form.node: form for form in forms if form.node is not None}
-    found = {}
-    for form in forms:
-        if not isinstance(form, Sum) or form.node is None or last[form.node] is not form:
-            continue
-        for operand in form.operands:
-            bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
-            alone = len(users[operand]) == len(users[bias]) == 1
-            if isinstance(bias, Parameter) and alone and bias.entries == operand.entries and (shifts.labels[bias] < 0).any():
-                found[form] = (operand, Absorber(bias, operand.shape, form.node))
-    return found
-
-
-def _reached(
-    start: Form, found: dict[Form, tuple[Form, Absorber]], users: dict[Form, list[Form]], forms: Sequence[Form]
-) -> list[Absorber]:
-    """The absorbers that a shift of a parameter meets first, in the order of computation."""
-    met, waiting = {start}, deque([start])
-    ends = set()
-    while waiting:
-        for user in users[waiting.popleft()]:
-            if user in found and found[user][1].bias is not start:
-                ends.add(user)
-            elif user not in met and not isinstance(user, (Normalized, Softmax)):
-                met.add(user)
-                waiting.append(user)
-    return [found[form][1] for form in forms if form in ends]

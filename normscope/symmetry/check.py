@@ -11,6 +11,7 @@ from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
 
 TOLERANCE = 1e-8  # relative, where a model's own rounding is not larger
+SHRUNK = 1e-3  # a defect that falls to this share of itself when ε does is the work of ε
 SMALLEST = 1e-300
 SEED = 0
 
@@ -73,7 +74,8 @@ class _Trial:
         moved = group.transform(self.parameters, self.generator)
         with torch.no_grad():
             after, again = map(self.numerics.without_epsilon, (moved, _off_by_some_ulps(moved, self.generator)))
-        return _beyond(_relative(after - self.reference, self.reference), _relative(again - after, self.reference))
+        value = _beyond(_relative(after - self.reference, self.reference), _relative(again - after, self.reference))
+        return 0.0 if value <= SHRUNK * group.defect else value
 
     def gradient(self, group: Group) -> float:
         """|∇L · u| / ‖∇L‖‖u‖ for a random tangent u of the orbit."""

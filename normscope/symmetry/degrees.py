@@ -27,10 +27,12 @@ class Degrees:
     """The degrees of all forms of a graph, and the system of what must hold between them.
 
     leaves: for every parameter the unknowns of its entries, as a sum of arrays that broadcast to its shape.
+    ignored: sums with a constant that need not scale along, because a later bias can take back what it adds (by `wider`).
     """
 
-    def __init__(self, forms: Sequence[Form], shifts: Shifts) -> None:
-        self.system, self.shifts = System(), shifts
+    def __init__(self, forms: Sequence[Form], shifts: Shifts, wider: Shifts) -> None:
+        self.system, self.shifts, self.wider = System(), shifts, wider
+        self.ignored: list[Form] = []
         self.leaves: dict[str, list[np.ndarray]] = {}
         self._loose: dict[int, set[int]] = {}  # first unknown of an array → those of its leaf that may still absorb a scalar
         self._users: dict[Form, list[Form]] = defaultdict(list)
@@ -173,6 +175,9 @@ class Degrees:
         kept: Degree | None = None
         waiting: list[tuple[Degree, np.ndarray]] = []
         for operand, degree, labels in zip(form.operands, operands, self.shifts.edges[form], strict=True):
+            if isinstance(operand, Fixed) and self._is_taken_back(form, operand):
+                self.ignored.append(form)
+                continue
             seen = _seen(labels, operand.shape)
             degree = [[(c, padded(ids, rank)) for c, ids in part] for part in degree]
             if not seen.any():
@@ -191,6 +196,10 @@ class Degrees:
             one, other, mask = np.broadcast_arrays(self._whole(kept, rank), self._whole(degree, rank), seen)
             self.system.equate(one[mask], other[mask])
         return kept or []
+
+    def _is_taken_back(self, form: Sum, constant: Form) -> bool:
+        labels = self.wider.edges[form][form.operands.index(constant)]
+        return form not in self.wider.absorbers and not _seen(labels, constant.shape).any()
 
     def _whole(self, degree: Degree, rank: int) -> np.ndarray:
         """A degree as one array of unknowns."""

@@ -15,12 +15,13 @@ from normscope.graph.graph import Graph
 from normscope.graph.trace import trace_parameters
 from normscope.rules.forms import Fixed, Form, Forms, Parameter
 from normscope.rules.registry import registry
-from normscope.symmetry.absorbed import absorbed_shifts
+from normscope.symmetry.absorbed import Absorbers
 from normscope.symmetry.check import defect
 from normscope.symmetry.degrees import Degrees
 from normscope.symmetry.families import Paths, scale_groups, scale_members, shift_groups
 from normscope.symmetry.gauges import bonds
 from normscope.symmetry.groups import Group
+from normscope.symmetry.hyperplanes import hyperplane_groups
 from normscope.symmetry.matrices import linear_group
 from normscope.symmetry.numerics import Numerics
 from normscope.symmetry.report import KINDS, SymmetryReport
@@ -53,11 +54,13 @@ def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
     """All groups, by kind and in the order of the model's parameters."""
     shapes = {form.name: form.shape for form in forms if isinstance(form, Parameter)}
     shifts = Shifts(forms)
-    degrees = Degrees(forms, shifts)
+    absorbers = Absorbers(forms, shifts, numerics)
+    degrees = Degrees(forms, shifts, absorbers.shifts)
     matrices = [linear_group(bond, shapes) for bond in bonds(forms)]
     members = [m for m in scale_members(degrees) if not any(group.contains(m, degrees.leaves) for group in matrices)]
     found: list[Group] = [
-        *scale_groups(members, degrees, shapes), *shift_groups(forms, shifts), *absorbed_shifts(forms, shifts, numerics), *matrices,
+        *(absorbers.completed(group, degrees.ignored) for group in scale_groups(members, degrees, shapes)),
+        *shift_groups(forms, shifts), *absorbers.groups(), *hyperplane_groups(forms, absorbers), *matrices,
     ]  # fmt: skip
     paths = Paths(forms)
     order = {name: place for place, name in enumerate(numerics.parameters)}

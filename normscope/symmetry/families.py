@@ -10,7 +10,7 @@ import numpy as np
 
 from normscope.rules.forms import Contraction, Form, Normalized, Opaque, Parameter, Softmax
 from normscope.symmetry.degrees import Degrees
-from normscope.symmetry.groups import Action, Group, ScaleGroup, ShiftGroup
+from normscope.symmetry.groups import Action, Group, ScaleGroup, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed
 from normscope.symmetry.shifts import Shifts
 
@@ -96,10 +96,6 @@ def shift_groups(forms: Iterable[Form], shifts: Shifts) -> list[ShiftGroup]:
             if count:
                 groups.append(ShiftGroup(shift_kind(form.shape), (Action(form.name, form.shape, labels),), count))
     return groups
-
-
-def shift_kind(shape: tuple[int, ...]) -> str:
-    return "weight-shift" if sum(size > 1 for size in shape) > 1 else "shift"
 
 
 @dataclass

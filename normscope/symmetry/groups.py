@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -118,43 +119,62 @@ class Group(ABC):
         return torch.randn(self.count, generator=generator, dtype=torch.float64).to(parameters[self.parameters[0]])
 
 
+class Compensating(Protocol):
+    """Moves the biases that follow a group, after a step and along a direction."""
+
+    def __call__(self, moved: dict[str, torch.Tensor], parameters: Parameters, factors: Parameters) -> None: ...
+
+    def tangent(self, tangent: dict[str, torch.Tensor], parameters: Parameters, rates: Parameters) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
 class ScaleGroup(Group):
-    """θ → c^degree θ, one c a member: scale, joint-scale and rescale."""
+    """θ → c^degree θ, one c a member: scale, joint-scale and rescale. compensation: of what constants then add."""
+
+    compensation: Compensating | None = field(default=None, repr=False)
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        exponents = 0.5 * self._normal(parameters, generator)
-        moved = dict(parameters)
-        for action in self.actions:
-            moved[action.parameter] = moved[action.parameter] * (action.degree * action.spread(exponents)).exp()
+        factors = {name: rate.exp() for name, rate in self._rates(0.5 * self._normal(parameters, generator)).items()}
+        moved = {**parameters, **{name: parameters[name] * factor for name, factor in factors.items()}}
+        if self.compensation is not None:
+            self.compensation(moved, parameters, factors)
         return moved
 
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        for action in self.actions:
-            moved = action.degree * action.spread(amounts) * parameters[action.parameter].detach()
-            found[action.parameter] = found.get(action.parameter, 0) + moved
+        rates = self._rates(amounts)
+        found = {name: parameters[name].detach() * rate for name, rate in rates.items()}
+        if self.compensation is not None:
+            self.compensation.tangent(found, parameters, rates)
         return found
 
-
-Compensation = Callable[[dict[str, torch.Tensor], Parameters], None]
+    def _rates(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The logarithm of what each parameter is scaled by."""
+        rates: dict[str, torch.Tensor] = {}
+        for action in self.actions:
+            rates[action.parameter] = rates.get(action.parameter, 0) + action.degree * action.spread(amounts)
+        return rates
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftGroup(Group):
-    """θ → θ + t, one t a member: shift and weight-shift. compensate: moves the later biases that take it back."""
+    """θ → θ + t, one t a member: shift and weight-shift. normal: by what t is multiplied along an axis, if not by 1."""
 
-    compensate: Compensation | None = field(default=None, repr=False)
+    compensation: Compensating | None = field(default=None, repr=False)
+    normal: Callable[[Parameters], torch.Tensor] | None = field(default=None, repr=False)
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        return self._shifted(parameters, self._normal(parameters, generator))
+        step = self.tangent(parameters, self._normal(parameters, generator))
+        return {**parameters, **{name: parameters[name] + part for name, part in step.items()}}
 
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
-        moved = self._shifted(parameters, amounts)
-        return {name: (moved[name] - parameters[name]).detach() for name in dict.fromkeys(self.parameters)}
-
-    def _shifted(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         first = self.actions[0]
-        moved = {**parameters, first.parameter: parameters[first.parameter] + first.spread(amounts)}
-        if self.compensate is not None:
-            self.compensate(moved, parameters)
-        return moved
+        step = first.spread(amounts) if self.normal is None else first.spread(amounts) * self.normal(parameters)
+        found = {first.parameter: step.expand(first.shape)}
+        if self.compensation is not None:
+            self.compensation.tangent(found, parameters, {})
+        return found
+
+
+def shift_kind(shape: tuple[int, ...]) -> str:
+    """Of a bias, or of something with more than one axis."""
+    return "weight-shift" if sum(size > 1 for size in shape) > 1 else "shift"

@@ -55,11 +55,15 @@ class Numerics:
         """The outputs of the traced graph with ε → 0 wherever statistics are the input's own (and without dropout)."""
         return self._run(self._without_epsilon, parameters, inputs or self.inputs)[0]
 
-    def derivative(self, parameters: Parameters, steps: Parameters, node: Node) -> torch.Tensor:
-        """How the value of a node on the example changes along a step of the parameters."""
-        point = {name: value.detach().double() for name, value in parameters.items()}
-        run = lambda at: self._run(self.graph, at, self.inputs, [node])[1][node]  # noqa: E731
-        return torch.func.jvp(run, (point,), ({name: step.detach() for name, step in steps.items()},))[1]
+    def derivative(self, parameters: Parameters, steps: Parameters, node: Node) -> tuple[torch.Tensor, torch.Tensor]:
+        """The value of a node on the example, and how it changes along a step of some parameters."""
+        point = {name: parameters[name].detach().double() for name in steps}
+        tangent = {name: step.detach().double() for name, step in steps.items()}
+        return torch.func.jvp(lambda moved: self.value({**parameters, **moved}, node), (point,), (tangent,))
+
+    def value(self, parameters: Parameters, node: Node) -> torch.Tensor:
+        """The value of a node on the example."""
+        return self._run(self.graph, parameters, self.inputs, [node])[1][node]
 
     @staticmethod
     def _run(
