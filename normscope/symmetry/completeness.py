@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,9 @@ from normscope.symmetry.numerics import Numerics
 
 LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
 RANK = 1e-7  # singular values below this share of the largest are zero
+IDLE = 8  # batches in a row that add no rank: then no input will
+SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
+DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
 SEED = 0
 
 
@@ -37,24 +40,40 @@ class Completeness:
         return f"{self.null} directions change no output, {rest}"
 
 
-def completeness(groups: Iterable[Group], numerics: Numerics, unused: Iterable[str]) -> Completeness:
-    """Compare at a generic point near the model's parameters, without ε, over as many random inputs as rank needs."""
-    generator = torch.Generator().manual_seed(SEED)
+def completeness(groups: Sequence[Group], numerics: Numerics, unused: Iterable[str]) -> Completeness:
+    """Compare, without ε, over as many random inputs as rank needs, at generic points around the model's parameters.
+
+    At a single point a unit may be dead or never bend, which looks like a symmetry; what holds for all parameters is seen
+    at the point with the smallest null space.
+    """
     absent = set(unused)
-    point = {name: _generic(value, generator) for name, value in numerics.parameters.items() if name not in absent}
-    size = sum(value.numel() for value in point.values())
+    parameters = {name: value for name, value in numerics.parameters.items() if name not in absent}
+    size = sum(value.numel() for value in parameters.values())
     if size > LARGEST:
         raise InputError(f"completeness needs at most {LARGEST} parameters, this model has {size}: try a smaller model of its kind")
+    generator = torch.Generator().manual_seed(SEED)
+    found: list[Completeness] = []
+    for distance in DISTANCES:
+        found.append(_at({name: _near(value, distance, generator) for name, value in parameters.items()}, groups, numerics, generator))
+        if found[-1].complete:
+            break
+    return min(found, key=lambda result: result.unnamed)
+
+
+def _at(
+    point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator
+) -> Completeness:
+    size = sum(value.numel() for value in point.values())
     null = _null_space(point, numerics, generator)
     named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *(_rows(group, point) for group in groups)]))
     outside = named - named @ null.T @ null
     return Completeness(len(named), len(null), float(outside.abs().max()) if len(named) else 0.0)
 
 
-def _generic(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> torch.Tensor:
     """A point near by at which no entry is special, such as the zeros and ones of initial biases and gains."""
     noise = torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
-    return value * (1 + 0.1 * noise[0]) + 0.1 * noise[1]
+    return value * (1 + distance * noise[0]) + distance * noise[1]
 
 
 def _null_space(point: dict[str, torch.Tensor], numerics: Numerics, generator: torch.Generator) -> torch.Tensor:
@@ -62,9 +81,9 @@ def _null_space(point: dict[str, torch.Tensor], numerics: Numerics, generator: t
     size = sum(value.numel() for value in point.values())
     triangle = torch.zeros(0, size, dtype=torch.float64)
     rank, idle = -1, 0
-    while idle < 3:  # until three more batches have added nothing
+    while idle < IDLE:
         inputs = {
-            node: torch.randn(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
+            node: SPREAD * torch.randn(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
             for node, value in numerics.inputs.items()
         }
         jacobian = torch.func.jacrev(lambda p, inputs=inputs: numerics.without_epsilon(p, inputs), chunk_size=64)(point)

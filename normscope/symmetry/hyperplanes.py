@@ -41,11 +41,13 @@ def hyperplane_groups(forms: Sequence[Form], absorbers: Absorbers) -> Iterator[S
 
 
 def _plane(form: Form, planes: dict[Form, Hyperplane]) -> Hyperplane | None:
-    if isinstance(form, Normalized):
-        return Hyperplane(_along(form.shape, form.axes[0])) if form.centered and len(form.axes) == 1 else None
+    if isinstance(form, Normalized) and form.centered:
+        return Hyperplane(_along(form.shape, form.axes[0])) if len(form.axes) == 1 else None
     known = planes.get(form.operands[0]) if form.operands else None
     if known is None:
         return None
+    if isinstance(form, Normalized):  # one scale for every vector
+        return known if not known.shifted and all(known.places.shape[axis] > 1 for axis in form.axes) else None
     if isinstance(form, Entrywise) and form.odd_linear:
         return known
     if isinstance(form, Moved) and len(form.operands) == 1 and (form.source >= 0).all():
