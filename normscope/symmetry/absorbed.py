@@ -14,7 +14,7 @@ from normscope.rules.forms import Form, Moved, Normalized, Parameter, Softmax, S
 from normscope.symmetry.groups import Action, Parameters, ScaleGroup, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed, renumbered
 from normscope.symmetry.numerics import Numerics
-from normscope.symmetry.shifts import Shifts
+from normscope.symmetry.shifts import Shifts, seen
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,16 @@ class Absorbers:
                 continue
             for operand in form.operands:
                 bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
-                alone = len(self.users[operand]) == len(self.users[bias]) == 1
-                if isinstance(bias, Parameter) and alone and bias.entries == operand.entries:
-                    if (self.known.labels[bias] < 0).any():
+                if isinstance(bias, Parameter) and bias.entries == operand.entries and (self.known.labels[bias] < 0).any():
+                    if self._unseen_but_in(form, operand) and (bias is operand or len(self.users[bias]) == 1):
                         found[form] = (operand, Absorber(bias, operand.shape, form.node))
         return found
+
+    def _unseen_but_in(self, form: Form, operand: Form) -> bool:
+        """Whether nothing but one sum sees an operand."""
+        others = [user for user in self.users[operand] if user is not form]
+        edges = [self.known.edges[user][user.operands.index(operand)] for user in others]
+        return form.operands.count(operand) == 1 and not any(seen(labels, operand.shape).any() for labels in edges)
 
     def reached(self, *starts: Form) -> tuple[Absorber, ...]:
         """The absorbers that a change of some forms meets first, in the order of computation."""

@@ -16,7 +16,7 @@ from normscope.rules.forms import (
     Contraction, Entrywise, Fixed, Form, Lookup, Mixed, Moved, Normalized, Opaque, Parameter, Product, Rotation, Softmax, Sum,
 )  # fmt: skip
 from normscope.symmetry.indices import compressed, padded, reshaped
-from normscope.symmetry.shifts import Shifts
+from normscope.symmetry.shifts import Shifts, seen
 from normscope.symmetry.system import System, Terms
 
 Part = list[tuple[float, np.ndarray]]  # Σ coefficient · unknowns, on some axes
@@ -86,7 +86,7 @@ class Degrees:
         """
         rank = len(form.shape)
         if rank < 2 or not self._is_contracted(form):
-            ids = np.where(_seen(self.shifts.labels[form], form.shape), self.system.fresh(form.shape), System.ZERO)
+            ids = np.where(seen(self.shifts.labels[form], form.shape), self.system.fresh(form.shape), System.ZERO)
             self.leaves[form.name] = [ids]
             return [[(1.0, ids)]]
         arrays = [
@@ -178,28 +178,28 @@ class Degrees:
             if isinstance(operand, Fixed) and self._is_taken_back(form, operand):
                 self.ignored.append(form)
                 continue
-            seen = _seen(labels, operand.shape)
+            visible = seen(labels, operand.shape)
             degree = [[(c, padded(ids, rank)) for c, ids in part] for part in degree]
-            if not seen.any():
+            if not visible.any():
                 continue
-            if seen.all():
+            if visible.all():
                 if kept is not None:
                     self._equal(kept, degree)
                 if kept is None or len(degree) < len(kept) or (degree and _size(degree) < _size(kept)):
                     kept = degree
             else:
-                waiting.append((degree, padded(seen, rank)))
-        for degree, seen in waiting:
+                waiting.append((degree, padded(visible, rank)))
+        for degree, visible in waiting:
             if kept is None:
                 kept = degree
                 continue
-            one, other, mask = np.broadcast_arrays(self._whole(kept, rank), self._whole(degree, rank), seen)
+            one, other, mask = np.broadcast_arrays(self._whole(kept, rank), self._whole(degree, rank), visible)
             self.system.equate(one[mask], other[mask])
         return kept or []
 
     def _is_taken_back(self, form: Sum, constant: Form) -> bool:
         labels = self.wider.edges[form][form.operands.index(constant)]
-        return form not in self.wider.absorbers and not _seen(labels, constant.shape).any()
+        return form not in self.wider.absorbers and not seen(labels, constant.shape).any()
 
     def _whole(self, degree: Degree, rank: int) -> np.ndarray:
         """A degree as one array of unknowns."""
@@ -324,15 +324,6 @@ def _named(part: Part, names: Sequence[str], target: Sequence[str]) -> Part:
         shape = dict(zip((names[axis] for axis in order), moved.shape, strict=False))
         result.append((coefficient, moved.reshape([shape.get(name, 1) for name in target])))
     return result
-
-
-def _seen(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Which entries of an operand matter: those that may not be moved each on its own."""
-    if labels.shape != shape:
-        return np.ones(shape, dtype=bool)
-    names, counts = np.unique(labels, return_counts=True)
-    alone = names[(counts == 1) & (names >= 0)]
-    return ~np.isin(labels, alone)
 
 
 def _size(degree: Degree) -> int:

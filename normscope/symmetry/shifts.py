@@ -80,6 +80,15 @@ class Shifts:
         return broadcast_pull(labels, own.shape) if form.powers[operand] == 1 else forbidden(len(own.shape))
 
 
+def seen(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Which entries of an operand matter: those that may not be moved each on its own."""
+    if labels.shape != shape:
+        return np.ones(shape, dtype=bool)
+    names, counts = np.unique(labels, return_counts=True)
+    alone = names[(counts == 1) & (names >= 0)]
+    return ~np.isin(labels, alone)
+
+
 def _sets(shape: tuple[int, ...], axes: Iterable[int]) -> np.ndarray:
     """A class for every set of entries along `axes`."""
     kept = tuple(1 if axis in set(axes) else size for axis, size in enumerate(shape))

@@ -1,4 +1,8 @@
-"""Random networks of dense layers: normalizers, activations, residual, summed, concatenated, shared and reparametrized parts."""
+"""Random networks of dense layers: normalizers, activations, residual, summed, concatenated, shared and reparametrized parts.
+
+Networks of even seeds are smooth, so that what holds at one point and on some inputs holds everywhere, and every null
+direction has a name. Those of odd seeds have kinks: a ReLU that is never reached looks like a symmetry to any numeric test.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,24 @@ WIDTHS = (2, 3, 4, 4)
 SAMPLES = 12
 
 
+def signed_square(x: Tensor) -> Tensor:
+    """x |x|: homogeneous of degree 2, without a kink."""
+    return x * x.abs()
+
+
+SMOOTH = (nn.Tanh, nn.GELU, nn.SiLU, nn.Sigmoid, lambda: Function(signed_square))
+KINKED = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Tanh, nn.GELU)
+
+
+class GraphDraw(Draw):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.activations = KINKED if seed % 2 else SMOOTH
+
+
 def random_graph(seed: int) -> tuple[nn.Module, Tensor, str]:
     """A network of a few hundred parameters, an example, and the mode in which to look at it."""
-    draw = Draw(seed)
+    draw = GraphDraw(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inputs = draw(5, 6)
@@ -31,7 +50,7 @@ def random_graph(seed: int) -> tuple[nn.Module, Tensor, str]:
     return model, torch.randn(SAMPLES, inputs, generator=draw.generator), draw("train", "eval")
 
 
-def _part(draw: Draw, width: int) -> tuple[nn.Module, int]:
+def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
     after = draw(*WIDTHS)
     kind = draw("plain", "plain", "plain", "residual", "sum", "concatenation", "shared")
     if kind == "residual":
@@ -51,15 +70,15 @@ def _part(draw: Draw, width: int) -> tuple[nn.Module, int]:
     return nn.Sequential(*_layer(draw, width, after)), after
 
 
-def _layer(draw: Draw, before: int, after: int) -> list[nn.Module]:
+def _layer(draw: GraphDraw, before: int, after: int) -> list[nn.Module]:
     layer: nn.Module = nn.Linear(before, after, bias=draw(True, True, False))
-    if draw.chance(0.15):
-        layer = parametrizations.weight_norm(layer, dim=draw(0, None))
+    if draw.chance(0.15):  # with a mean taken off, v and g could follow W + 1vᵀ only along a curve
+        return [parametrizations.weight_norm(layer, dim=draw(0, None)), draw(nn.Identity(), nn.RMSNorm(after)), _activation(draw)]
     order = [_normalizer(draw, after), _activation(draw)]
     return [layer, *(order if draw.chance(0.8) else order[::-1])]
 
 
-def _normalizer(draw: Draw, width: int) -> nn.Module:
+def _normalizer(draw: GraphDraw, width: int) -> nn.Module:
     return draw(
         lambda: nn.BatchNorm1d(width), lambda: nn.BatchNorm1d(width), lambda: nn.BatchNorm1d(width, affine=False),
         lambda: nn.LayerNorm(width) if width > 2 else nn.RMSNorm(width), lambda: nn.RMSNorm(width), nn.Identity,
@@ -67,5 +86,5 @@ def _normalizer(draw: Draw, width: int) -> nn.Module:
     )()  # fmt: skip
 
 
-def _activation(draw: Draw) -> nn.Module:
-    return draw(nn.ReLU, nn.Tanh, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.SiLU)()
+def _activation(draw: GraphDraw) -> nn.Module:
+    return draw(*draw.activations)()
