@@ -165,7 +165,8 @@ class ConstantProduct(Rule):
         if node.op in ("addmm", "baddbmm", "addmv"):
             bias, *factors = map(forms.of, node.args[:3])
             product = self._product("mv" if node.op == "addmv" else "matmul", factors, node, forms)
-            return forms.sum(product, bias)
+            weights = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
+            return forms.sum(product, bias, coefficients=weights)
         if node.op == "einsum":
             return self._einsum(node, forms)
         if node.op in ("bilinear", "tensordot", "kron"):

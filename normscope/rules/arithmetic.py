@@ -85,7 +85,7 @@ class Sum(Rule):
         return True
 
     def form(self, node: Node, forms: Forms) -> Form:
-        return forms.sum(*map(forms.of, node.args[:2]))
+        return forms.sum(*map(forms.of, node.args[:2]), coefficients=self._weights(node))
 
 
 @rule("mul", "multiply")

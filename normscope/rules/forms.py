@@ -97,7 +97,9 @@ class Mixed(Form):
 
 @dataclass(eq=False)
 class Sum(Form):
-    """All operands, broadcast and added (with any fixed coefficients)."""
+    """Σ coefficient · operand, broadcast."""
+
+    coefficients: tuple[float, ...]
 
 
 @dataclass(eq=False)
@@ -225,8 +227,8 @@ class Forms:
         axes = tuple(axis % max(len(x.shape), 1) for axis in axes)
         return Mixed((x,), shape, axes, kept, linear, constants, node=self.node)
 
-    def sum(self, *operands: Form) -> Form:
-        return Sum(operands, _broadcast(operands), node=self.node)
+    def sum(self, *operands: Form, coefficients: tuple[float, ...] | None = None) -> Form:
+        return Sum(operands, _broadcast(operands), coefficients or (1.0,) * len(operands), node=self.node)
 
     def product(self, *operands: Form, powers: tuple[float, ...] | None = None) -> Form:
         return Product(operands, _broadcast(operands), powers or (1.0,) * len(operands), node=self.node)

@@ -19,11 +19,12 @@ from normscope.symmetry.shifts import Shifts, seen
 
 @dataclass(frozen=True)
 class Absorber:
-    """A bias that is added once, as a tensor of `shape`, and the node whose value is that sum."""
+    """A bias that is added once, as a tensor of `shape` and times a coefficient, and the node whose value is that sum."""
 
     bias: Parameter
     shape: tuple[int, ...]
     node: Node
+    coefficient: float
 
     @property
     def action(self) -> Action:
@@ -33,7 +34,8 @@ class Absorber:
     def share_of(self, change: torch.Tensor) -> torch.Tensor:
         """A change of the sum that is the same wherever the bias is, as a change of the bias."""
         whole = (1,) * (change.dim() - len(self.shape)) + self.shape
-        return change[tuple(slice(0, 1) if size == 1 else slice(None) for size in whole)].reshape(self.bias.shape)
+        own = change[tuple(slice(0, 1) if size == 1 else slice(None) for size in whole)]
+        return own.reshape(self.bias.shape) / self.coefficient
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,28 @@ class Absorbers:
         for form in forms:
             for operand in form.operands:
                 self.users[operand].append(form)
-        found = self._found()
+        last = {form.node: form for form in forms if form.node is not None}
+        ends = [form for form in forms if isinstance(form, Sum) and form.node is not None and last[form.node] is form]
+        found = {form: absorber for form in ends if (absorber := self._of(form)) is not None}
         self.at = {form: absorber for form, (_, absorber) in found.items()}
-        self.shifts = Shifts(forms, {form: operand for form, (operand, _) in found.items()})
+        self.shifts = Shifts(forms, {form: (holder, absorber.shape) for form, (holder, absorber) in found.items()})
 
-    def _found(self) -> dict[Form, tuple[Form, Absorber]]:
-        """Every sum that ends its node and has a bias of its own which the outputs can see."""
-        last = {form.node: form for form in self.forms if form.node is not None}
-        found = {}
-        for form in self.forms:
-            if not isinstance(form, Sum) or form.node is None or last[form.node] is not form:
+    def _of(self, form: Sum, factor: float = 1.0, node: Node | None = None) -> tuple[Form, Absorber] | None:
+        """The operand of a sum that holds a bias which nothing but the sum sees, itself or inside of a sum of its own."""
+        node = node or form.node
+        assert node is not None
+        nested = None
+        for operand, coefficient in zip(form.operands, form.coefficients, strict=True):
+            if not coefficient or not self._unseen_but_in(form, operand):
                 continue
-            for operand in form.operands:
-                bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
-                if isinstance(bias, Parameter) and bias.entries == operand.entries and (self.known.labels[bias] < 0).any():
-                    if self._unseen_but_in(form, operand) and (bias is operand or len(self.users[bias]) == 1):
-                        found[form] = (operand, Absorber(bias, operand.shape, form.node))
-        return found
+            bias = operand.operands[0] if isinstance(operand, Moved) and len(operand.operands) == 1 else operand
+            if isinstance(bias, Parameter) and bias.entries == operand.entries:
+                if (bias is operand or len(self.users[bias]) == 1) and seen(self.known.labels[bias], bias.shape).any():
+                    return operand, Absorber(bias, operand.shape, node, factor * coefficient)
+            elif isinstance(operand, Sum):
+                inner = self._of(operand, factor * coefficient, node)
+                nested = nested if inner is None else (operand, inner[1])
+        return nested
 
     def _unseen_but_in(self, form: Form, operand: Form) -> bool:
         """Whether nothing but one sum sees an operand."""

@@ -12,7 +12,7 @@ from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
 
 LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
-RANK = 1e-7  # singular values below this share of the largest are zero
+SMALL = 1e-7  # share of the largest below which a singular value may be zero; where the largest gap is, they are
 IDLE = 8  # batches in a row that add no rank: then no input will
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
@@ -25,7 +25,7 @@ class Completeness:
 
     named: int
     null: int
-    outside: float  # how far the named directions are from the null space
+    seen: float  # the largest relative change of the outputs along a named direction: rounding
 
     @property
     def unnamed(self) -> int:
@@ -64,10 +64,10 @@ def _at(
     point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator
 ) -> Completeness:
     size = sum(value.numel() for value in point.values())
-    null = _null_space(point, numerics, generator)
+    triangle, rank = _jacobians(point, numerics, generator)
     named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *(_rows(group, point) for group in groups)]))
-    outside = named - named @ null.T @ null
-    return Completeness(len(named), len(null), float(outside.abs().max()) if len(named) else 0.0)
+    seen = float((triangle @ named.T).norm(dim=0).max() / triangle.norm()) if len(named) and rank else 0.0
+    return Completeness(len(named), size - rank, seen)
 
 
 def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> torch.Tensor:
@@ -76,8 +76,8 @@ def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> t
     return value * (1 + distance * noise[0]) + distance * noise[1]
 
 
-def _null_space(point: dict[str, torch.Tensor], numerics: Numerics, generator: torch.Generator) -> torch.Tensor:
-    """(dimension, parameters): what the Jacobians at random inputs all map to zero."""
+def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+    """The Jacobians at random inputs, stacked, as the triangle of their QR decomposition; and their common rank."""
     size = sum(value.numel() for value in point.values())
     triangle = torch.zeros(0, size, dtype=torch.float64)
     rank, idle = -1, 0
@@ -89,12 +89,10 @@ def _null_space(point: dict[str, torch.Tensor], numerics: Numerics, generator: t
         jacobian = torch.func.jacrev(lambda p, inputs=inputs: numerics.without_epsilon(p, inputs), chunk_size=64)(point)
         rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
         triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
-        values = torch.linalg.svdvals(triangle)
-        found = int((values > RANK * values.max()).sum()) if values.numel() else 0
+        found = _rank(torch.linalg.svdvals(triangle))
         idle = idle + 1 if found == rank else 0
         rank = found
-    _, _, right = torch.linalg.svd(triangle, full_matrices=True)
-    return right[rank:]
+    return triangle, rank
 
 
 def _rows(group: Group, point: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -115,4 +113,14 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
         return rows
     lengths = rows.norm(dim=1, keepdim=True)
     _, values, right = torch.linalg.svd(rows / lengths.clamp(min=1e-300), full_matrices=False)
-    return right[: int((values > RANK * values.max()).sum())]
+    return right[: _rank(values)]
+
+
+def _rank(values: torch.Tensor) -> int:
+    """How many singular values (in falling order) are not zero: those above the widest gap among the small ones."""
+    shares = (values / values.max().clamp(min=1e-300)).clamp(min=1e-17) if values.numel() else values
+    large = int((shares > SMALL).sum())
+    if large == len(shares):
+        return large
+    edges = torch.cat([shares[max(large - 1, 0) :], torch.full((1,), 1e-17, dtype=shares.dtype)]).log()
+    return max(large - 1, 0) + int((edges[:-1] - edges[1:]).argmax()) + 1

@@ -15,17 +15,17 @@ import numpy as np
 from normscope.rules.forms import (
     Contraction, Entrywise, Form, Lookup, Mixed, Moved, Normalized, Product, Softmax, Sum,
 )  # fmt: skip
-from normscope.symmetry.indices import compressed, extends, forbidden, joined, padded, partition, renumbered, reshaped
+from normscope.symmetry.indices import Shape, compressed, extends, forbidden, joined, padded, partition, renumbered, reshaped
 
 
 class Shifts:
     """The invisible additions to every form of a graph.
 
     edges: for every form, for each of its operands, what may be added to that operand as far as this form goes.
-    absorbers: sums whose bias takes back whatever is added to their other terms, one number an entry of the bias.
+    absorbers: sums of which one operand holds a bias, of the given shape, that takes back what is added to the others.
     """
 
-    def __init__(self, forms: Sequence[Form], absorbers: Mapping[Form, Form] | None = None) -> None:
+    def __init__(self, forms: Sequence[Form], absorbers: Mapping[Form, tuple[Form, Shape]] | None = None) -> None:
         self.absorbers = absorbers or {}
         self.labels: dict[Form, np.ndarray] = {}
         self.edges: dict[Form, list[np.ndarray]] = {}
@@ -63,10 +63,10 @@ class Shifts:
         return [forbidden(len(operand.shape)) for operand in form.operands]
 
     def _absorbed(self, form: Form, operand: Form, labels: np.ndarray) -> np.ndarray:
-        bias = self.absorbers[form]
-        if operand is bias:
+        holder, shape = self.absorbers[form]
+        if operand is holder:
             return broadcast_pull(labels, operand.shape)
-        return broadcast_pull(padded(np.arange(bias.entries).reshape(bias.shape), len(form.shape)), operand.shape)
+        return broadcast_pull(padded(np.arange(math.prod(shape)).reshape(shape), len(form.shape)), operand.shape)
 
     @staticmethod
     def _factor(form: Product, operand: int, labels: np.ndarray) -> np.ndarray:

@@ -17,12 +17,7 @@ WIDTHS = (2, 3, 4, 4)
 SAMPLES = 12
 
 
-def signed_square(x: Tensor) -> Tensor:
-    """x |x|: homogeneous of degree 2, without a kink."""
-    return x * x.abs()
-
-
-SMOOTH = (nn.Tanh, nn.GELU, nn.SiLU, nn.Sigmoid, lambda: Function(signed_square))
+SMOOTH = (nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus)
 KINKED = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Tanh, nn.GELU)
 
 
@@ -40,6 +35,8 @@ def random_graph(seed: int) -> tuple[nn.Module, Tensor, str]:
         inputs = draw(5, 6)
         layers: list[nn.Module] = []
         width = inputs
+        if draw.chance(0.2):
+            layers, width = [parametrizations.weight_norm(nn.Linear(inputs, 4), dim=draw(0, None)), nn.Tanh()], 4
         for _ in range(draw(1, 2, 3)):
             part, width = _part(draw, width)
             layers.append(part)
@@ -55,7 +52,7 @@ def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
     kind = draw("plain", "plain", "plain", "residual", "sum", "concatenation", "shared")
     if kind == "residual":
         first = _layer(draw, width, after)
-        inside = nn.Sequential(_normalizer(draw, after), *_layer(draw, after, after), nn.Linear(after, after))
+        inside = [_normalizer(draw, after), nn.Linear(after, after), _normalizer(draw, after), _activation(draw), nn.Linear(after, after)]
         return nn.Sequential(*first, Residual(*inside), _normalizer(draw, after), _activation(draw)), after
     if kind == "sum":
         branches = (nn.Sequential(*_layer(draw, width, after)), nn.Sequential(nn.Tanh(), nn.Linear(width, after)))
@@ -66,14 +63,12 @@ def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
         return nn.Sequential(joined, draw(nn.BatchNorm1d(4), nn.RMSNorm(4), nn.Identity()), _activation(draw)), 4
     if kind == "shared":
         layer = nn.Linear(after, after, bias=draw(True, False))
-        return nn.Sequential(*_layer(draw, width, after), layer, nn.Tanh(), layer, _normalizer(draw, after), _activation(draw)), after
+        return nn.Sequential(*_layer(draw, width, after), nn.Tanh(), layer, nn.Tanh(), layer, _normalizer(draw, after), _activation(draw)), after
     return nn.Sequential(*_layer(draw, width, after)), after
 
 
 def _layer(draw: GraphDraw, before: int, after: int) -> list[nn.Module]:
     layer: nn.Module = nn.Linear(before, after, bias=draw(True, True, False))
-    if draw.chance(0.15):  # with a mean taken off, v and g could follow W + 1vᵀ only along a curve
-        return [parametrizations.weight_norm(layer, dim=draw(0, None)), draw(nn.Identity(), nn.RMSNorm(after)), _activation(draw)]
     order = [_normalizer(draw, after), _activation(draw)]
     return [layer, *(order if draw.chance(0.8) else order[::-1])]
 
