@@ -123,7 +123,7 @@ class Absorbers:
         """Parameters that may be shifted because later biases take it back."""
         for form in self.forms:
             if isinstance(form, Parameter):
-                labels = _only_in(self.shifts.labels[form], self.known.labels[form])
+                labels = _only_where(self.shifts.labels[form], seen(self.known.labels[form], form.shape))
                 if (labels >= 0).any():
                     taken = self.reached(form)
                     actions = (Action(form.name, form.shape, labels), *(absorber.action for absorber in taken))
@@ -152,8 +152,7 @@ class Absorbers:
         return False
 
 
-def _only_in(wider: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The classes of one partition that meet none of another."""
-    own, others = np.broadcast_arrays(wider, known)
-    met = np.unique(own[others >= 0])
-    return compressed(renumbered(np.where(np.isin(own, met), -1, own)))
+def _only_where(labels: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The classes that lie within a mask."""
+    own, inside = np.broadcast_arrays(labels, mask)
+    return compressed(renumbered(np.where(np.isin(own, np.unique(own[~inside])), -1, own)))

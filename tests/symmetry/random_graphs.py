@@ -48,7 +48,7 @@ def random_graph(seed: int) -> tuple[nn.Module, Tensor, str]:
 
 
 def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
-    after = draw(*WIDTHS)
+    after = draw(*(size for size in WIDTHS if size <= width))  # a wider layer without a kink spans no more than its input
     kind = draw("plain", "plain", "plain", "residual", "sum", "concatenation", "shared")
     if kind == "residual":
         first = _layer(draw, width, after)
