@@ -302,7 +302,11 @@ class _ParametricConversion(_Conversion):
     def _parameter(self, placeholder: FxNode, name: str) -> Any:
         stored = self.program.state_dict
         for known in self.inputs:  # a tied parameter goes by the first of its names
-            if known.op == "parameter" and known.shape == tuple(stored[name].shape) and _same_storage(stored[known.path], stored[name]):
+            if (
+                known.op == "parameter"
+                and known.shape == tuple(stored[name].shape)
+                and _same_storage(stored[known.path], stored[name])
+            ):
                 return known
         return self._leaf(placeholder, "parameter", name)
 
@@ -356,7 +360,9 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, axis: int = 0) -> torch.Tensor
     return g * v / torch.linalg.vector_norm(v, dim=others, keepdim=True)
 
 
-def _attention_without_dropout(query: Any, key: Any, value: Any, mask: Any, dropout: float, *more: Any, **named: Any) -> torch.Tensor:
+def _attention_without_dropout(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, *more: Any, **named: Any
+) -> torch.Tensor:
     return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, *more, **named)
 
 

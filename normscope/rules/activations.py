@@ -381,7 +381,6 @@ class LogSoftmax(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-math.inf, 0.0, node.shape)
 
-
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.softmax(forms.of(node.input), node.args[1], stochastic=False)
 
@@ -410,9 +409,7 @@ class GatedLinearUnit(Rule):
 
     def form(self, node: Node, forms: Forms) -> Form:
         x, axis = forms.of(node.input), node.argument(1, "dim", -1)
-        value, gate = (
-            forms.moved([x], lambda values, half=half: values[0].chunk(2, axis)[half], node.shape) for half in range(2)
-        )
+        value, gate = (forms.moved([x], lambda values, half=half: values[0].chunk(2, axis)[half], node.shape) for half in range(2))
         return forms.product(value, forms.opaque_of(gate))
 
 

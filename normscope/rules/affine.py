@@ -191,7 +191,11 @@ class ConstantProduct(Rule):
         if op == "inner":
             if len(b.shape) > 2 or not a.shape:
                 return forms.opaque()
-            return forms.einsum(f"{'klm'[: len(a.shape) - 1]}i,{'o' if len(b.shape) == 2 else ''}i->{'klm'[: len(a.shape) - 1]}{'o' if len(b.shape) == 2 else ''}", a, b)
+            return forms.einsum(
+                f"{'klm'[: len(a.shape) - 1]}i,{'o' if len(b.shape) == 2 else ''}i->{'klm'[: len(a.shape) - 1]}{'o' if len(b.shape) == 2 else ''}",
+                a,
+                b,
+            )
         row, column = len(a.shape) == 1, len(b.shape) == 1
         left = forms.view(a, (1, *a.shape)) if row else a
         right = forms.view(b, (*b.shape, 1)) if column else b

@@ -196,7 +196,9 @@ class NormalizerRule(Rule):
         per_channel = node.op not in ("layer_norm", "rms_norm")
         channels = (-1, *[1] * (len(node.shape) - 2)) if per_channel else ()
         scale, shift = (
-            None if operand is None else forms.view(forms.of(operand), tuple(operand.shape) if not per_channel else (node.shape[1], *channels[1:]))
+            None
+            if operand is None
+            else forms.view(forms.of(operand), tuple(operand.shape) if not per_channel else (node.shape[1], *channels[1:]))
             for operand in (weight, bias)
         )
         if normalizer.fixed:

@@ -123,7 +123,7 @@ class Absorbers:
         """Parameters that may be shifted because later biases take it back."""
         for form in self.forms:
             if isinstance(form, Parameter):
-                labels = _only_where(self.shifts.labels[form], seen(self.known.labels[form], form.shape))
+                labels = _not_made_of(self.shifts.labels[form], self.known.labels[form])
                 if (labels >= 0).any():
                     taken = self.reached(form)
                     actions = (Action(form.name, form.shape, labels), *(absorber.action for absorber in taken))
@@ -152,7 +152,10 @@ class Absorbers:
         return False
 
 
-def _only_where(labels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The classes that lie within a mask."""
-    own, inside = np.broadcast_arrays(labels, mask)
-    return compressed(renumbered(np.where(np.isin(own, np.unique(own[~inside])), -1, own)))
+def _not_made_of(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The classes of one partition that are no unions of classes of another."""
+    own, others = np.broadcast_arrays(labels, known)
+    pairs = np.unique(np.stack([own.ravel(), others.ravel()]), axis=1)
+    names, counts = np.unique(pairs[1], return_counts=True)
+    broken = np.isin(pairs[1], names[(counts > 1) | (names < 0)])
+    return compressed(renumbered(np.where(np.isin(own, pairs[0][broken]), own, -1)))

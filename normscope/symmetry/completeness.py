@@ -54,15 +54,15 @@ def completeness(groups: Sequence[Group], numerics: Numerics, unused: Iterable[s
     generator = torch.Generator().manual_seed(SEED)
     found: list[Completeness] = []
     for distance in DISTANCES:
-        found.append(_at({name: _near(value, distance, generator) for name, value in parameters.items()}, groups, numerics, generator))
+        found.append(
+            _at({name: _near(value, distance, generator) for name, value in parameters.items()}, groups, numerics, generator)
+        )
         if found[-1].complete:
             break
     return min(found, key=lambda result: result.unnamed)
 
 
-def _at(
-    point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator
-) -> Completeness:
+def _at(point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator) -> Completeness:
     size = sum(value.numel() for value in point.values())
     triangle, rank = _jacobians(point, numerics, generator)
     named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *(_rows(group, point) for group in groups)]))
@@ -83,7 +83,9 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
     rank, idle = -1, 0
     while idle < IDLE:
         inputs = {
-            node: SPREAD * torch.randn(value.shape, generator=generator, dtype=torch.float64) if value.is_floating_point() else value
+            node: SPREAD * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            if value.is_floating_point()
+            else value
             for node, value in numerics.inputs.items()
         }
         jacobian = torch.func.jacrev(lambda p, inputs=inputs: numerics.without_epsilon(p, inputs), chunk_size=64)(point)
@@ -105,7 +107,9 @@ def _rows(group: Group, point: dict[str, torch.Tensor]) -> torch.Tensor:
             strict=True,
         )
     )
-    return torch.cat([parts[name] if name in parts else directions.new_zeros(len(directions), value.numel()) for name, value in point.items()], 1)
+    return torch.cat(
+        [parts[name] if name in parts else directions.new_zeros(len(directions), value.numel()) for name, value in point.items()], 1
+    )
 
 
 def _orthonormal(rows: torch.Tensor) -> torch.Tensor:

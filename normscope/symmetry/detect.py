@@ -47,7 +47,9 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode:
     numerics = Numerics.of(model, graph, call, mode)
     groups = _groups(forms_of(graph), numerics)
     used = {source.path for node in graph for source in node.inputs if source.op == "parameter"}
-    return SymmetryReport(type(model).__name__, mode, tuple(groups), numerics, tuple(n for n in numerics.parameters if n not in used))
+    return SymmetryReport(
+        type(model).__name__, mode, tuple(groups), numerics, tuple(n for n in numerics.parameters if n not in used)
+    )
 
 
 def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:

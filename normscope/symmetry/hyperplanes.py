@@ -79,7 +79,12 @@ def _group(form: Contraction, operand: int, plane: Hyperplane, absorbers: Absorb
     view = reshaped(plane.places, form.operands[operand].shape, form.views[operand])
     names = {name for axis, name in enumerate(form.names[operand]) if view.shape[axis] > 1}
     simple = not form.mixed(0) and not form.mixed(1) and not form.batched() and names == form.contracted()
-    if not isinstance(weight, Parameter) or not simple or form.views[1 - operand] != weight.shape or len(absorbers.users[weight]) > 1:
+    if (
+        not isinstance(weight, Parameter)
+        or not simple
+        or form.views[1 - operand] != weight.shape
+        or len(absorbers.users[weight]) > 1
+    ):
         return
     taken = absorbers.reached(form) if plane.shifted else ()
     if plane.shifted and not _takes_back(form, absorbers):

@@ -111,8 +111,12 @@ def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]]) -> LinearGro
     place_in = {value: place for block in bond.blocks for place, value in enumerate(block)}
     blocks, places = (np.array([table[value] for value in range(len(table))]) for table in (block_of, place_in))
     actions, coordinates = [], []
-    for name, codes in bond.codes.items():
-        for side, degree in ((0, 1.0), (1, -1.0)):
+    names = sorted(bond.codes, key=list(shapes).index)
+    first = bond.codes[names[0]]
+    front = int(first[first >= 0].min() % 2)  # the side of the first parameter
+    for name in names:
+        codes = bond.codes[name]
+        for side, degree in ((front, 1.0), (1 - front, -1.0)):
             own = (codes >= 0) & (codes % 2 == side)
             if own.any():
                 values = np.maximum(codes, 0) // 2

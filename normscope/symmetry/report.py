@@ -135,7 +135,9 @@ class SymmetryReport:
         table.add_column("ends at", no_wrap=True, overflow="ellipsis", max_width=24)
         table.add_column("defect", justify="right", no_wrap=True)
         for group in self.groups:
-            table.add_row(group.kind, str(group.count), _described(group), group.path[-1] if group.path else "", f"{group.defect:.1e}")
+            table.add_row(
+                group.kind, str(group.count), _described(group), group.path[-1] if group.path else "", f"{group.defect:.1e}"
+            )
         return table
 
     def _summary(self) -> Text:

@@ -35,7 +35,7 @@ class Case:
 
 
 def described(group: Group) -> str:
-    """"kind count: parameter[axes]", with /block where a member has several indices and ^degree where that is not 1."""
+    """ "kind count: parameter[axes]", with /block where a member has several indices and ^degree where that is not 1."""
     parts = []
     for name, axes, block, degree in zip(group.parameters, group.axes, group.blocks, group.degrees, strict=True):
         each = f"[{','.join(map(str, axes))}]" if axes else ""
@@ -98,7 +98,12 @@ class Embedded(nn.Module):
 
     def __init__(self, normalizer: nn.Module) -> None:
         super().__init__()
-        self.table, self.position, self.normalizer, self.head = nn.Linear(5, 4, bias=False), nn.Parameter(randn(3, 4)), normalizer, nn.Linear(4, 2)
+        self.table, self.position, self.normalizer, self.head = (
+            nn.Linear(5, 4, bias=False),
+            nn.Parameter(randn(3, 4)),
+            normalizer,
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.normalizer(self.table(x) + self.position)))
@@ -125,14 +130,16 @@ TANH, RELU = nn.Tanh, nn.ReLU
 
 CASES: dict[str, Case] = {
     "BN after linear": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), TANH(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), TANH(), linear(4, 2)),
+        (9, 3),
         (
             "scale 4: 0.weight[0]",
             "shift 4: 0.bias[0]",
         ),
     ),
     "BN after linear, ReLU": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), RELU(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), RELU(), linear(4, 2)),
+        (9, 3),
         (
             "scale 4: 0.weight[0]",
             "shift 4: 0.bias[0]",
@@ -140,7 +147,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "BN after linear, eval": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), TANH(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), TANH(), linear(4, 2)),
+        (9, 3),
         (
             "rescale 4: 0.weight[0] 0.bias[0] 1.weight[0]^-1",
             "shift 4: 0.bias[0] 1.bias",
@@ -148,48 +156,53 @@ CASES: dict[str, Case] = {
         mode="eval",
     ),
     "BN after convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), TANH()),
+        (5, 2, 4, 4),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
         ),
     ),
     "BN after transposed convolution": Case(
-        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.BatchNorm2d(3), TANH()), (5, 2, 3, 3),
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.BatchNorm2d(3), TANH()),
+        (5, 2, 3, 3),
         (
             "scale 3: 0.weight[1]",
             "shift 3: 0.bias[0]",
         ),
     ),
     "BN after depthwise convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(3, 3, 2, groups=3), nn.BatchNorm2d(3), TANH()), (5, 3, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 2, groups=3), nn.BatchNorm2d(3), TANH()),
+        (5, 3, 4, 4),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
         ),
     ),
     "BN after grouped convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.BatchNorm2d(6), TANH()), (5, 4, 4, 4),
-        (
-            "scale 6: 0.weight[0]",
-        ),
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 2, groups=2, bias=False), nn.BatchNorm2d(6), TANH()),
+        (5, 4, 4, 4),
+        ("scale 6: 0.weight[0]",),
     ),
     "BN before convolution": Case(
-        lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Conv2d(2, 3, 2), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.BatchNorm2d(2), nn.Conv2d(2, 3, 2), TANH()),
+        (5, 2, 4, 4),
         (
             "rescale 2: 0.weight[0] 0.bias[0] 1.weight[1]^-1",
             "shift 2: 0.bias[0] 1.bias",
         ),
     ),
     "BN without affine": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4, affine=False), TANH()), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4, affine=False), TANH()),
+        (9, 3),
         (
             "scale 4: 0.weight[0]",
             "shift 4: 0.bias[0]",
         ),
     ),
     "BN, linear, BN": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), linear(4, 3), nn.BatchNorm1d(3), TANH()), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.BatchNorm1d(4), linear(4, 3), nn.BatchNorm1d(3), TANH()),
+        (9, 3),
         (
             "scale 4: 0.weight[0]",
             "shift 4: 0.bias[0]",
@@ -200,7 +213,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "BN, padded convolution, BN": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), TANH()), (5, 2, 5, 5),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2), TANH()),
+        (5, 2, 5, 5),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
@@ -210,7 +224,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "BN, max-pool": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), RELU(), nn.MaxPool2d(2), nn.Flatten(), linear(12, 2)), (6, 2, 5, 5),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), RELU(), nn.MaxPool2d(2), nn.Flatten(), linear(12, 2)),
+        (6, 2, 5, 5),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
@@ -218,7 +233,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "BN before average pool": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), RELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear(3, 2)), (6, 2, 5, 5),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), RELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear(3, 2)),
+        (6, 2, 5, 5),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
@@ -226,20 +242,21 @@ CASES: dict[str, Case] = {
         ),
     ),
     "average pool before BN": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AvgPool2d(2), nn.BatchNorm2d(3), TANH()), (6, 2, 5, 5),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AvgPool2d(2), nn.BatchNorm2d(3), TANH()),
+        (6, 2, 5, 5),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
         ),
     ),
     "ReLU before BN": Case(
-        lambda: nn.Sequential(linear(3, 4), RELU(), nn.BatchNorm1d(4), TANH(), linear(4, 2)), (9, 3),
-        (
-            "joint-scale 4: 0.weight[0] 0.bias[0]",
-        ),
+        lambda: nn.Sequential(linear(3, 4), RELU(), nn.BatchNorm1d(4), TANH(), linear(4, 2)),
+        (9, 3),
+        ("joint-scale 4: 0.weight[0] 0.bias[0]",),
     ),
     "LN after linear": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.LayerNorm(4), TANH(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.LayerNorm(4), TANH(), linear(4, 2)),
+        (9, 3),
         (
             "joint-scale 1: 0.weight 0.bias",
             "weight-shift 3: 0.weight[1]",
@@ -247,7 +264,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "LN after linear, eval": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.LayerNorm(4), TANH(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), nn.LayerNorm(4), TANH(), linear(4, 2)),
+        (9, 3),
         (
             "joint-scale 1: 0.weight 0.bias",
             "weight-shift 3: 0.weight[1]",
@@ -256,21 +274,24 @@ CASES: dict[str, Case] = {
         mode="eval",
     ),
     "LN without affine": Case(
-        lambda: nn.Sequential(linear(3, 4, False), nn.LayerNorm(4, elementwise_affine=False), TANH()), (9, 3),
+        lambda: nn.Sequential(linear(3, 4, False), nn.LayerNorm(4, elementwise_affine=False), TANH()),
+        (9, 3),
         (
             "scale 1: 0.weight",
             "weight-shift 3: 0.weight[1]",
         ),
     ),
     "LN over an image": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.LayerNorm((3, 3, 3)), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.LayerNorm((3, 3, 3)), TANH()),
+        (5, 2, 4, 4),
         (
             "joint-scale 1: 0.weight 0.bias",
             "shift 1: 0.bias",
         ),
     ),
     "LN written by hand": Case(
-        lambda: nn.Sequential(linear(3, 4), Function(standard), TANH()), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), Function(standard), TANH()),
+        (9, 3),
         (
             "joint-scale 1: 0.weight 0.bias",
             "weight-shift 3: 0.weight[1]",
@@ -278,7 +299,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "LN, ReLU, flatten": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.LayerNorm((3, 2, 2)), RELU(), nn.Flatten(), linear(12, 2)), (9, 2, 3, 3),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.LayerNorm((3, 2, 2)), RELU(), nn.Flatten(), linear(12, 2)),
+        (9, 2, 3, 3),
         (
             "joint-scale 1: 0.weight 0.bias",
             "shift 1: 0.bias",
@@ -286,14 +308,16 @@ CASES: dict[str, Case] = {
         ),
     ),
     "GN after convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), TANH()),
+        (5, 2, 4, 4),
         (
             "joint-scale 2: 0.weight[0]/2 0.bias[0]/2",
             "shift 2: 0.bias[0]/2",
         ),
     ),
     "GN of one group": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(1, 4), RELU(), nn.Conv2d(4, 2, 2), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(1, 4), RELU(), nn.Conv2d(4, 2, 2), TANH()),
+        (5, 2, 4, 4),
         (
             "joint-scale 1: 0.weight 0.bias",
             "shift 1: 0.bias",
@@ -301,21 +325,26 @@ CASES: dict[str, Case] = {
         ),
     ),
     "GN of one channel each": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(4, 4), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(4, 4), TANH()),
+        (5, 2, 4, 4),
         (
             "scale 4: 0.weight[0]",
             "shift 4: 0.bias[0]",
         ),
     ),
     "IN after convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True), TANH()),
+        (5, 2, 4, 4),
         (
             "scale 3: 0.weight[0]",
             "shift 3: 0.bias[0]",
         ),
     ),
     "IN with running statistics, eval": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True, track_running_stats=True), RELU(), nn.Conv2d(3, 2, 2)), (5, 2, 4, 4),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True, track_running_stats=True), RELU(), nn.Conv2d(3, 2, 2)
+        ),
+        (5, 2, 4, 4),
         (
             "rescale 3: 0.weight[0] 0.bias[0] 1.weight[0]^-1",
             "shift 3: 0.bias[0] 1.bias",
@@ -324,50 +353,46 @@ CASES: dict[str, Case] = {
         mode="eval",
     ),
     "RMSNorm after linear": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.RMSNorm(4), TANH(), linear(4, 2)), (9, 3),
-        (
-            "joint-scale 1: 0.weight 0.bias",
-        ),
+        lambda: nn.Sequential(linear(3, 4), nn.RMSNorm(4), TANH(), linear(4, 2)),
+        (9, 3),
+        ("joint-scale 1: 0.weight 0.bias",),
     ),
     "RMSNorm without bias": Case(
-        lambda: nn.Sequential(linear(3, 4, False), nn.RMSNorm(4), RELU(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4, False), nn.RMSNorm(4), RELU(), linear(4, 2)),
+        (9, 3),
         (
             "scale 1: 0.weight",
             "rescale 4: 1.weight[0] 3.weight[1]^-1",
         ),
     ),
     "RMSNorm written by hand": Case(
-        lambda: nn.Sequential(linear(3, 4, False), Function(rms), TANH()), (9, 3),
-        (
-            "scale 1: 0.weight",
-        ),
+        lambda: nn.Sequential(linear(3, 4, False), Function(rms), TANH()),
+        (9, 3),
+        ("scale 1: 0.weight",),
     ),
     "unit vectors": Case(
-        lambda: nn.Sequential(linear(3, 4, False), Function(unit), TANH()), (9, 3),
-        (
-            "scale 1: 0.weight",
-        ),
+        lambda: nn.Sequential(linear(3, 4, False), Function(unit), TANH()),
+        (9, 3),
+        ("scale 1: 0.weight",),
     ),
     "weight norm": Case(
-        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4)), TANH(), linear(4, 2)), (9, 3),
-        (
-            "scale 4: 0.parametrizations.weight.original1[0]",
-        ),
+        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4)), TANH(), linear(4, 2)),
+        (9, 3),
+        ("scale 4: 0.parametrizations.weight.original1[0]",),
     ),
     "weight norm of all entries": Case(
-        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4), dim=None), TANH()), (9, 3),
-        (
-            "scale 1: 0.parametrizations.weight.original1",
-        ),
+        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4), dim=None), TANH()),
+        (9, 3),
+        ("scale 1: 0.parametrizations.weight.original1",),
     ),
     "weight norm of columns": Case(
-        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4), dim=1), TANH()), (9, 3),
-        (
-            "scale 3: 0.parametrizations.weight.original1[1]",
-        ),
+        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4), dim=1), TANH()),
+        (9, 3),
+        ("scale 3: 0.parametrizations.weight.original1[1]",),
     ),
     "weight norm of a convolution before BN": Case(
-        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 3, 2)), nn.BatchNorm2d(3), TANH()), (5, 2, 4, 4),
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 3, 2)), nn.BatchNorm2d(3), TANH()),
+        (5, 2, 4, 4),
         (
             "shift 3: 0.bias[0]",
             "scale 3: 0.parametrizations.weight.original0[0]",
@@ -375,93 +400,90 @@ CASES: dict[str, Case] = {
         ),
     ),
     "weight norm, ReLU": Case(
-        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4)), RELU(), linear(4, 2)), (9, 3),
+        lambda: nn.Sequential(parametrizations.weight_norm(linear(3, 4)), RELU(), linear(4, 2)),
+        (9, 3),
         (
             "rescale 4: 0.parametrizations.weight.original0[0] 0.bias[0] 2.weight[1]^-1",
             "scale 4: 0.parametrizations.weight.original1[0]",
         ),
     ),
     "spectral norm": Case(
-        lambda: nn.Sequential(parametrizations.spectral_norm(linear(3, 4)), TANH()), (9, 3),
-        (
-            "scale 1: 0.parametrizations.weight.original",
-        ),
+        lambda: nn.Sequential(parametrizations.spectral_norm(linear(3, 4)), TANH()),
+        (9, 3),
+        ("scale 1: 0.parametrizations.weight.original",),
     ),
     "orthogonal": Case(
-        lambda: nn.Sequential(parametrizations.orthogonal(linear(3, 3)), TANH()), (9, 3),
-        (
-            "weight-shift 3: 0.parametrizations.weight.original[0,1]",
-        ),
+        lambda: nn.Sequential(parametrizations.orthogonal(linear(3, 3)), TANH()),
+        (9, 3),
+        ("weight-shift 3: 0.parametrizations.weight.original[0,1]",),
         unnamed=3,
     ),
     "ReLU between linear layers": Case(
-        lambda: nn.Sequential(linear(3, 4), RELU(), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(linear(3, 4), RELU(), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",),
     ),
     "leaky ReLU": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.LeakyReLU(), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(linear(3, 4), nn.LeakyReLU(), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",),
     ),
     "PReLU": Case(
-        lambda: nn.Sequential(linear(3, 4), nn.PReLU(4), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(linear(3, 4), nn.PReLU(4), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",),
     ),
     "absolute values": Case(
-        lambda: nn.Sequential(linear(3, 4), Function(torch.abs), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(linear(3, 4), Function(torch.abs), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-1",),
     ),
     "squares": Case(
-        lambda: nn.Sequential(linear(3, 4), Function(torch.square), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-2",
-        ),
+        lambda: nn.Sequential(linear(3, 4), Function(torch.square), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 2.weight[1]^-2",),
         unnamed=2,
     ),
     "tanh between linear layers": Case(
-        lambda: nn.Sequential(linear(3, 4), TANH(), linear(4, 2)), (9, 3),
-        (
-        ),
+        lambda: nn.Sequential(linear(3, 4), TANH(), linear(4, 2)),
+        (9, 3),
+        (),
     ),
     "no activation": Case(
-        lambda: nn.Sequential(linear(4, 3), linear(3, 4), TANH()), (9, 4),
+        lambda: nn.Sequential(linear(4, 3), linear(3, 4), TANH()),
+        (9, 4),
         (
             "shift 3: 0.bias[0] 1.bias",
-            "linear 9: 1.weight[1]/3^-1 0.bias[0]/3 0.weight[0]/3",
+            "linear 9: 0.weight[0]/3 0.bias[0]/3 1.weight[1]/3^-1",
         ),
     ),
     "no activation, convolutions": Case(
-        lambda: nn.Sequential(nn.Conv2d(3, 2, 2), nn.Conv2d(2, 3, 1), TANH()), (9, 3, 4, 4),
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 2), nn.Conv2d(2, 3, 1), TANH()),
+        (9, 3, 4, 4),
         (
             "shift 2: 0.bias[0] 1.bias",
-            "linear 4: 1.weight[1]/2^-1 0.bias[0]/2 0.weight[0]/2",
+            "linear 4: 0.weight[0]/2 0.bias[0]/2 1.weight[1]/2^-1",
         ),
     ),
     "ReLU, dropout": Case(
-        lambda: nn.Sequential(linear(3, 4), RELU(), nn.Dropout(0.3), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.weight[0] 0.bias[0] 3.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(linear(3, 4), RELU(), nn.Dropout(0.3), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.weight[0] 0.bias[0] 3.weight[1]^-1",),
     ),
     "residual before LN": Case(
-        lambda: nn.Sequential(linear(5, 4), Residual(linear(4, 4), TANH(), linear(4, 4)), nn.LayerNorm(4), TANH()), (9, 5),
+        lambda: nn.Sequential(linear(5, 4), Residual(linear(4, 4), TANH(), linear(4, 4)), nn.LayerNorm(4), TANH()),
+        (9, 5),
         (
             "rescale 1: 0.weight 0.bias 1.branch.0.weight^-1 1.branch.2.weight 1.branch.2.bias",
-            "shift 1: 0.bias 1.branch.0.bias",
+            "shift 4: 0.bias[0] 1.branch.0.bias 1.branch.2.bias",
             "weight-shift 4: 1.branch.2.weight[1]",
             "shift 1: 1.branch.2.bias",
         ),
-        unnamed=7,
+        unnamed=4,
     ),
     "pre-norm residual": Case(
-        lambda: nn.Sequential(linear(5, 4), Residual(nn.LayerNorm(4), linear(4, 4), TANH(), linear(4, 4)), nn.LayerNorm(4), TANH()), (9, 5),
+        lambda: nn.Sequential(linear(5, 4), Residual(nn.LayerNorm(4), linear(4, 4), TANH(), linear(4, 4)), nn.LayerNorm(4), TANH()),
+        (9, 5),
         (
             "joint-scale 1: 0.weight 0.bias 1.branch.3.weight 1.branch.3.bias",
             "weight-shift 5: 0.weight[1]",
@@ -474,13 +496,13 @@ CASES: dict[str, Case] = {
         ),
     ),
     "residual before BN": Case(
-        lambda: nn.Sequential(linear(5, 4), Residual(TANH(), linear(4, 4)), nn.BatchNorm1d(4), TANH()), (9, 5),
-        (
-            "shift 4: 1.branch.1.bias[0]",
-        ),
+        lambda: nn.Sequential(linear(5, 4), Residual(TANH(), linear(4, 4)), nn.BatchNorm1d(4), TANH()),
+        (9, 5),
+        ("shift 4: 1.branch.1.bias[0]",),
     ),
     "sum of branches before BN": Case(
-        lambda: nn.Sequential(Joined(torch.add, linear(3, 4), nn.Sequential(TANH(), linear(3, 4))), nn.BatchNorm1d(4), TANH()), (9, 3),
+        lambda: nn.Sequential(Joined(torch.add, linear(3, 4), nn.Sequential(TANH(), linear(3, 4))), nn.BatchNorm1d(4), TANH()),
+        (9, 3),
         (
             "joint-scale 4: 0.branches.0.weight[0] 0.branches.1.1.weight[0]",
             "shift 4: 0.branches.0.bias[0]",
@@ -488,20 +510,25 @@ CASES: dict[str, Case] = {
         ),
     ),
     "sum of ReLU branches before RMSNorm": Case(
-        lambda: nn.Sequential(Joined(torch.add, nn.Sequential(linear(3, 4), RELU()), nn.Sequential(linear(3, 4), RELU())), nn.RMSNorm(4), TANH()), (9, 3),
-        (
-            "joint-scale 1: 0.branches.0.0.weight 0.branches.0.0.bias 0.branches.1.0.weight 0.branches.1.0.bias",
+        lambda: nn.Sequential(
+            Joined(torch.add, nn.Sequential(linear(3, 4), RELU()), nn.Sequential(linear(3, 4), RELU())), nn.RMSNorm(4), TANH()
         ),
+        (9, 3),
+        ("joint-scale 1: 0.branches.0.0.weight 0.branches.0.0.bias 0.branches.1.0.weight 0.branches.1.0.bias",),
     ),
     "concatenation before LN": Case(
-        lambda: nn.Sequential(Joined(lambda a, b: torch.cat([a, b], 1), nn.Sequential(linear(3, 2), TANH(), linear(2, 2)), linear(3, 2)), nn.LayerNorm(4), TANH()), (9, 3),
-        (
-            "joint-scale 1: 0.branches.0.2.weight 0.branches.0.2.bias 0.branches.1.weight 0.branches.1.bias",
+        lambda: nn.Sequential(
+            Joined(lambda a, b: torch.cat([a, b], 1), nn.Sequential(linear(3, 2), TANH(), linear(2, 2)), linear(3, 2)),
+            nn.LayerNorm(4),
+            TANH(),
         ),
+        (9, 3),
+        ("joint-scale 1: 0.branches.0.2.weight 0.branches.0.2.bias 0.branches.1.weight 0.branches.1.bias",),
         unnamed=1,
     ),
     "concatenation before BN": Case(
-        lambda: nn.Sequential(Joined(lambda a, b: torch.cat([a, b], 1), linear(3, 2), linear(3, 2)), nn.BatchNorm1d(4), TANH()), (9, 3),
+        lambda: nn.Sequential(Joined(lambda a, b: torch.cat([a, b], 1), linear(3, 2), linear(3, 2)), nn.BatchNorm1d(4), TANH()),
+        (9, 3),
         (
             "scale 2: 0.branches.0.weight[0]",
             "shift 2: 0.branches.0.bias[0]",
@@ -510,75 +537,85 @@ CASES: dict[str, Case] = {
         ),
     ),
     "shared layer before BN": Case(
-        lambda: nn.Sequential(Shared(linear(3, 3, False), RELU(), nn.BatchNorm1d(3)), TANH()), (9, 3),
-        (
-            "scale 1: 0.layer.weight",
-        ),
+        lambda: nn.Sequential(Shared(linear(3, 3, False), RELU(), nn.BatchNorm1d(3)), TANH()),
+        (9, 3),
+        ("scale 1: 0.layer.weight",),
     ),
     "shared layer before RMSNorm": Case(
-        lambda: nn.Sequential(Shared(linear(3, 3, False), RELU(), nn.RMSNorm(3)), TANH()), (9, 3),
-        (
-            "scale 1: 0.layer.weight",
-        ),
+        lambda: nn.Sequential(Shared(linear(3, 3, False), RELU(), nn.RMSNorm(3)), TANH()),
+        (9, 3),
+        ("scale 1: 0.layer.weight",),
     ),
     "tied before nothing": Case(
-        lambda: TiedAutoencoder(RELU()), (9, 4),
-        (
-        ),
+        lambda: TiedAutoencoder(RELU()),
+        (9, 4),
+        (),
     ),
     "tied before RMSNorm": Case(
-        lambda: nn.Sequential(TiedAutoencoder(RELU()), nn.RMSNorm(4), TANH()), (9, 4),
-        (
-            "scale 1: 0.encoder.weight",
-        ),
+        lambda: nn.Sequential(TiedAutoencoder(RELU()), nn.RMSNorm(4), TANH()),
+        (9, 4),
+        ("scale 1: 0.encoder.weight",),
     ),
     "softmax at the end": Case(
-        lambda: nn.Sequential(linear(3, 4), TANH(), linear(4, 3), nn.Softmax(1)), (9, 3),
+        lambda: nn.Sequential(linear(3, 4), TANH(), linear(4, 3), nn.Softmax(1)),
+        (9, 3),
         (
             "weight-shift 4: 2.weight[1]",
             "shift 1: 2.bias",
         ),
     ),
     "gated": Case(
-        lambda: nn.Sequential(Joined(torch.mul, linear(3, 4), nn.Sequential(linear(3, 4), nn.Sigmoid())), linear(4, 2)), (9, 3),
-        (
-            "rescale 4: 0.branches.0.weight[0] 0.branches.0.bias[0] 1.weight[1]^-1",
-        ),
+        lambda: nn.Sequential(Joined(torch.mul, linear(3, 4), nn.Sequential(linear(3, 4), nn.Sigmoid())), linear(4, 2)),
+        (9, 3),
+        ("rescale 4: 0.branches.0.weight[0] 0.branches.0.bias[0] 1.weight[1]^-1",),
     ),
     "attention": Case(
-        lambda: nn.Sequential(TANH(), Attention(), TANH()), (4, 5, 4),
+        lambda: nn.Sequential(TANH(), Attention(), TANH()),
+        (4, 5, 4),
         (
             "shift 4: 1.key.bias[0]",
-            "linear 8: 1.key.bias[0]/2^-1 1.key.weight[0]/2^-1 1.query.bias[0]/2 1.query.weight[0]/2",
+            "linear 8: 1.query.weight[0]/2 1.query.bias[0]/2 1.key.weight[0]/2^-1 1.key.bias[0]/2^-1",
             "shift 4: 1.value.bias[0] 1.out.bias",
-            "linear 8: 1.out.weight[1]/2^-1 1.value.bias[0]/2 1.value.weight[0]/2",
+            "linear 8: 1.value.weight[0]/2 1.value.bias[0]/2 1.out.weight[1]/2^-1",
         ),
     ),
     "attention without biases": Case(
-        lambda: nn.Sequential(TANH(), Attention(bias=False), TANH()), (4, 5, 4),
+        lambda: nn.Sequential(TANH(), Attention(bias=False), TANH()),
+        (4, 5, 4),
         (
-            "linear 8: 1.key.weight[0]/2^-1 1.query.weight[0]/2",
-            "linear 8: 1.out.weight[1]/2^-1 1.value.weight[0]/2",
+            "linear 8: 1.query.weight[0]/2 1.key.weight[0]/2^-1",
+            "linear 8: 1.value.weight[0]/2 1.out.weight[1]/2^-1",
         ),
     ),
     "attention before LN": Case(
-        lambda: nn.Sequential(TANH(), Attention(bias=False), nn.LayerNorm(4), TANH()), (4, 5, 4),
+        lambda: nn.Sequential(TANH(), Attention(bias=False), nn.LayerNorm(4), TANH()),
+        (4, 5, 4),
         (
-            "linear 8: 1.key.weight[0]/2^-1 1.query.weight[0]/2",
+            "linear 8: 1.query.weight[0]/2 1.key.weight[0]/2^-1",
             "scale 1: 1.out.weight",
             "weight-shift 4: 1.out.weight[1]",
-            "linear 8: 1.out.weight[1]/2^-1 1.value.weight[0]/2",
+            "linear 8: 1.value.weight[0]/2 1.out.weight[1]/2^-1",
         ),
     ),
     "half of the channels normalized": Case(
-        lambda: nn.Sequential(linear(3, 4), Joined(lambda a, b: torch.cat([a, b], 1), nn.Sequential(Function(lambda x:x[:, :2]), nn.BatchNorm1d(2)), Function(lambda x:x[:, 2:])), TANH()), (9, 3),
+        lambda: nn.Sequential(
+            linear(3, 4),
+            Joined(
+                lambda a, b: torch.cat([a, b], 1),
+                nn.Sequential(Function(lambda x: x[:, :2]), nn.BatchNorm1d(2)),
+                Function(lambda x: x[:, 2:]),
+            ),
+            TANH(),
+        ),
+        (9, 3),
         (
             "scale 2: 0.weight[0]",
             "shift 2: 0.bias[0]",
         ),
     ),
     "tokens and positions before LN": Case(
-        lambda: Embedded(nn.LayerNorm(4)), (9, 3, 5),
+        lambda: Embedded(nn.LayerNorm(4)),
+        (9, 3, 5),
         (
             "weight-shift 3: position[0]",
             "joint-scale 1: table.weight position",
@@ -586,9 +623,8 @@ CASES: dict[str, Case] = {
         ),
     ),
     "tokens and positions before RMSNorm": Case(
-        lambda: Embedded(nn.RMSNorm(4)), (9, 3, 5),
-        (
-            "joint-scale 1: table.weight position",
-        ),
+        lambda: Embedded(nn.RMSNorm(4)),
+        (9, 3, 5),
+        ("joint-scale 1: table.weight position",),
     ),
 }

@@ -52,7 +52,13 @@ def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
     kind = draw("plain", "plain", "plain", "residual", "sum", "concatenation", "shared")
     if kind == "residual":
         first = _layer(draw, width, after)
-        inside = [_normalizer(draw, after), nn.Linear(after, after), _normalizer(draw, after), _activation(draw), nn.Linear(after, after)]
+        inside = [
+            _normalizer(draw, after),
+            nn.Linear(after, after),
+            _normalizer(draw, after),
+            _activation(draw),
+            nn.Linear(after, after),
+        ]
         return nn.Sequential(*first, Residual(*inside), _normalizer(draw, after), _activation(draw)), after
     if kind == "sum":
         branches = (nn.Sequential(*_layer(draw, width, after)), nn.Sequential(nn.Tanh(), nn.Linear(width, after)))
@@ -63,7 +69,9 @@ def _part(draw: GraphDraw, width: int) -> tuple[nn.Module, int]:
         return nn.Sequential(joined, draw(nn.BatchNorm1d(4), nn.RMSNorm(4), nn.Identity()), _activation(draw)), 4
     if kind == "shared":
         layer = nn.Linear(after, after, bias=draw(True, False))
-        return nn.Sequential(*_layer(draw, width, after), nn.Tanh(), layer, nn.Tanh(), layer, _normalizer(draw, after), _activation(draw)), after
+        return nn.Sequential(
+            *_layer(draw, width, after), nn.Tanh(), layer, nn.Tanh(), layer, _normalizer(draw, after), _activation(draw)
+        ), after
     return nn.Sequential(*_layer(draw, width, after)), after
 
 
