@@ -189,13 +189,10 @@ class ConstantProduct(Rule):
         if op == "outer":
             return forms.einsum("i,j->ij", a, b)
         if op == "inner":
-            if len(b.shape) > 2 or not a.shape:
+            if len(a.shape) > 4 or not a.shape or not b.shape or len(b.shape) > 2:
                 return forms.opaque()
-            return forms.einsum(
-                f"{'klm'[: len(a.shape) - 1]}i,{'o' if len(b.shape) == 2 else ''}i->{'klm'[: len(a.shape) - 1]}{'o' if len(b.shape) == 2 else ''}",
-                a,
-                b,
-            )
+            leading, column = "klm"[: len(a.shape) - 1], "o" * (len(b.shape) - 1)
+            return forms.einsum(f"{leading}i,{column}i->{leading}{column}", a, b)
         row, column = len(a.shape) == 1, len(b.shape) == 1
         left = forms.view(a, (1, *a.shape)) if row else a
         right = forms.view(b, (*b.shape, 1)) if column else b

@@ -17,7 +17,7 @@ from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
-from normscope.rules.forms import Form, Forms
+from normscope.rules.forms import Fixed, Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -192,24 +192,28 @@ class NormalizerRule(Rule):
     def form(self, node: Node, forms: Forms) -> Form:
         normalizer = normalizer_of(node)
         assert normalizer is not None
-        x, weight, bias = forms.of(node.args[0]), *_affine_operands(node)
-        per_channel = node.op not in ("layer_norm", "rms_norm")
-        channels = (-1, *[1] * (len(node.shape) - 2)) if per_channel else ()
-        scale, shift = (
-            None
-            if operand is None
-            else forms.view(forms.of(operand), tuple(operand.shape) if not per_channel else (node.shape[1], *channels[1:]))
-            for operand in (weight, bias)
-        )
+        x = forms.of(node.args[0])
         if normalizer.fixed:
-            fixed = forms.of(Constant(torch.zeros(node.shape[1], *channels[1:])))
-            standard = forms.product(forms.sum(x, fixed), fixed)
+            mean, scale = (Fixed((), _channels(node), node=node) for _ in range(2))
+            standard = forms.product(forms.sum(x, mean), scale)
         elif normalizer.kind == "group":
             split = forms.view(x, (node.shape[0], normalizer.groups, math.prod(node.shape[1:]) // normalizer.groups))
             standard = forms.view(forms.normalized(split, (2,), centered=True), node.shape)
         else:
             standard = forms.normalized(x, normalizer.axes, normalizer.centered)
-        return forms.affine(standard, scale, shift)
+        return forms.affine(standard, *(_broadcast(operand, node, forms) for operand in _affine_operands(node)))
+
+
+def _channels(node: Node) -> tuple[int, ...]:
+    """The shape in which one number a channel is broadcast."""
+    return (node.shape[1], *[1] * (len(node.shape) - 2))
+
+
+def _broadcast(operand: Any, node: Node, forms: Forms) -> Form | None:
+    """γ or β as it is broadcast over the output."""
+    if operand is None:
+        return None
+    return forms.of(operand) if node.op in ("layer_norm", "rms_norm") else forms.view(forms.of(operand), _channels(node))
 
 
 def _affine_operands(node: Node) -> tuple[Any, Any]:

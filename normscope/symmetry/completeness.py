@@ -88,7 +88,8 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
             else value
             for node, value in numerics.inputs.items()
         }
-        jacobian = torch.func.jacrev(lambda p, inputs=inputs: numerics.without_epsilon(p, inputs), chunk_size=64)(point)
+        outputs = lambda p, inputs=inputs: numerics.without_epsilon({**numerics.parameters, **p}, inputs)  # noqa: E731
+        jacobian = torch.func.jacrev(outputs, chunk_size=64)(point)
         rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
         triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
         found = _rank(torch.linalg.svdvals(triangle))

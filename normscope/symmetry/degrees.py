@@ -13,7 +13,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from normscope.rules.forms import (
-    Contraction, Entrywise, Fixed, Form, Lookup, Mixed, Moved, Normalized, Opaque, Parameter, Product, Rotation, Softmax, Sum,
+    Contraction,
+    Entrywise,
+    Fixed,
+    Form,
+    Lookup,
+    Mixed,
+    Moved,
+    Normalized,
+    Opaque,
+    Parameter,
+    Product,
+    Rotation,
+    Softmax,
+    Sum,
 )  # fmt: skip
 from normscope.symmetry.indices import compressed, padded, reshaped
 from normscope.symmetry.shifts import Shifts, seen

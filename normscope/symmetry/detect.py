@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
 from normscope.graph.graph import Graph
-from normscope.graph.trace import trace_parameters
+from normscope.graph.parametric import trace_parameters
 from normscope.rules.forms import Fixed, Form, Forms, Parameter
 from normscope.rules.registry import registry
 from normscope.symmetry.absorbed import Absorbers
@@ -45,6 +45,9 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode:
     call = _with_several_samples(Call.of(example))
     graph = trace_parameters(model, call, mode)
     numerics = Numerics.of(model, graph, call, mode)
+    for name, value in numerics.parameters.items():
+        if not bool(value.isfinite().all()):
+            raise InputError(f"{name} holds NaN or infinite values: load weights from before training diverged")
     groups = _groups(forms_of(graph), numerics)
     used = {source.path for node in graph for source in node.inputs if source.op == "parameter"}
     return SymmetryReport(

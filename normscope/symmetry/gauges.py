@@ -131,9 +131,7 @@ class _Search:
         elif isinstance(user, Mixed):
             self._check_unmixed(user, codes)
             self._reach(user, reshaped(codes, user.kept, user.shape))
-        elif isinstance(user, Entrywise) and user.odd_linear:
-            self._reach(user, codes)
-        elif isinstance(user, Rotation):
+        elif (isinstance(user, Entrywise) and user.odd_linear) or isinstance(user, Rotation):
             self._reach(user, codes)
         elif isinstance(user, Lookup):
             if codes.shape[0] > 1:

@@ -48,7 +48,7 @@ class Action:
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """One value a member → one an entry, 0 where there is no member; broadcasts to the parameter."""
-        members = torch.from_numpy(np.ascontiguousarray(self.members)).to(values.device)
+        members = torch.tensor(self.members, device=values.device)
         return torch.where(members >= 0, values[members.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
 
 
@@ -86,7 +86,7 @@ class Group(ABC):
     @property
     def members(self) -> tuple[torch.Tensor, ...]:
         """For each parameter the number of the subgroup that moves an entry, −1 for none; broadcasts to its shape."""
-        return tuple(torch.from_numpy(np.ascontiguousarray(action.members)) for action in self.actions)
+        return tuple(torch.tensor(action.members) for action in self.actions)
 
     @property
     def whole(self) -> bool:

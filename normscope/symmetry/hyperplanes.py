@@ -16,6 +16,7 @@ from normscope.rules.forms import Contraction, Entrywise, Form, Moved, Normalize
 from normscope.symmetry.absorbed import Absorbers, Compensation
 from normscope.symmetry.groups import Action, Parameters, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed, padded, reshaped
+from normscope.symmetry.shifts import broadcast_pull, seen
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,9 @@ def _group(form: Contraction, operand: int, plane: Hyperplane, absorbers: Absorb
 
 
 def _takes_back(form: Contraction, absorbers: Absorbers) -> bool:
-    """Whether any constant vector may be added to a form, thanks to a bias."""
-    labels = absorbers.shifts.labels[form]
-    channels = len(form.shape) - 1
-    return labels.shape[channels] == form.shape[channels] and labels.size == form.shape[channels] and bool((labels >= 0).all())
+    """Whether any constant vector may be added to a form, perhaps thanks to a bias."""
+    channels = form.shape[-1:]
+    return not seen(broadcast_pull(absorbers.shifts.labels[form], channels), channels).any()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from normscope.graph.trace import in_mode
 from normscope.rules.normalizers import normalizer_of
 
 EPSILON_ARGUMENT = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}
-TINY = 1e-20  # an ε that no float64 variance of ordinary size notices
+TINY = 1e-24  # an ε that hardly any variance notices, and still above the rounding of a variance that is zero
 
 Parameters = Mapping[str, torch.Tensor]
 

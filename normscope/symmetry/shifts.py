@@ -13,7 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from normscope.rules.forms import (
-    Contraction, Entrywise, Form, Lookup, Mixed, Moved, Normalized, Product, Softmax, Sum,
+    Contraction,
+    Entrywise,
+    Form,
+    Lookup,
+    Mixed,
+    Moved,
+    Normalized,
+    Product,
+    Softmax,
+    Sum,
 )  # fmt: skip
 from normscope.symmetry.indices import Shape, compressed, extends, forbidden, joined, padded, partition, renumbered, reshaped
 

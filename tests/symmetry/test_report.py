@@ -22,7 +22,14 @@ def report() -> ns.SymmetryReport:
 
 def test_groups_speak_of_parameters_axes_blocks_and_degrees(report):
     scale, shift, rescale, joint, common = report
-    assert (scale.kind, scale.parameters, scale.axes, scale.blocks, scale.degrees, scale.count) == ("scale", ("0.weight",), ((0,),), (1,), (1.0,), 4)
+    assert (scale.kind, scale.parameters, scale.axes, scale.blocks, scale.degrees, scale.count) == (
+        "scale",
+        ("0.weight",),
+        ((0,),),
+        (1,),
+        (1.0,),
+        4,
+    )
     assert (shift.kind, shift.parameters, shift.count) == ("shift", ("0.bias",), 4)
     assert rescale.parameters == ("1.weight", "1.bias", "3.weight") and rescale.degrees == (1.0, 1.0, -1.0)
     assert rescale.axes == ((0,), (0,), (1,))
@@ -60,7 +67,9 @@ def test_share_of_scale_free_parameters(report):
     assert report.scale_free == pytest.approx(free / sum(report.sizes.values()))
 
 
-@pytest.mark.parametrize("name", ["BN after linear, ReLU", "attention", "LN after linear", "pre-norm residual", "BN after linear, eval"])
+@pytest.mark.parametrize(
+    "name", ["BN after linear, ReLU", "attention", "LN after linear", "pre-norm residual", "BN after linear, eval"]
+)
 def test_an_element_moves_only_what_the_group_lists(name):
     case = CASES[name]
     found = ns.symmetries(case.model(), case.example, case.mode)

@@ -14,7 +14,9 @@ from normscope.symmetry.system import System
 def dense(system: System, count: int) -> np.ndarray:
     """Basis vectors over the unknowns 1 … count."""
     solution = system.solve()
-    rows = [[float(vector.get(int(solution.classes[unknown]), 0)) for unknown in range(1, count + 1)] for vector in solution.vectors]
+    rows = [
+        [float(vector.get(int(solution.classes[unknown]), 0)) for unknown in range(1, count + 1)] for vector in solution.vectors
+    ]
     return np.array(rows).reshape(-1, count)
 
 
@@ -43,7 +45,8 @@ def test_solutions_are_the_null_space(seed):
 
 
 @pytest.mark.parametrize(
-    ("shape", "target"), [((2, 6), (2, 2, 3)), ((2, 2, 3), (2, 6)), ((2, 1, 6), (12,)), ((4, 3), (1, 4, 3, 1)), ((6,), (1, 2, 3)), ((1,), ())]
+    ("shape", "target"),
+    [((2, 6), (2, 2, 3)), ((2, 2, 3), (2, 6)), ((2, 1, 6), (12,)), ((4, 3), (1, 4, 3, 1)), ((6,), (1, 2, 3)), ((1,), ())],
 )
 def test_reshaped_is_what_a_reshape_does(shape, target):
     for axes in range(2 ** len(shape)):

@@ -79,7 +79,9 @@ def test_a_small_transformer_is_complete():
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = ViTConfig(hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, image_size=4, patch_size=2)
+        config = ViTConfig(
+            hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, image_size=4, patch_size=2
+        )
         model = ViTModel(config, add_pooling_layer=False).eval()
     found = ns.symmetries(model, torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)), "eval")
     assert found.check() == [] and found.completeness().complete
