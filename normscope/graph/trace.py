@@ -75,14 +75,14 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                     [f"{type(model).__name__} in train mode cannot take one sample alone"],
                     'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
                 ) from error
-            _check_runs(model, call)
+            check_runs(model, call)
             raise ExportError(
                 f"{type(model).__name__} could not be traced: {_first_line(error)}; "
                 "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
             ) from error
 
 
-def _check_runs(model: torch.nn.Module, call: Call) -> None:
+def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -409,7 +409,8 @@ class GatedLinearUnit(Rule):
 
     def form(self, node: Node, forms: Forms) -> Form:
         x, axis = forms.of(node.input), node.argument(1, "dim", -1)
-        value, gate = (forms.moved([x], lambda values, half=half: values[0].chunk(2, axis)[half], node.shape) for half in range(2))
+        value = forms.moved([x], lambda values: values[0].chunk(2, axis)[0], node.shape)
+        gate = forms.moved([x], lambda values: values[0].chunk(2, axis)[1], node.shape)
         return forms.product(value, forms.opaque_of(gate))
 
 

@@ -191,8 +191,8 @@ class ConstantProduct(Rule):
         if op == "inner":
             if len(a.shape) > 4 or not a.shape or not b.shape or len(b.shape) > 2:
                 return forms.opaque()
-            leading, column = "klm"[: len(a.shape) - 1], "o" * (len(b.shape) - 1)
-            return forms.einsum(f"{leading}i,{column}i->{leading}{column}", a, b)
+            leading, last = "klm"[: len(a.shape) - 1], "o" * (len(b.shape) - 1)
+            return forms.einsum(f"{leading}i,{last}i->{leading}{last}", a, b)
         row, column = len(a.shape) == 1, len(b.shape) == 1
         left = forms.view(a, (1, *a.shape)) if row else a
         right = forms.view(b, (*b.shape, 1)) if column else b

@@ -58,8 +58,8 @@ class Attention(Rule):
     def form(self, node: Node, forms: Forms) -> Form:
         """softmax(q kᵀ) v, written out; masks and scales are fixed and change no symmetry."""
         query, key, value = map(forms.of, node.args[:3])
-        heads = query.shape[-3] if len(query.shape) > 2 else 1
-        key, value = (self._repeated(operand, heads, forms) for operand in (key, value))
+        if node.kwargs.get("enable_gqa"):
+            key, value = (self._repeated(operand, query.shape[-3], forms) for operand in (key, value))
         turned = forms.moved([key], lambda values: values[0].mT, (*key.shape[:-2], key.shape[-1], key.shape[-2]))
         logits = forms.matmul(query, turned)
         if isinstance(node.args[3], Node):
@@ -72,8 +72,6 @@ class Attention(Rule):
     @staticmethod
     def _repeated(x: Form, heads: int, forms: Forms) -> Form:
         """Keys or values that several heads share, one copy a head."""
-        if len(x.shape) < 3 or x.shape[-3] == heads or x.shape[-3] == 1:
-            return x
         copies = heads // x.shape[-3]
         shape = (*x.shape[:-3], heads, *x.shape[-2:])
         return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)

@@ -134,7 +134,7 @@ class Absorbers:
         """The group together with the biases that take back what constants add when all but they are scaled."""
         if not ignored:
             return group
-        moved = {form for form in self.forms if isinstance(form, Parameter) and form.name in group.parameters}
+        moved: set[Form] = {form for form in self.forms if isinstance(form, Parameter) and form.name in group.parameters}
         taken = self.reached(*(form for form in ignored if self._follows(form, moved)))
         follow = tuple(absorber.action for absorber in taken if absorber.bias.name not in group.parameters)
         return replace(group, actions=group.actions + follow, compensation=Compensation(taken, self.numerics)) if taken else group

@@ -102,10 +102,9 @@ class _Trial:
 
     def _hessian_product(self, name: str, direction: torch.Tensor) -> torch.Tensor:
         """The block of H of one parameter, times a direction, by differentiating ∇L · u."""
-        leaf = self.parameters[name].clone().requires_grad_(True)
-        loss = self._loss({**self.parameters, name: leaf})
-        (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        return torch.autograd.grad((slope * direction).sum(), leaf)[0]
+        slope = torch.func.grad(lambda value: self._loss({**self.parameters, name: value}))
+        along = torch.func.grad(lambda value: (slope(value) * direction).sum())
+        return along(self.parameters[name])
 
 
 def _off_by_some_ulps(parameters: Mapping[str, torch.Tensor], generator: torch.Generator) -> dict[str, torch.Tensor]:

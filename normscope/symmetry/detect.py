@@ -10,9 +10,10 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError
+from normscope.core.errors import ExportError, InputError
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
+from normscope.graph.trace import check_runs, module_of
 from normscope.rules.forms import Fixed, Form, Forms, Parameter
 from normscope.rules.registry import registry
 from normscope.symmetry.absorbed import Absorbers
@@ -42,8 +43,7 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode:
     """
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
-    call = _with_several_samples(Call.of(example))
-    graph = trace_parameters(model, call, mode)
+    call, graph = _traced(model, Call.of(example), mode)
     numerics = Numerics.of(model, graph, call, mode)
     for name, value in numerics.parameters.items():
         if not bool(value.isfinite().all()):
@@ -61,16 +61,17 @@ def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
     shifts = Shifts(forms)
     absorbers = Absorbers(forms, shifts, numerics)
     degrees = Degrees(forms, shifts, absorbers.shifts)
-    matrices = [linear_group(bond, shapes) for bond in bonds(forms)]
+    paths = Paths(forms)
+    matrices = [linear_group(bond, shapes, paths) for bond in bonds(forms)]
     members = [m for m in scale_members(degrees) if not any(group.contains(m, degrees.leaves) for group in matrices)]
     found: list[Group] = [
         *(absorbers.completed(group, degrees.ignored) for group in scale_groups(members, degrees, shapes)),
         *shift_groups(forms, shifts), *absorbers.groups(), *hyperplane_groups(forms, absorbers), *matrices,
     ]  # fmt: skip
-    paths = Paths(forms)
     order = {name: place for place, name in enumerate(numerics.parameters)}
     measured = [
-        replace(group, mode=numerics.mode, path=paths.of(group), measure=lambda group: defect(group, numerics)) for group in found
+        replace(group, mode=numerics.mode, path=group.path or paths.of(group), measure=lambda group: defect(group, numerics))
+        for group in found
     ]
     return sorted(measured, key=lambda group: (order[group.parameters[0]], KINDS.index(group.kind)))
 
@@ -107,13 +108,23 @@ def _below(root: Form) -> list[Form]:
     return order
 
 
+def _traced(model: torch.nn.Module | ExportedProgram, call: Call, mode: str) -> tuple[Call, Graph]:
+    """The graph on several samples; on one alone, if it is given and the model takes no more."""
+    if call.batch_size == 1:
+        several = _with_several_samples(call)
+        try:
+            check_runs(module_of(model), several)
+            return several, trace_parameters(model, several, mode)
+        except (InputError, ExportError):
+            pass
+    return call, trace_parameters(model, call, mode)
+
+
 def _with_several_samples(call: Call) -> Call:
-    """The call with at least two samples, different ones: batch statistics of a single sample have no variance."""
-    if call.batch_size > 1:
-        return call
+    """The call with three more samples, different ones: batch statistics of a single sample have no variance."""
     generator = torch.Generator().manual_seed(0)
 
-    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    def extended(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 0:
             return tensor
         if not tensor.is_floating_point():
@@ -122,5 +133,5 @@ def _with_several_samples(call: Call) -> Call:
         noise = torch.randn(3, *tensor.shape[1:], generator=generator).to(tensor)
         return torch.cat([tensor, tensor + (spread + (spread == 0)) * noise])
 
-    args, kwargs = tree_map_only(torch.Tensor, doubled, (call.args, call.kwargs))
+    args, kwargs = tree_map_only(torch.Tensor, extended, (call.args, call.kwargs))
     return Call(args, kwargs)

@@ -106,18 +106,21 @@ class Paths:
     users: dict[Form, list[Form]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
-        self.leaves = {form.name: form for form in self.forms if isinstance(form, Parameter)}
+        self.leaves: dict[str, Form] = {form.name: form for form in self.forms if isinstance(form, Parameter)}
         for form in self.forms:
             for operand in form.operands:
                 self.users[operand].append(form)
 
     def of(self, group: Group) -> tuple[str, ...]:
-        start = self.leaves[group.parameters[0]]
-        others = {self.leaves[name] for name, degree in zip(group.parameters, group.degrees, strict=True) if degree < 0}
-        return self._shortest(start, self._end(group.kind, others))
+        """From the first parameter of a group to the first form that can end a group of its kind."""
+        others = {self.leaves[action.parameter] for action in group.actions if action.degree < 0}
+        return self._shortest(self.leaves[group.parameters[0]], self._end(group.kind, others))
+
+    def between(self, parameter: str, end: Form) -> tuple[str, ...]:
+        return self._shortest(self.leaves[parameter], lambda form: form is end)
 
     def _end(self, kind: str, others: set[Form]) -> Callable[[Form], bool]:
-        if kind in ("rescale", "linear"):
+        if kind == "rescale":
             return lambda form: isinstance(form, Contraction) and bool(others & self._leaves_below(form))
         if kind in ("shift", "weight-shift"):
             return lambda form: isinstance(form, Softmax) or (isinstance(form, Normalized) and form.centered)

@@ -26,11 +26,13 @@ class Closed(Exception):
 
 @dataclass(frozen=True)
 class Bond:
-    """A closed index. codes: for every parameter, 2 · coordinate + side of each entry; blocks: the coordinates that mix.
+    """A closed index, summed over in `start`.
 
+    codes: for every parameter, 2 · coordinate + side of each entry, or NONE. blocks: the coordinates that mix.
     planes: pairs of coordinates that a rotary embedding turns, within which A must commute with the rotation.
     """
 
+    start: Contraction
     codes: dict[str, np.ndarray]
     blocks: tuple[tuple[int, ...], ...]
     planes: tuple[tuple[int, int], ...]
@@ -59,7 +61,7 @@ class _Search:
     """Follows the index of one contraction; `codes` are those of every form that it reaches."""
 
     def __init__(self, start: Contraction, users: dict[Form, list[Form]]) -> None:
-        self.users = users
+        self.start, self.users = start, users
         self.codes: dict[Form, np.ndarray] = {}
         self.waiting: list[Form] = []
         self.same: list[np.ndarray] = []  # pairs of codes that must be one
@@ -76,7 +78,6 @@ class _Search:
             self._reach(start.operands[operand], _placed(index + operand, (*batched, *contracted), start, operand))
         for name in batched:
             self._cut(index, (*batched, *contracted).index(name))
-        self.started = start
 
     def bond(self) -> Bond:
         while self.waiting:
@@ -131,7 +132,7 @@ class _Search:
         elif isinstance(user, Mixed):
             self._check_unmixed(user, codes)
             self._reach(user, reshaped(codes, user.kept, user.shape))
-        elif (isinstance(user, Entrywise) and user.odd_linear) or isinstance(user, Rotation):
+        elif isinstance(user, Rotation) or (isinstance(user, Entrywise) and user.odd_linear):
             self._reach(user, codes)
         elif isinstance(user, Lookup):
             if codes.shape[0] > 1:
@@ -289,7 +290,7 @@ class _Search:
             name: np.where(codes >= 0, 2 * coordinate[np.maximum(codes, 0) // 2] + (codes & 1), NONE)
             for name, codes in parameters.items()
         }
-        return Bond(named, tuple(map(tuple, blocks.values())), self._planes(coordinate))
+        return Bond(self.start, named, tuple(map(tuple, blocks.values())), self._planes(coordinate))
 
     def _planes(self, coordinate: np.ndarray) -> tuple[tuple[int, int], ...]:
         found: set[tuple[int, int]] = set()

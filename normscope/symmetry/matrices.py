@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from normscope.symmetry.families import Member
+from normscope.symmetry.families import Member, Paths
 from normscope.symmetry.gauges import Bond
 from normscope.symmetry.groups import Action, Group, Parameters
 from normscope.symmetry.system import System
@@ -105,7 +105,7 @@ def _copies(action: Action, coordinates: np.ndarray, block: int) -> Iterator[tor
         yield torch.from_numpy(places.copy())
 
 
-def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]]) -> LinearGroup:
+def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]], paths: Paths) -> LinearGroup:
     """The group of a bond."""
     block_of = {value: number for number, block in enumerate(bond.blocks) for value in block}
     place_in = {value: place for block in bond.blocks for place, value in enumerate(block)}
@@ -124,7 +124,8 @@ def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]]) -> LinearGro
                 coordinates.append(np.where(own, places[values], -1))
     generators = tuple(_generators(block, bond.planes) for block in bond.blocks)
     count = sum(map(len, generators))
-    return LinearGroup("linear", tuple(actions), count, coordinates=tuple(coordinates), generators=generators)
+    path = paths.between(names[0], bond.start)
+    return LinearGroup("linear", tuple(actions), count, path=path, coordinates=tuple(coordinates), generators=generators)
 
 
 def _generators(block: Sequence[int], planes: Sequence[tuple[int, int]]) -> torch.Tensor:

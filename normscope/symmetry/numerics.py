@@ -42,7 +42,21 @@ class Numerics:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def outputs(self, parameters: Parameters) -> torch.Tensor:
-        """All floating-point outputs of the model in a row; random layers draw the same numbers every time."""
+        """All floating-point outputs of the model in a row; of its graph, where the model cannot compute in float64."""
+        return self._run(self.graph, parameters, self.inputs)[0] if self._single else self._of_model(parameters)
+
+    @cached_property
+    def _single(self) -> bool:
+        """Whether the model holds float32 constants that are no buffers, so that it does not run in float64."""
+        try:
+            with torch.no_grad():
+                self._of_model(self.parameters)
+        except RuntimeError:
+            return True
+        return False
+
+    def _of_model(self, parameters: Parameters) -> torch.Tensor:
+        """Random layers draw the same numbers every time, and buffers stay as they are."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {**parameters, **buffers}
         with in_mode(self.model, self.mode), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
