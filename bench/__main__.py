@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("chain_tightness", "depth", "memory", "audit_speed")
+NAMES = ("chain_tightness", "depth", "memory", "audit_speed", "symmetries")
 
 
 def main() -> None:

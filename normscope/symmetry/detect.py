@@ -44,19 +44,20 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode:
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
     call, graph = _traced(model, Call.of(example), mode)
-    numerics = Numerics.of(model, graph, call, mode)
-    for name, value in numerics.parameters.items():
+    module = module_of(model)
+    for name, value in module.named_parameters():
         if not bool(value.isfinite().all()):
             raise InputError(f"{name} holds NaN or infinite values: load weights from before training diverged")
-    groups = _groups(forms_of(graph), numerics)
+    numerics = Numerics(module, graph, call, mode)
+    sizes = {name: value.numel() for name, value in module.named_parameters()}
+    groups = _groups(forms_of(graph), numerics, list(sizes))
     used = {source.path for node in graph for source in node.inputs if source.op == "parameter"}
-    return SymmetryReport(
-        type(model).__name__, mode, tuple(groups), numerics, tuple(n for n in numerics.parameters if n not in used)
-    )
+    unused = tuple(name for name in sizes if name not in used)
+    return SymmetryReport(type(model).__name__, mode, tuple(groups), sizes, numerics, unused)
 
 
-def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
-    """All groups, by kind and in the order of the model's parameters."""
+def _groups(forms: list[Form], numerics: Numerics, names: list[str]) -> list[Group]:
+    """All groups, in the order of the model's parameters."""
     shapes = {form.name: form.shape for form in forms if isinstance(form, Parameter)}
     shifts = Shifts(forms)
     absorbers = Absorbers(forms, shifts, numerics)
@@ -68,7 +69,7 @@ def _groups(forms: list[Form], numerics: Numerics) -> list[Group]:
         *(absorbers.completed(group, degrees.ignored) for group in scale_groups(members, degrees, shapes)),
         *shift_groups(forms, shifts), *absorbers.groups(), *hyperplane_groups(forms, absorbers), *matrices,
     ]  # fmt: skip
-    order = {name: place for place, name in enumerate(numerics.parameters)}
+    order = {name: place for place, name in enumerate(names)}
     measured = [
         replace(group, mode=numerics.mode, path=group.path or paths.of(group), measure=lambda group: defect(group, numerics))
         for group in found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -25,17 +24,26 @@ Parameters = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where groups are tried: a float64 copy of the model, its traced graph, and one example."""
+    """Where groups are tried: a model, its traced graph and one example, all in float64 once a number is asked for."""
 
-    model: torch.nn.Module
+    original: torch.nn.Module
     graph: Graph
-    call: Call
+    example: Call
     mode: str
 
-    @classmethod
-    def of(cls, model: torch.nn.Module | ExportedProgram, graph: Graph, call: Call, mode: str) -> Numerics:
-        module = model.module() if isinstance(model, ExportedProgram) else model
-        return cls(copy.deepcopy(module).double(), graph, _double(call), mode)
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """A copy in float64, of the model as it is when it is first needed."""
+        return copy.deepcopy(self.original).double()
+
+    @cached_property
+    def call(self) -> Call:
+        args, kwargs = tree_map_only(
+            torch.Tensor,
+            lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
+            (self.example.args, self.example.kwargs),
+        )
+        return Call(args, kwargs)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -108,10 +116,3 @@ class Numerics:
             for node in self.graph.inputs
             if node.op != "parameter"
         }
-
-
-def _double(call: Call) -> Call:
-    args, kwargs = tree_map_only(
-        torch.Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, (call.args, call.kwargs)
-    )
-    return Call(args, kwargs)

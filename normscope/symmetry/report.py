@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,12 @@ KINDS = ("scale", "joint-scale", "shift", "weight-shift", "rescale", "linear")
 
 @dataclass(frozen=True)
 class SymmetryReport:
-    """The groups of a model in one mode. unused: parameters that reach no output at all."""
+    """The groups of a model in one mode. sizes: entries of every parameter. unused: those that reach no output at all."""
 
     model: str
     mode: str
     groups: tuple[Group, ...]
+    sizes: dict[str, int] = field(repr=False)
     numerics: Numerics = field(repr=False)
     unused: tuple[str, ...] = ()
 
@@ -52,11 +52,6 @@ class SymmetryReport:
     def completeness(self) -> Completeness:
         """How many directions change no output, and how many of them the groups name; for models of a few thousand parameters."""
         return completeness(self.groups, self.numerics, self.unused)
-
-    @cached_property
-    def sizes(self) -> dict[str, int]:
-        """Entries of every parameter."""
-        return {name: value.numel() for name, value in self.numerics.parameters.items()}
 
     @property
     def scale_free(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ MODELS = {**GLOBAL, **LOCAL_ONLY}
 QUICK = ("ResNet", "ViT", "Swin", "BERT", "GPT-2", "LLaMA", "Qwen2", "T5 encoder", "ConvNeXt", "RegNet")
 
 
+@cache
 def report(name: str, mode: str) -> ns.SymmetryReport:
     kind, settings, example = MODELS[name]
     return ns.symmetries(model_of(kind, settings), example, mode)
