@@ -23,7 +23,7 @@ from normscope.symmetry.families import Paths, scale_groups, scale_members, shif
 from normscope.symmetry.gauges import bonds
 from normscope.symmetry.groups import Group
 from normscope.symmetry.hyperplanes import hyperplane_groups
-from normscope.symmetry.matrices import linear_group
+from normscope.symmetry.matrices import linear_group, without_diagonals
 from normscope.symmetry.numerics import Numerics
 from normscope.symmetry.report import KINDS, SymmetryReport
 from normscope.symmetry.shifts import Shifts
@@ -64,7 +64,7 @@ def _groups(forms: list[Form], numerics: Numerics, names: list[str]) -> list[Gro
     degrees = Degrees(forms, shifts, absorbers.shifts)
     paths = Paths(forms)
     matrices = [linear_group(bond, shapes, paths) for bond in bonds(forms)]
-    members = [m for m in scale_members(degrees) if not any(group.contains(m, degrees.leaves) for group in matrices)]
+    members = without_diagonals(scale_members(degrees), matrices, degrees.leaves)
     found: list[Group] = [
         *(absorbers.completed(group, degrees.ignored) for group in scale_groups(members, degrees, shapes)),
         *shift_groups(forms, shifts), *absorbers.groups(), *hyperplane_groups(forms, absorbers), *matrices,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,16 +15,38 @@ from normscope.symmetry.groups import Action, Group, Parameters
 from normscope.symmetry.system import System
 
 
+@dataclass(frozen=True)
+class Matrices:
+    """The Lie algebra of one block: all k × k matrices or, where planes are turned, those that commute: a + b J a plane."""
+
+    size: int
+    planes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def dimension(self) -> int:
+        return 2 * len(self.planes) if self.planes else self.size**2
+
+    def matrix(self, amounts: torch.Tensor) -> torch.Tensor:
+        if not self.planes:
+            return amounts.reshape(self.size, self.size)
+        result = amounts.new_zeros(self.size, self.size)
+        first, second = torch.tensor(self.planes).T
+        stretch, turn = amounts.reshape(-1, 2).T
+        result[first, first] = result[second, second] = stretch
+        result[first, second], result[second, first] = -turn, turn
+        return result
+
+
 @dataclass(frozen=True, eq=False)
 class LinearGroup(Group):
     """v → A v on one side of a sum over an index, w → A^{-T} w on the other, with one A a block of the index.
 
-    coordinates: for each action, which coordinate of its block an entry belongs to, −1 for none. generators: for each
-    block, (dimension, k, k): a basis of the matrices whose exponentials A may be.
+    coordinates: for each action, which coordinate of its block an entry belongs to, −1 for none. algebras: for each block,
+    the matrices whose exponentials A may be.
     """
 
     coordinates: tuple[np.ndarray, ...] = ()
-    generators: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    algebras: tuple[Matrices, ...] = ()
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
         moved = dict(parameters)
@@ -45,9 +68,9 @@ class LinearGroup(Group):
         return found
 
     def _matrices(self, amounts: torch.Tensor) -> Iterator[torch.Tensor]:
-        """One matrix a block, from the amounts of its generators."""
-        for basis, chosen in zip(self.generators, amounts.split([len(basis) for basis in self.generators]), strict=True):
-            yield torch.tensordot(chosen, basis.to(chosen), 1)
+        """One matrix a block."""
+        parts = amounts.split([algebra.dimension for algebra in self.algebras])
+        return (algebra.matrix(part) for algebra, part in zip(self.algebras, parts, strict=True))
 
     def contains(self, member: Member, leaves: Mapping[str, Sequence[np.ndarray]]) -> bool:
         """Whether a scaling is one of this group's diagonal matrices, up to entries that are left alone (unknown 0)."""
@@ -72,6 +95,17 @@ class LinearGroup(Group):
         for action, coordinates in zip(self.actions, self.coordinates, strict=True):
             if action.parameter == name and action.members.shape == shape:
                 yield action, coordinates
+
+
+def without_diagonals(
+    members: Iterable[Member], groups: Iterable[LinearGroup], leaves: Mapping[str, Sequence[np.ndarray]]
+) -> list[Member]:
+    """The scalings that are not diagonal matrices of some group."""
+    acting: dict[str, list[LinearGroup]] = defaultdict(list)
+    for group in groups:
+        for name in dict.fromkeys(group.parameters):
+            acting[name].append(group)
+    return [member for member in members if not any(group.contains(member, leaves) for group in acting[next(iter(member))[0]])]
 
 
 def _free(arrays: Sequence[np.ndarray], action: Action) -> np.ndarray:
@@ -122,21 +156,12 @@ def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]], paths: Paths
                 values = np.maximum(codes, 0) // 2
                 actions.append(Action(name, shapes[name], np.where(own, blocks[values], -1), degree))
                 coordinates.append(np.where(own, places[values], -1))
-    generators = tuple(_generators(block, bond.planes) for block in bond.blocks)
-    count = sum(map(len, generators))
+    algebras = tuple(_algebra(block, bond.planes) for block in bond.blocks)
+    count = sum(algebra.dimension for algebra in algebras)
     path = paths.between(names[0], bond.start)
-    return LinearGroup("linear", tuple(actions), count, path=path, coordinates=tuple(coordinates), generators=generators)
+    return LinearGroup("linear", tuple(actions), count, path=path, coordinates=tuple(coordinates), algebras=algebras)
 
 
-def _generators(block: Sequence[int], planes: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """All k × k matrices; within turned planes those that commute with rotations, a + b J."""
+def _algebra(block: Sequence[int], planes: Sequence[tuple[int, int]]) -> Matrices:
     place = {value: i for i, value in enumerate(block)}
-    size = len(block)
-    own = [(place[a], place[b]) for a, b in planes if a in place]
-    if not own:
-        return torch.eye(size * size, dtype=torch.float64).reshape(-1, size, size)
-    basis = torch.zeros(2 * len(own), size, size, dtype=torch.float64)
-    for i, (a, b) in enumerate(own):
-        basis[2 * i, a, a] = basis[2 * i, b, b] = 1
-        basis[2 * i + 1, a, b], basis[2 * i + 1, b, a] = -1, 1
-    return basis
+    return Matrices(len(block), tuple((place[a], place[b]) for a, b in planes if a in place))
