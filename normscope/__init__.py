@@ -15,10 +15,13 @@ from normscope.core.region import Ball, Box
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Run, load_run
 from normscope.recorder.watch import Watch, watch
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.report import SymmetryReport
 from normscope.version import __version__
 
 __all__ = [
     "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Probe", "Refusal",
-    "Run", "Watch", "__version__", "audit", "certify_radius", "doctor", "lipschitz", "load_run", "local_brackets",
-    "normalizer_ablation", "operator_norm", "optim", "rules", "watch", "weight_sensitivities",
+    "Run", "SymmetryReport", "Watch", "__version__", "audit", "certify_radius", "doctor", "lipschitz", "load_run",
+    "local_brackets", "normalizer_ablation", "operator_norm", "optim", "rules", "symmetries", "watch",
+    "weight_sensitivities",
 ]  # fmt: skip
