@@ -13,6 +13,7 @@ from normscope.symmetry.numerics import Numerics
 
 LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
 SMALL = 1e-7  # share of the largest below which a singular value may be zero; where the largest gap is, they are
+ZERO = 1e-11  # share below which rounding is all that is left
 IDLE = 8  # batches in a row that add no rank: then no input will
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
@@ -91,6 +92,7 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
         outputs = lambda p, inputs=inputs: numerics.without_epsilon({**numerics.parameters, **p}, inputs)  # noqa: E731
         jacobian = torch.func.jacrev(outputs, chunk_size=64)(point)
         rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
+        rows = rows[rows.isfinite().all(1)]  # where a whole set is zero, nothing is normalized without ε
         triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
         found = _rank(torch.linalg.svdvals(triangle))
         idle = idle + 1 if found == rank else 0
@@ -123,9 +125,9 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
 
 def _rank(values: torch.Tensor) -> int:
     """How many singular values (in falling order) are not zero: those above the widest gap among the small ones."""
-    shares = (values / values.max().clamp(min=1e-300)).clamp(min=1e-17) if values.numel() else values
+    shares = (values / values.max().clamp(min=1e-300)).clamp(min=ZERO) if values.numel() else values
     large = int((shares > SMALL).sum())
     if large == len(shares):
         return large
-    edges = torch.cat([shares[max(large - 1, 0) :], torch.full((1,), 1e-17, dtype=shares.dtype)]).log()
+    edges = torch.cat([shares[max(large - 1, 0) :], torch.full((1,), ZERO, dtype=shares.dtype)]).log()
     return max(large - 1, 0) + int((edges[:-1] - edges[1:]).argmax()) + 1

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console, RenderableType
 from rich.console import Group as Lines
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from normscope.core.rendering import Rendered
 from normscope.symmetry.check import Refutation, check
 from normscope.symmetry.completeness import Completeness, completeness
 from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
 
 SCHEMA = "normscope.symmetries/1"
-WIDTH = 100
 KINDS = ("scale", "joint-scale", "shift", "weight-shift", "rescale", "linear")
 
 
 @dataclass(frozen=True)
-class SymmetryReport:
+class SymmetryReport(Rendered):
     """The groups of a model in one mode. sizes: entries of every parameter. unused: those that reach no output at all."""
 
     model: str
@@ -108,15 +108,6 @@ class SymmetryReport:
     def render(self) -> RenderableType:
         """The report as a rich renderable that fits 100 columns."""
         return Lines(self._headline(), self._table(), self._summary())
-
-    def __rich__(self) -> RenderableType:
-        return self.render()
-
-    def __str__(self) -> str:
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, file=None)
-        with console.capture() as captured:
-            console.print(self.render())
-        return captured.get().rstrip()
 
     def _headline(self) -> Text:
         statistics = "batch statistics" if self.mode == "train" else "running statistics"
