@@ -101,7 +101,10 @@ class Writer:
 
     def event(self, kind: str, **content: Any) -> None:
         line = json.dumps({"time": time.time(), "kind": kind, **plain(content)}, ensure_ascii=False) + "\n"
-        self._waiting.put(lambda: self._append(line))
+        if threading.current_thread() is self._thread:  # said of a row that is being written, perhaps the last one
+            self._append(line)
+        else:
+            self._waiting.put(lambda: self._append(line))
 
     def close(self, timeout: float = 60.0) -> None:
         """Write what is waiting, then end the stream and let go of the directory."""

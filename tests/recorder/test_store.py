@@ -298,3 +298,15 @@ def test_ten_thousand_steps_of_five_hundred_layers_fit_in_a_gigabyte(tmp_path: P
 @pytest.mark.full
 def test_all_ten_thousand_steps(tmp_path: Path) -> None:
     check_size(tmp_path, 10_000)
+
+
+def test_what_is_said_of_the_last_row_is_kept(tmp_path: Path) -> None:
+    """A finding about a row is an event from the writer's own thread, made while the run may be closing already."""
+    writer = Writer(tmp_path, fail)
+    writer.begin(MANIFEST, schema(LAYERS), lambda row: writer.event("finding", step=row["step"]))
+    for step in range(20):
+        writer.row(row(step))
+    writer.event("closed")
+    writer.close()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event.get("step") for event in events] == [*range(20), None]
