@@ -11,10 +11,12 @@ from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
+from normscope.curvature.landscape import Landscape, landscape
+from normscope.curvature.spectrum import Curvature, hessian
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "certify_radius", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "rules",
-    "weight_sensitivities",
+    "Audit", "Ball", "Box", "Bracket", "Curvature", "ExportError", "InputError", "Landscape", "Magnitude", "NormscopeError",
+    "Refusal", "__version__", "audit", "certify_radius", "hessian", "landscape", "lipschitz", "local_brackets",
+    "normalizer_ablation", "operator_norm", "rules", "weight_sensitivities",
 ]  # fmt: skip

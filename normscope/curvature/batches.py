@@ -80,7 +80,7 @@ class Batches:
                 continue
             seen.append(batch.fingerprint())
             if self._seen is not None and (number >= len(self._seen) or self._seen[number] != seen[-1]):
-                raise InputError("the batches differ from pass to pass: switch shuffling and augmentation off, or give list(batches)")
+                raise InputError("the batches differ from pass to pass: switch off shuffling and augmentation, or give a list")
             yield batch
         if not seen:
             raise InputError("the data holds no batch with a sample in it")

@@ -125,7 +125,7 @@ def _gauss(
 
 @dataclass(frozen=True)
 class Density:
-    """The distribution of the eigenvalues: a share of all of them at each point, smoothed by a normal of width `width` to be shown."""
+    """The distribution of the eigenvalues: a share of them at each point, shown smoothed by a normal of width `width`."""
 
     nodes: np.ndarray
     weights: np.ndarray

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Union
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
-from normscope.curvature.batches import Batches
+from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.layout import Layout
 
 MODES = ("train", "eval")
@@ -156,9 +157,17 @@ class Objective:
                 ]
                 buffers = {name: tensor.clone() for name, tensor in self.model.named_buffers()}
                 state = {**buffers, **dict(zip(self.layout.shapes, leaves, strict=True))}
-                outputs = functional_call(self.model, state, batch.call.args, batch.call.kwargs)
-            yield Term(leaves, outputs, lambda outputs, target=batch.target: self._loss(outputs, target), batch.size)
+                outputs = self._outputs(state, batch)
+            yield Term(leaves, outputs, partial(self._loss, target=batch.target), batch.size)
             number += 1
+
+    def _outputs(self, state: dict[str, torch.Tensor], batch: Batch) -> Any:
+        try:
+            return functional_call(self.model, state, batch.call.args, batch.call.kwargs)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what a forward raises on inputs that do not fit it
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch.call.tensors)
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError(f"the model does not run on inputs of shape {shapes} in {self.mode} mode: {reason}") from error
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
         value = sum(loss(outputs, target) for loss in self.losses)
@@ -175,7 +184,9 @@ class Objective:
                 sizes.append(term.size)
                 losses.append(float(term.loss))
                 if not math.isfinite(losses[-1]):
-                    raise InputError(f"the loss of batch {len(losses) - 1} is {losses[-1]}: look for nan in the data and the weights")
+                    raise InputError(
+                        f"the loss of batch {len(losses) - 1} is {losses[-1]}: look for nan in the data and the weights"
+                    )
             if self.batches.microbatch:
                 self._check_microbatches(sizes[0], losses[0])
         return tuple(sizes)
@@ -230,7 +241,9 @@ def _matching(own: Sequence[str], wanted: str | Iterable[str]) -> list[str]:
     wanted = [wanted] if isinstance(wanted, str) else list(wanted)
     missing = [name for name in wanted if not any(_within(other, name) for other in own)]
     if missing or not wanted:
-        raise InputError(f"no parameter or module {missing[0]!r}: the model has {', '.join(own[:3])}, …" if missing else "parameters= is empty")
+        raise InputError(
+            f"no parameter or module {missing[0]!r}: the model has {', '.join(own[:3])}, …" if missing else "parameters= is empty"
+        )
     return [name for name in own if any(_within(name, place) for place in wanted)]
 
 

@@ -31,7 +31,9 @@ class Progress:
         if math.isfinite(distance):
             self._first = self._first or (done, distance)
             fallen = math.log(self._first[1] / max(distance, 1e-300))
-            expected = done if distance <= 1 else done + math.ceil((done - self._first[0] + 1) * math.log(distance) / max(fallen, 0.1))
+            expected = (
+                done if distance <= 1 else done + math.ceil((done - self._first[0] + 1) * math.log(distance) / max(fallen, 0.1))
+            )
         self.report(self.what, done, expected)
 
 

@@ -33,7 +33,9 @@ def text(curvature: Curvature) -> str:
         lines.append(f"condition: {curvature.results['condition']}")
     if "density" in curvature.results:
         density = curvature.results["density"]
-        lines.append(f"density: from {density.nodes.min():.4g} to {density.nodes.max():.4g}, sampling error {density.sampling_error:.2%}")
+        lines.append(
+            f"density: from {density.nodes.min():.4g} to {density.nodes.max():.4g}, sampling error {density.sampling_error:.2%}"
+        )
     return "\n".join(line for line in lines if line)
 
 

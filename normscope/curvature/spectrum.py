@@ -20,7 +20,7 @@ from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import MEMORY, Matrix, matrix_of
 from normscope.curvature.progress import Wanted, shown
-from normscope.curvature.quotient import Quotient, canonical_objective, symmetries_of
+from normscope.curvature.quotient import Quotient, representative, symmetries_of
 
 LARGEST_DENSE = 5000
 RESOLVED = 0.1  # a Ritz value counts as an eigenvalue's when its error is at most this share of it
@@ -202,7 +202,9 @@ class Curvature:
     def dense(self) -> torch.Tensor:
         """The whole matrix, for small models."""
         if self.size > LARGEST_DENSE:
-            raise InputError(f"a dense matrix is for at most {LARGEST_DENSE} parameters, not {self.size}: name some with parameters=")
+            raise InputError(
+                f"a dense matrix is for at most {LARGEST_DENSE} parameters, not {self.size}: name some with parameters="
+            )
         units = torch.eye(self.size, dtype=self.matrix.vector_dtype, device=self.objective.point.device)
         return torch.stack([self.operator.product(unit) for unit in units])
 
@@ -278,8 +280,7 @@ def hessian(
     if not quotient:
         return Curvature(objective, matrix_of(matrix, objective, memory), progress=progress)
     symmetries = symmetries_of(objective)
-    representative = canonical_objective(objective, symmetries)
-    return Curvature(objective, matrix_of(matrix, representative, memory), symmetries, progress)
+    return Curvature(objective, matrix_of(matrix, representative(objective, symmetries), memory), symmetries, progress)
 
 
 def _generator(given: torch.Generator | None) -> torch.Generator:
