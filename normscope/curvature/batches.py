@@ -76,8 +76,6 @@ class Batches:
         seen = []
         for number, raw in enumerate(self.source):
             batch = self._placed(self._read(raw))
-            if batch.size == 0:
-                continue
             seen.append(batch.fingerprint())
             if self._seen is not None and (number >= len(self._seen) or self._seen[number] != seen[-1]):
                 raise InputError("the batches differ from pass to pass: switch off shuffling and augmentation, or give a list")

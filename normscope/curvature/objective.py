@@ -1,4 +1,4 @@
-"""A loss over fixed batches as a function of a vector of parameters; the user's model, buffers and random state stay as they are."""
+"""A loss over fixed batches as a function of a vector of parameters; the model, its buffers and random state stay as they are."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Objective:
                 break
         if abs(total / size - whole) > MICROBATCH_TOLERANCE * max(abs(whole), 1e-8):
             raise InputError(
-                f"microbatches change the loss of the first batch from {whole:.6g} to {total / size:.6g}, because of batch statistics, "
+                f"microbatches change the loss of the first batch from {whole:.6g} to {total / size:.6g}, by batch statistics, "
                 "dropout or a loss that is no mean: leave microbatch out, or use mode='eval'"
             )
 

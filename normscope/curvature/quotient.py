@@ -82,7 +82,7 @@ def symmetries_of(objective: Objective) -> Any:
 
 
 def representative(objective: Objective, symmetries: Any) -> Objective:
-    """The same objective at the canonical point of its orbit; `linear` groups at the least sum of squares, as rescaled layers are."""
+    """The same objective at the canonical point of its orbit; `linear` groups, too, at their least sum of squares."""
     from normscope.geometry.quotient import canonical
 
     layout = objective.layout

@@ -17,8 +17,8 @@ SHOWN = 10  # eigenvalues on a line
 def text(curvature: Curvature) -> str:
     """What was measured, then what was computed so far."""
     lines = [
-        f"{curvature.matrix.name} of {type(curvature.objective.model).__name__}, {curvature.size:,} parameters, {curvature.mode} mode",
-        f"loss {curvature.loss:.6g} over {sum(curvature.grouping):,} samples, {_groups(curvature.grouping)}; {_statistics(curvature)}",
+        f"{curvature.matrix.name} of {_model(curvature)}, {curvature.size:,} parameters, {curvature.mode} mode",
+        f"loss {curvature.loss:.6g} over {_samples(curvature.grouping)}; {_statistics(curvature)}",
         _quotient(curvature),
     ]
     names = {"largest": "largest", "smallest": "smallest", "magnitude": "largest by magnitude"}
@@ -43,7 +43,7 @@ def content(curvature: Curvature) -> dict[str, Any]:
     results = curvature.results
     found: dict[str, Any] = {
         "schema": SCHEMA,
-        "model": type(curvature.objective.model).__name__,
+        "model": _model(curvature),
         "matrix": curvature.matrix.name,
         "mode": curvature.mode,
         "quotient": curvature.symmetries is not None,
@@ -64,11 +64,15 @@ def content(curvature: Curvature) -> dict[str, Any]:
     return found
 
 
-def _groups(sizes: tuple[int, ...]) -> str:
-    """3 batches of 256 and 1 of 29."""
+def _model(curvature: Curvature) -> str:
+    return type(curvature.objective.model).__name__
+
+
+def _samples(sizes: tuple[int, ...]) -> str:
+    """797 samples in batches: 3 of 256, 1 of 29."""
     runs = [(size, len(list(run))) for size, run in groupby(sizes)]
     parts = [f"{count} of {size}" for size, count in runs[:4]]
-    return "batches: " + ", ".join(parts) + (", …" if len(runs) > 4 else "")
+    return f"{sum(sizes):,} samples in batches: " + ", ".join(parts) + (", …" if len(runs) > 4 else "")
 
 
 def _statistics(curvature: Curvature) -> str:

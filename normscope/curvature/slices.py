@@ -111,14 +111,12 @@ def _on_spheres(objective: Objective, moved: torch.Tensor, symmetries: Any) -> t
     for group in symmetries.groups:
         if group.kind not in ("scale", "joint-scale") or set(group.degrees) != {1.0}:
             continue
-        numbers = members(group, start)
+        own = list(zip(group.parameters, members(group, start), strict=True))
         before, after = (
-            torch.stack(
-                [by_member(n, tensors[name].square(), group.count) for name, n in zip(group.parameters, numbers, strict=True)]
-            ).sum(0)
+            torch.stack([by_member(numbers, tensors[name].square(), group.count) for name, numbers in own]).sum(0)
             for tensors in (start, values)
         )
         factors = torch.where(after > 0, before / after, 1.0).sqrt()
-        for name, own in zip(group.parameters, numbers, strict=True):
-            values[name] = values[name] * spread(own, factors, elsewhere=1.0)
+        for name, numbers in own:
+            values[name] = values[name] * spread(numbers, factors, elsewhere=1.0)
     return objective.layout.flatten(values)

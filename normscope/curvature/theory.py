@@ -1,8 +1,8 @@
 """What the theory says about second derivatives along symmetries, as checks on a given model.
 
-If L(exp(tX)θ) = L(θ) for all t then ⟨∇L, Xθ⟩ = 0 and H Xθ = −Xᵀ∇L. For a scale-free weight w this is H w = −∇_w L: the Hessian is zero
-along w at a critical point (what holds of the structure at a BN equilibrium in Akbar's A.1.2), and elsewhere it is not. A shift has
-H d = 0 everywhere. The Gauss-Newton matrix is zero along every orbit at every point, because no output changes.
+If L(exp(tX)θ) = L(θ) for all t then ⟨∇L, Xθ⟩ = 0 and H Xθ = −Xᵀ∇L. For a scale-free weight w this is H w = −∇_w L: the Hessian is
+zero along w at a critical point (what holds of the structure at a BN equilibrium in Akbar's A.1.2), and elsewhere it is not. A
+shift has H d = 0 everywhere. The Gauss-Newton matrix is zero along every orbit at every point, because no output changes.
 """
 
 from __future__ import annotations
