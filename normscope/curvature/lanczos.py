@@ -20,6 +20,7 @@ ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "smallest": lambda values: -values,
     "magnitude": lambda values: values.abs(),
 }
+SEARCHED_IN_FULL = 100  # entries: in a space so small the basis is completed, so that repeated eigenvalues are all found
 SMALL_SHARE = 1e-3  # an eigenvalue below this share of the largest magnitude is not resolved relative to itself
 
 
@@ -164,7 +165,8 @@ def extremes(
             ritz = krylov.ritz()
             wanted = ORDERS[which](ritz.values).argsort(descending=True)[:count]
             gap = _distance(ritz, wanted, tolerance, krylov.rounding) if krylov.count >= count else math.inf
-            finished = krylov.exhausted or gap <= 1
+            complete = krylov.exhausted or krylov.count == operator.size
+            finished = complete or (gap <= 1 and not (krylov.capacity == operator.size <= SEARCHED_IN_FULL))
             progress.converging(krylov.products, gap)
             if krylov.full and not finished:
                 krylov.restart(ritz, _kept(ritz, which, count, krylov.capacity))

@@ -13,12 +13,12 @@ from typing import Any, Union
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.layout import Layout
+from normscope.curvature.twice import twice_differentiable
 
 MODES = ("train", "eval")
 BATCH_SIZE = 256
@@ -205,9 +205,9 @@ class Objective:
 
     @contextmanager
     def _isolated(self, number: int) -> Iterator[None]:
-        """Random state of its own, and attention in the one form that can be differentiated twice."""
+        """Random state of its own, and operations that can be differentiated twice."""
         devices = [self.point.device] if self.point.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), sdpa_kernel(SDPBackend.MATH):
+        with torch.random.fork_rng(devices=devices), twice_differentiable():
             torch.manual_seed(self.seed + number)
             yield
 

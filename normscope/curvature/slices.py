@@ -95,9 +95,8 @@ def _filter_normalized(objective: Objective, generator: torch.Generator) -> torc
     for name, value in named_point(objective).items():
         draw = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
         if value.dim() > 1:
-            axes = tuple(range(1, value.dim()))
-            lengths = draw.norm(dim=axes, keepdim=True)
-            parts[name] = draw * value.norm(dim=axes, keepdim=True) / torch.where(lengths > 0, lengths, 1.0)
+            rows, wanted = draw.flatten(1), value.flatten(1).norm(dim=1, keepdim=True)
+            parts[name] = (rows * wanted / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)).reshape(value.shape)
         else:
             parts[name] = torch.zeros_like(value)
     return objective.layout.flatten(parts)

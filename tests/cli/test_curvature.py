@@ -44,7 +44,15 @@ def curvature(*words: str) -> Result:
 def test_text_says_mode_grouping_spectrum_and_condition() -> None:
     result = curvature("network.py:make", "--data", "digits")
     assert result.exit_code == 0, result.stderr
-    for said in ("train mode", "360 samples in batches: 1 of 256, 1 of 104", "2 normalizers", "largest:", "smallest:", "trace:", "condition: κ"):
+    for said in (
+        "train mode",
+        "360 samples in batches: 1 of 256, 1 of 104",
+        "2 normalizers",
+        "largest:",
+        "smallest:",
+        "trace:",
+        "condition: κ",
+    ):
         assert said in result.stdout
     assert "printed by the model" not in result.stdout
 

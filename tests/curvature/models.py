@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
+
+from normscope.curvature.twice import twice_differentiable
 
 CLASSES = 3
 
@@ -102,7 +103,10 @@ CASES = {
     "batch norm, regression": Case(lambda: mlp(nn.BatchNorm1d(6)), (4,), loss=functional.mse_loss),
     "batch norm, no running statistics": Case(lambda: mlp(nn.BatchNorm1d(6, track_running_stats=False)), (4,), "eval"),
     "two batch norms": Case(
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)), (4,)
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)
+        ),
+        (4,),
     ),
     "layer norm": Case(lambda: mlp(nn.LayerNorm(6)), (4,)),
     "rms norm": Case(lambda: mlp(nn.RMSNorm(6, eps=1e-5)), (4,)),
@@ -116,7 +120,10 @@ CASES = {
     "attention": Case(Attention, (3, 4)),
     "attention, eval": Case(Attention, (3, 4), "eval"),
     "attention, rms norm": Case(lambda: Attention(nn.RMSNorm), (3, 4)),
-    "weight norm": Case(lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, CLASSES)), (4,)),
+    "weight norm": Case(
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, CLASSES)), (4,)
+    ),
+    "weight norm of a whole": Case(lambda: parametrizations.weight_norm(nn.Linear(4, CLASSES), dim=None), (4,)),
     "tied and unused": Case(Tied, (4,)),
     "recurrent": Case(Recurrent, (3, 3)),
 }
@@ -139,5 +146,5 @@ def dense_hessian(case: Case) -> Tensor:
         ]
         return torch.stack(losses).sum()
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with twice_differentiable():
         return torch.autograd.functional.hessian(total, start)

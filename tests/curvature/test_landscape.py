@@ -44,10 +44,9 @@ def test_a_quadratic_has_the_smoothness_of_its_hessian():
 
 
 def test_the_largest_stable_rate_of_a_quadratic_is_two_over_its_largest_eigenvalue():
-    found = ns.landscape(Point(), quadratic, ONE)
-    assert found.largest_stable_rate(iterations=200, precision=0.01) == pytest.approx(2 / 4, rel=0.02)
-    assert ns.landscape(Point(), quadratic, ONE, learning_rates=[1e-6]).largest_stable_rate(200, 0.01) == pytest.approx(0.5, rel=0.02)
-    assert ns.landscape(Point(), quadratic, ONE, learning_rates=[1e6]).largest_stable_rate(200, 0.01) == pytest.approx(0.5, rel=0.02)
+    for start in (1e-4, 1e4):
+        found = ns.landscape(Point((1.0, 0.1, 0.1)), quadratic, ONE, learning_rates=[start])
+        assert found.largest_stable_rate(iterations=15, precision=0.02) == pytest.approx(2 / 4, rel=0.03)
     assert ns.landscape(Point(), lambda values, _: values.sum(), ONE).largest_stable_rate() == math.inf
 
 
@@ -80,8 +79,10 @@ def test_random_directions_have_the_norms_of_the_filters():
     objective = ns.landscape(case.model(), case.loss, case.data()).objective
     drawn = objective.layout.unflatten(_filter_normalized(objective, torch.Generator().manual_seed(0)))
     for name, value in case.model().named_parameters():
-        axes = tuple(range(1, value.dim()))
-        assert torch.allclose(drawn[name].norm(dim=axes), value.norm(dim=axes)) if axes else not drawn[name].any()
+        if value.dim() > 1:
+            assert torch.allclose(drawn[name].flatten(1).norm(dim=1), value.flatten(1).norm(dim=1))
+        else:
+            assert not drawn[name].any()
 
 
 @pytest.mark.parametrize(

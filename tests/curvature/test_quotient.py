@@ -57,16 +57,16 @@ def test_both_ways_of_projecting_agree(monkeypatch):
     assert (ns.hessian(case.model(), case.loss, case.data(), quotient=True).dense() - small).abs().max() <= 1e-10
 
 
-def test_sharpness_both_ways_when_weights_grow():
+def test_sharpness_both_ways_when_weights_shrink():
     case = CASES["batch norm"]
-    grown = case.model()
+    shrunk = case.model()
     with torch.no_grad():
-        grown[0].weight.mul_(0.01)
-        grown[0].bias.mul_(0.01)
-    grown[1].eps *= 0.01**2
-    small, large = (sharpness(model, case.loss, case.data(), tolerance=1e-8) if False else sharpness(model, case.loss, case.data()) for model in (case.model(), grown))
-    assert large[0].largest.value > 100 * small[0].largest.value
-    assert large[1].largest.value == pytest.approx(small[1].largest.value, rel=0.02)
+        shrunk[0].weight.mul_(0.01)
+        shrunk[0].bias.mul_(0.01)
+    shrunk[1].eps *= 0.01**2
+    before, after = (sharpness(model, case.loss, case.data()) for model in (case.model(), shrunk))
+    assert after[0].largest.value > 100 * before[0].largest.value
+    assert after[1].largest.value == pytest.approx(before[1].largest.value, rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +86,7 @@ def test_the_hessian_along_scales_is_minus_the_gradient(name):
 def without_epsilon(model: torch.nn.Module) -> torch.nn.Module:
     """The laws are about ε = 0."""
     for part in model.modules():
-        if getattr(part, "eps", None) and not getattr(part, "running_mean", None) is None or isinstance(part, (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm)):
+        if hasattr(part, "eps"):
             part.eps = 1e-14
     return model
 

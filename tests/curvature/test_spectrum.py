@@ -38,7 +38,9 @@ class Given:
 
 
 def random_symmetric(eigenvalues: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    rotation = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), generator=torch.Generator().manual_seed(seed)).double()).Q
+    rotation = torch.linalg.qr(
+        torch.randn(len(eigenvalues), len(eigenvalues), generator=torch.Generator().manual_seed(seed)).double()
+    ).Q
     return (rotation * eigenvalues.double()) @ rotation.mT
 
 
@@ -53,7 +55,11 @@ SPECTRUM = torch.cat([torch.linspace(-1, 1, 150), torch.tensor([3.0, 3.5, 8, 20]
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
 @pytest.mark.parametrize("capacity", [8, 20, 200])  # many restarts, few, none
 def test_lanczos_finds_the_extremes_with_and_without_restarts(which, capacity):
-    order = {"largest": SPECTRUM.sort(descending=True), "smallest": SPECTRUM.sort(), "magnitude": (SPECTRUM.abs().sort(descending=True))}[which]
+    order = {
+        "largest": SPECTRUM.sort(descending=True),
+        "smallest": SPECTRUM.sort(),
+        "magnitude": (SPECTRUM.abs().sort(descending=True)),
+    }[which]
     exact = order.values[:3] if which != "magnitude" else SPECTRUM[order.indices[:3]]
     found = search(Given(random_symmetric(SPECTRUM)), 3, which, capacity=capacity)
     assert found.finished and torch.allclose(found.values, exact.double(), atol=1e-7)
@@ -121,7 +127,9 @@ def test_eigenvalues_of_every_model(name):
     exact = torch.linalg.eigvalsh(dense_hessian(case))
     made = ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size)
     for pairs, wanted in ((made.top(3, tolerance=1e-7), exact.flip(0)[:3]), (made.bottom(2, tolerance=1e-7), exact[:2])):
-        values, errors = (torch.tensor([getattr(pair, field) for pair in pairs], dtype=torch.float64) for field in ("value", "error"))
+        values, errors = (
+            torch.tensor([getattr(pair, field) for pair in pairs], dtype=torch.float64) for field in ("value", "error")
+        )
         assert ((values - wanted).abs() <= 1e-6 * exact.abs().max()).all()
         assert ((values[:, None] - exact).abs().min(1).values <= errors + 1e-14).all()
     pair = made.top(1, tolerance=1e-7)[0]
@@ -196,9 +204,17 @@ def test_the_report_states_what_was_measured(wide):
     made.top(2)
     made.trace()
     text, content = str(made), json.loads(json.dumps(made.to_dict()))
-    for said in ("train mode", "60 samples in batches: 2 of 30", "1 normalizers with the statistics of each batch", "largest:", "trace:"):
+    for said in (
+        "train mode",
+        "60 samples in batches: 2 of 30",
+        "1 normalizers with the statistics of each batch",
+        "largest:",
+        "trace:",
+    ):
         assert said in text
-    assert content["batch_sizes"] == [30, 30] and content["batch_statistics"] == ["1"] and len(content["eigenvalues"]["largest"]) == 2
+    assert (
+        content["batch_sizes"] == [30, 30] and content["batch_statistics"] == ["1"] and len(content["eigenvalues"]["largest"]) == 2
+    )
 
 
 def test_the_same_generator_gives_the_same_numbers(wide):
