@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("chain_tightness", "depth", "memory", "local_cost", "local_tightness", "audit_speed")
+NAMES = ("chain_tightness", "depth", "memory", "local_cost", "local_tightness", "audit_speed", "curvature_speed")
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "magnitude": lambda values: values.abs(),
 }
 SEARCHED_IN_FULL = 100  # entries: in a space so small the basis is completed, so that repeated eigenvalues are all found
+PIECE = 2**14
 SMALL_SHARE = 1e-3  # an eigenvalue below this share of the largest magnitude is not resolved relative to itself
 
 
@@ -56,7 +57,7 @@ class Krylov:
         self.count = 0
         self.products = 0
         self.exhausted = False
-        self._asymmetry, self._compared = 0.0, 0
+        self._asymmetry = 0.0
 
     @property
     def full(self) -> bool:
@@ -64,10 +65,9 @@ class Krylov:
 
     @property
     def rounding(self) -> float:
-        """‖δ‖ for products H q + δ, estimated from ⟨q_i, H q_j⟩ − ⟨q_j, H q_i⟩, which only rounding makes differ from zero."""
-        spread = math.sqrt(self.operator.size * self._asymmetry / self._compared) if self._compared else 0.0
+        """What rounding of the products may do to a Ritz value, estimated by ‖T − Tᵀ‖_F before symmetry is imposed."""
         size = float(self.projected[: self.count, : self.count].abs().max()) if self.count else 0.0
-        return spread + 4 * torch.finfo(torch.float64).eps * self.count * size
+        return math.sqrt(self._asymmetry) + 4 * torch.finfo(torch.float64).eps * self.count * size
 
     def extend(self) -> None:
         """One more product, and one more vector in the basis."""
@@ -80,7 +80,6 @@ class Krylov:
             raise InputError("a product with the matrix is not finite: use dtype=torch.float64, or look for infinite derivatives")
         column = self._orthogonalize(image, own)
         self._asymmetry += float((column[:j] - self.coupling[:j]).square().sum())
-        self._compared += j
         self.projected[: j + 1, j] = self.projected[j, : j + 1] = column
         self.coupling.zero_()
         self.count += 1
@@ -115,9 +114,9 @@ class Krylov:
         """Take from a vector, in place, its part in the span of the rows; twice is enough. Returns the coordinates of that part."""
         total = torch.zeros(len(rows), dtype=torch.float64)
         for _ in range(2):
-            coordinates = rows @ vector
-            vector.sub_(coordinates @ rows)
-            total += coordinates.to(total)
+            coordinates = _inner_products(rows, vector)
+            vector.sub_(coordinates.to(vector) @ rows)
+            total += coordinates
         return total
 
     def _start_anew(self, rows: torch.Tensor) -> None:
@@ -130,6 +129,12 @@ class Krylov:
         self.exhausted = after <= 1e-6 * before
         if not self.exhausted:
             self.basis[self.count] = vector / after
+
+
+def _inner_products(rows: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """Sums of pieces added up in float64, lest the rounding of long sums in float32 pass for that of the products."""
+    pieces = zip(rows.split(PIECE, dim=1), vector.split(PIECE), strict=True)
+    return torch.stack([own @ part for own, part in pieces]).double().sum(0).cpu()
 
 
 @dataclass(frozen=True)
