@@ -1,7 +1,7 @@
-"""Time to the top eigenvalue and to the top five of the Hessian, in gradients, against pyhessian and curvlinops with SciPy's Lanczos.
+"""Time to the top eigenvalue and to the top five of the Hessian, in gradients, against pyhessian and curvlinops with SciPy.
 
-Eval mode, by magnitude, one batch: what pyhessian can do. Its stopping rule (tolerance 1e-3) bounds no error, so every line shows the
-largest relative error of its eigenvalues against ours in float64 with a residual of 1e-6.
+Eval mode, by magnitude, one batch: what pyhessian can do. Its stopping rule (tolerance 1e-3) bounds no error, so every line
+shows the largest relative error of its eigenvalues against ours in float64 with a residual of 1e-6.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,7 +22,8 @@ from normscope.lab.models import resnet18
 
 REPEATS = 3
 LOSS = nn.functional.cross_entropy
-Search = Callable[[nn.Module, tuple[torch.Tensor, torch.Tensor], int], list[float]]
+Data = tuple[torch.Tensor, torch.Tensor]
+Search = Callable[[nn.Module, Data, int], list[float]]
 
 
 def small() -> nn.Module:
@@ -33,14 +35,14 @@ def small() -> nn.Module:
 
 
 def ours(tolerance: float, dtype: torch.dtype | None = None) -> Search:
-    def search(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], count: int) -> list[float]:
+    def search(model: nn.Module, data: Data, count: int) -> list[float]:
         curvature = ns.hessian(model, LOSS, data, "eval", batch_size=len(data[0]), dtype=dtype)
         return [pair.value for pair in curvature.top(count, which="magnitude", tolerance=tolerance)]
 
     return search
 
 
-def pyhessian(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], count: int) -> list[float]:
+def pyhessian(model: nn.Module, data: Data, count: int) -> list[float]:
     from pyhessian import hessian
 
     model = copy.deepcopy(model)
@@ -48,7 +50,7 @@ def pyhessian(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], count: 
         return hessian(model, LOSS, data=data, cuda=False).eigenvalues(top_n=count, tol=1e-3)[0]
 
 
-def curvlinops(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], count: int) -> list[float]:
+def curvlinops(model: nn.Module, data: Data, count: int) -> list[float]:
     from curvlinops import HessianLinearOperator
     from scipy.sparse.linalg import eigsh
 
@@ -57,6 +59,10 @@ def curvlinops(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], count:
     operator = HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, [data], check_deterministic=False)
     values = eigsh(operator.to_scipy(), k=count, which="LM", tol=3e-2, return_eigenvectors=False)
     return sorted(values.tolist(), key=abs, reverse=True)
+
+
+def gradient(model: nn.Module, data: Data) -> object:
+    return torch.autograd.grad(LOSS(model(data[0]), data[1]), list(model.parameters()))
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -76,43 +82,42 @@ def searches() -> dict[str, Search]:
     return found
 
 
+def median(action: Callable[[], object], repeats: int = 5) -> float:
+    action()
+    return statistics.median(seconds(action) for _ in range(repeats))
+
+
+def compare(model: nn.Module, data: Data, count: int, found: dict[str, Search], unit: float) -> None:
+    """Interleaved repeats of every search for `count` eigenvalues; unit: the seconds of a gradient."""
+    exact = ours(1e-6, torch.float64)(model, data, count)
+    times: dict[str, list[float]] = {name: [] for name in found}
+    errors: dict[str, float] = {}
+    for _ in range(REPEATS):
+        for name, search in found.items():
+            start = time.perf_counter()
+            values = search(model, data, count)
+            times[name].append(time.perf_counter() - start)
+            errors[name] = max(abs(value - true) / abs(true) for value, true in zip(values, exact, strict=True))
+    for name, spent in times.items():
+        middle = statistics.median(spent)
+        print(f"  top {count}: {name:<25} {middle:7.2f} s {middle / unit:7.1f} gradients   error {errors[name]:.1e}", flush=True)
+
+
 def main() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator, found = torch.Generator().manual_seed(0), searches()
     for label, model, shape in (
         ("small BN conv net, batch 64", small(), (64, 3, 16, 16)),
         ("ResNet-18, batch 16", resnet18(classes=10, stem="small"), (16, 3, 32, 32)),
     ):
-        data = torch.randn(shape, generator=generator), torch.randint(10, shape[:1], generator=generator)
         model.eval()
-        parameters = list(model.parameters())
+        data = torch.randn(shape, generator=generator), torch.randint(10, shape[:1], generator=generator)
+        unit = median(partial(gradient, model, data))
         curvature = ns.hessian(model, LOSS, data, "eval", batch_size=shape[0])
-        vector = curvature.matrix.normal(generator)
-        curvature.product(vector)
-
-        def gradient(model=model, data=data, parameters=parameters) -> object:
-            return torch.autograd.grad(LOSS(model(data[0]), data[1]), parameters)
-
-        gradient()
-        unit = statistics.median(seconds(gradient) for _ in range(5))
-        product = statistics.median(seconds(lambda: curvature.product(vector)) for _ in range(5))  # noqa: B023
+        product = median(partial(curvature.product, curvature.matrix.normal(generator)))
         print(f"{label}: a gradient takes {unit:.3f} s, a product {product / unit:.1f} gradients")
         del curvature
         for count in (1, 5):
-            exact = ours(1e-6, torch.float64)(model, data, count)
-            times: dict[str, list[float]] = {}
-            errors: dict[str, float] = {}
-            found = searches()
-            for _ in range(REPEATS):
-                for name, search in found.items():
-                    values: list[float] = []
-                    times.setdefault(name, []).append(seconds(lambda: values.extend(search(model, data, count))))  # noqa: B023
-                    errors[name] = max(abs(value - true) / abs(true) for value, true in zip(values, exact, strict=True))
-            for name, spent in times.items():
-                middle = statistics.median(spent)
-                print(
-                    f"  top {count}: {name:<26} {middle:7.2f} s {middle / unit:7.1f} gradients   error {errors[name]:.1e}",
-                    flush=True,
-                )
+            compare(model, data, count, found, unit)
 
 
 if __name__ == "__main__":
