@@ -168,8 +168,8 @@ def extremes(
         while not finished and krylov.products < most_products:
             krylov.extend()
             ritz = krylov.ritz()
-            wanted = ORDERS[which](ritz.values).argsort(descending=True)[:count]
-            gap = _distance(ritz, wanted, tolerance, krylov.rounding) if krylov.count >= count else math.inf
+            order = ORDERS[which](ritz.values).argsort(descending=True)
+            gap = _distance(ritz, order, count, tolerance, krylov.rounding) if krylov.count > count else math.inf
             complete = krylov.exhausted or krylov.count == operator.size
             finished = complete or (gap <= 1 and not (krylov.capacity == operator.size <= SEARCHED_IN_FULL))
             progress.converging(krylov.products, gap)
@@ -184,11 +184,17 @@ def extremes(
     return Extremes(ritz.values[wanted], ritz.residuals[wanted] + krylov.rounding, vectors, krylov.products, finished)
 
 
-def _distance(ritz: Ritz, wanted: torch.Tensor, tolerance: float, rounding: float) -> float:
-    """The largest residual as a multiple of what is allowed."""
+def _distance(ritz: Ritz, order: torch.Tensor, count: int, tolerance: float, rounding: float) -> float:
+    """The largest residual as a multiple of what is allowed.
+
+    The wanted pairs must meet the tolerance. The next pair must not reach over the last of them, or an eigenvalue that is still
+    emerging would be missed; where the two are too close for that, ten times the tolerance will do.
+    """
+    wanted, follower = order[:count], order[count : count + 1]
     sizes = ritz.values.abs()
-    allowed = tolerance * sizes[wanted].clamp(min=SMALL_SHARE * float(sizes.max()))
-    return float((ritz.residuals[wanted] / allowed.clamp(min=max(2 * rounding, 1e-300))).max())
+    allowed = (tolerance * sizes[wanted].clamp(min=SMALL_SHARE * float(sizes.max()))).clamp(min=max(2 * rounding, 1e-300))
+    apart = (ritz.values[wanted[-1]] - ritz.values[follower]).abs().clamp(min=10 * float(allowed[-1]))
+    return float(torch.cat([ritz.residuals[wanted] / allowed, ritz.residuals[follower] / apart]).max())
 
 
 def _kept(ritz: Ritz, which: str, count: int, capacity: int) -> torch.Tensor:
