@@ -17,7 +17,9 @@ pytest.importorskip("normscope.symmetry.detect")
 pytest.importorskip("normscope.geometry.quotient")
 
 NAMES = ["batch norm", "batch norm, eval", "batch norm, relu", "two batch norms", "layer norm", "rms norm", "conv batch norm", "conv group norm", "residual", "attention", "weight norm", "mlp relu"]  # fmt: skip
-LAWS = [name for name in NAMES if name != "batch norm, eval"]  # `report.check()` refutes its rescale group: running means are not zero
+LAWS = [
+    name for name in NAMES if name != "batch norm, eval"
+]  # `report.check()` refutes its rescale group: running means are not zero
 
 
 def moved(case: Case, group, seed: int) -> torch.nn.Module:
