@@ -146,7 +146,8 @@ class Absorbers:
             for operand in waiting.pop().operands:
                 if operand in moved:
                     return True
-                if operand not in met and not isinstance(operand, (Normalized, Softmax)) and operand not in self.at:
+                taken_back = operand in self.at and self.at[operand].bias not in moved
+                if operand not in met and not isinstance(operand, (Normalized, Softmax)) and not taken_back:
                     met.add(operand)
                     waiting.append(operand)
         return False
