@@ -16,6 +16,7 @@ from normscope.core.errors import InputError
 from normscope.curvature.products import GaussNewton, Hessian
 from normscope.curvature.quotient import Quotient, named_point, symmetries_of
 from normscope.curvature.spectrum import Curvature
+from normscope.geometry.groups import self_contained
 
 SCALES = ("scale", "joint-scale", "rescale")
 SHIFTS = ("shift", "weight-shift")
@@ -58,14 +59,15 @@ def zero_modes(curvature: Curvature, symmetries: Any = None) -> ZeroModes:
 
 
 def scale_identities(curvature: Curvature, symmetries: Any = None) -> list[Identity]:
-    """H w = −∇L for every group that scales (degree by degree), H d = 0 for every shift of a single parameter."""
+    """H w = −∇L for every group that only scales (degree by degree), H d = 0 for every shift of a single parameter."""
     objective = _plain(curvature).objective
     layout, point = objective.layout, named_point(objective)
     matrix = Hessian(objective, curvature.matrix.memory)
     gradient = layout.unflatten(objective.gradient().double())
     found = []
     for group in (symmetries or symmetries_of(objective)).groups:
-        if group.kind not in SCALES and not (group.kind in SHIFTS and len(group.parameters) == 1):
+        scales = group.kind in SCALES and self_contained(group, point)  # a bias that follows makes X depend on the point
+        if not scales and not (group.kind in SHIFTS and len(group.parameters) == 1):
             continue
         ones = torch.ones(group.count, dtype=torch.float64)
         image = matrix.product(layout.flatten(group.tangent(point, ones)).to(matrix.vector_dtype))

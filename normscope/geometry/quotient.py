@@ -64,15 +64,15 @@ def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Te
     """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
-    layers the least sum of squares, which is equal norms on both sides. `linear` groups have no preferred element here and stay as
-    they are; so do zero vectors, and scales that a bias listed without members has to take back.
+    layers the least sum of squares, which is equal norms on both sides (of what is scaled; a bias that follows does not count).
+    `linear` groups have no preferred element here and stay as they are; so do zero vectors.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
     for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
         if max(_center(group, values) for group in shifts) <= TOLERANCE:
             break
-    scales = [group for group in symmetries.groups if group.kind in SCALES and self_contained(group, values)]
+    scales = [group for group in symmetries.groups if group.kind in SCALES]
     for _ in range(MOST_SWEEPS):
         if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
             return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
@@ -190,12 +190,13 @@ def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
 
 
 def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
-    """Put every member at its preferred scale; the largest |log| of the factors used."""
-    parts = list(zip(group.parameters, members(group, values), group.degrees, strict=True))
+    """Put every member at its preferred scale, and biases that follow with it; the largest |log| of the factors used."""
+    parts = [
+        part for part in zip(group.parameters, members(group, values), group.degrees, strict=True) if bool((part[1] >= 0).any())
+    ]
     squares = torch.stack([by_member(numbers, values[name].square(), group.count) for name, numbers, _ in parts])
-    logs = _preferred_scale(squares, torch.tensor(group.degrees, dtype=torch.float64))
-    for name, numbers, degree in parts:
-        values[name] = values[name] * spread(numbers, (degree * logs).exp(), elsewhere=1.0)
+    logs = _preferred_scale(squares, torch.tensor([degree for *_, degree in parts], dtype=torch.float64))
+    values.update(group.scaled(values, logs))
     return float(logs.abs().max()) if len(logs) else 0.0
 
 

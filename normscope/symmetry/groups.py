@@ -134,7 +134,11 @@ class ScaleGroup(Group):
     compensation: Compensating | None = field(default=None, repr=False)
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        factors = {name: rate.exp() for name, rate in self._rates(0.5 * self._normal(parameters, generator)).items()}
+        return self.scaled(parameters, 0.5 * self._normal(parameters, generator))
+
+    def scaled(self, parameters: Parameters, logs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters with each member scaled by the exponential of its number, and biases that follow moved along."""
+        factors = {name: rate.exp() for name, rate in self._rates(logs).items()}
         moved = {**parameters, **{name: parameters[name] * factor for name, factor in factors.items()}}
         if self.compensation is not None:
             self.compensation(moved, parameters, factors)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normscope.core.errors import InputError
+from normscope.geometry.groups import members, spread
 from normscope.geometry.quotient import canonical, horizontal
 
 
@@ -24,6 +25,12 @@ class Group:
     def __post_init__(self):
         for name in ("blocks", "degrees"):
             object.__setattr__(self, name, getattr(self, name)[: len(self.parameters)])
+
+    def scaled(self, parameters, logs):
+        found = dict(parameters)
+        for name, numbers, degree in zip(self.parameters, members(self, parameters), self.degrees, strict=True):
+            found[name] = found[name] * spread(numbers, (degree * logs).exp(), elsewhere=1.0)
+        return found
 
     def tangent(self, parameters, amounts):
         """Of the shifts here, which have all axes but one to themselves."""
