@@ -46,7 +46,7 @@ def train(
     for inputs, targets in data:
         optimizer.zero_grad()
         value = loss(model(inputs), targets)
-        losses.append(float(value))
+        losses.append(value.item())
         if not value.isfinite():
             break
         value.backward()

@@ -141,6 +141,14 @@ def weaker(first: Outcome, second: Outcome) -> Outcome:
     return replace(worse, evidence=first.evidence | second.evidence)
 
 
+def presence(effects: dict[str, float], least: float, confirmed: bool | None = None, **evidence: float | int | str) -> Outcome:
+    """An effect is claimed to be there: it is where some instance shows at least so much of it."""
+    name, effect = max(effects.items(), key=lambda item: item[1])
+    verdict = HOLDS if effect >= least else FALSE
+    instance = f"{name}: at most {effect:.3g} is seen" if verdict == FALSE else ""
+    return Outcome(verdict, {"instances": len(effects), "largest effect": effect, **evidence}, instance, confirmed)
+
+
 def measured(theirs: str, agrees: bool, settings: str, **ours: float | int | str) -> Outcome:
     """An observation: the paper's figure, ours, and whether ours agrees with what the paper says."""
     return Outcome(MEASURED, {"theirs": theirs, **ours, "agrees": bool(agrees), "settings": settings})

@@ -74,7 +74,7 @@ def before_and_after(model: nn.Module, data: tuple[Tensor, ...], steps: int, gen
 @lru_cache
 def relu_network(seed: int) -> Numbers:
     generator = torch.Generator().manual_seed(seed)
-    return before_and_after(digits_mlp(10, 128, "none", generator), flat_digits(), 300, generator)
+    return before_and_after(digits_mlp(10, 64, "none", generator), flat_digits(), 300, generator)
 
 
 @lru_cache
@@ -112,14 +112,14 @@ def _figure(theirs: str, numbers: Numbers, stated: Says, settings: str, *names: 
 def weight_norms(generator: torch.Generator, stated: Says = norms_grow) -> Outcome:
     """∏‖W_k‖ (spectral, and Frobenius beside it) of a 10-layer ReLU network before and after training."""
     numbers = relu_network(generator.initial_seed())
-    return _figure("norms well above 1, product rising; ResNet-18 up to 10^50", numbers, stated, "10 × 128, 300 steps", "norm")
+    return _figure("norms well above 1, product rising; ResNet-18 up to 10^50", numbers, stated, "10 × 64, 300 steps", "norm")
 
 
 @claim("T-F2", THAN, "Figure 2, 10-layer ReLU network", "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.")
 def input_variance(generator: torch.Generator, stated: Says = variances_reduce) -> Outcome:
     """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max 1/σ (the sharp constant)."""
     numbers = relu_network(generator.initial_seed())
-    return _figure("variances past 1, ∏1/σ falling; ResNet-18 10^-25", numbers, stated, "10 × 128, 300 steps", "σ", "variance")
+    return _figure("variances past 1, ∏1/σ falling; ResNet-18 10^-25", numbers, stated, "10 × 64, 300 steps", "σ", "variance")
 
 
 @claim("T-F1-resnet18", THAN, "Figure 1, ResNet-18", "The product of ResNet-18's weight norms reaches 10^50.", long=True)
@@ -154,7 +154,7 @@ class InvertedResidual(nn.Module):
         return result
 
 
-def inverted_residuals(generator: torch.Generator, channels: int = 16, blocks: int = 4) -> nn.Sequential:
+def inverted_residuals(generator: torch.Generator, channels: int = 16, blocks: int = 3) -> nn.Sequential:
     """A small stack of EfficientNet's blocks; He-normal weights."""
     stem = [nn.utils.skip_init(nn.Conv2d, 3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.SiLU()]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.utils.skip_init(nn.Linear, channels, 10)]
@@ -169,9 +169,9 @@ def inverted_residuals(generator: torch.Generator, channels: int = 16, blocks: i
 
 @claim("T-F3", THAN, "Figure 3, EfficientNet-B3", "Weight norms and input variances of EfficientNet-B3 grow in training and end large.")
 def efficientnet(generator: torch.Generator, stated: Says = norms_and_variances) -> Outcome:
-    """As T-F1 and T-F2 for a stack of four of EfficientNet's inverted residual blocks, 13 BN layers: not B3 itself."""
+    """As T-F1 and T-F2 for a stack of three of EfficientNet's inverted residual blocks, 10 BN layers: not B3 itself."""
     numbers = inverted_network(generator.initial_seed())
-    return _figure("norms and variances grow, huge products", numbers, stated, "4 inverted residual blocks of 16 channels, 66 steps", "norm", "σ", "variance")
+    return _figure("norms and variances grow, huge products", numbers, stated, "3 inverted residual blocks of 16 channels, 66 steps", "norm", "σ", "variance")
 
 
 @lru_cache
