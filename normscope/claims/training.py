@@ -14,11 +14,14 @@ from normscope.lab.models.mlp import mlp
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@lru_cache(1)
-def flat_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Digits as vectors with ‖x‖ ≤ 1, as the paper scales its data: train inputs and classes, test inputs and classes."""
+@lru_cache
+def flat_digits(unit_ball: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Digits as vectors in [0, 1]⁶⁴: train inputs and classes, test inputs and classes.
+
+    unit_ball: divided by one number so that ‖x‖ ≤ 1, as Than 2025 scales its data.
+    """
     split = digits()
-    scale = split.train[0].flatten(1).norm(dim=1).max()
+    scale = split.train[0].flatten(1).norm(dim=1).max() if unit_ball else 1.0
     return split.train[0].flatten(1) / scale, split.train[1], split.test[0].flatten(1) / scale, split.test[1]
 
 
@@ -38,7 +41,10 @@ def batches(inputs: Tensor, targets: Tensor, size: int, steps: int, generator: t
 
 
 def train(
-    model: nn.Module, data: Iterator[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer, loss: Loss = nn.functional.cross_entropy
+    model: nn.Module,
+    data: Iterator[tuple[Tensor, Tensor]],
+    optimizer: torch.optim.Optimizer,
+    loss: Loss = nn.functional.cross_entropy,
 ) -> list[float]:
     """One step a batch; the losses, which end early where one is not finite."""
     model.train()

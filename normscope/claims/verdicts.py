@@ -116,7 +116,12 @@ def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | st
     excess = {name: _excess([trial.true > trial.bound for trial in group], delta) for name, group in settings.items()}
     worst = max(excess, key=excess.__getitem__)
     verdict = FALSE if excess[worst] > 0 else HOLDS
-    found: Evidence = {"settings": len(settings), "trials": len(trials), "broken": sum(t.true > t.bound for t in trials), "delta": delta}
+    found: Evidence = {
+        "settings": len(settings),
+        "trials": len(trials),
+        "broken": sum(t.true > t.bound for t in trials),
+        "delta": delta,
+    }
     confirmed = None
     if any(trial.corrected is not None for trial in trials):
         again = [[t.corrected is not None and t.true > t.corrected for t in group] for group in settings.values()]

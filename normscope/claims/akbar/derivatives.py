@@ -35,7 +35,9 @@ def backward_cases(generator: torch.Generator, stated: Callable[[Tensor, Tensor,
         loss = _smooth_loss(targets)
         deltas = gradient(loss, gamma * standardize(z, 0, 0.0) + beta)
         true = gradient(lambda value, g=gamma, b=beta, loss=loss: loss(g * standardize(value, 0, 0.0) + b), z)
-        cases.append(Case(f"batch of {size}, γ = {float(gamma):.3g}", stated(deltas, z, gamma), true, backward_with_gamma(deltas, z, gamma)))
+        cases.append(
+            Case(f"batch of {size}, γ = {float(gamma):.3g}", stated(deltas, z, gamma), true, backward_with_gamma(deltas, z, gamma))
+        )
     return cases
 
 
@@ -43,13 +45,17 @@ def backward_cases(generator: torch.Generator, stated: Callable[[Tensor, Tensor,
     "A-Eq1", AKBAR, "Eq. (1)", "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_k ẑ_k] with δ = ∂L/∂a at the output a = γẑ + β.",
     "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_k ẑ_k].",
 )  # fmt: skip
-def batch_norm_backward(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_without_gamma) -> Outcome:
+def batch_norm_backward(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_without_gamma
+) -> Outcome:
     """The chain rule passes a = γẑ + β, so ∂L/∂ẑ = γδ; the rest of Eq. (1) is exact."""
     return equality(backward_cases(generator, stated))
 
 
 @claim("A-A.1.1-end", AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].")
-def batch_norm_backward_appendix(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_with_gamma) -> Outcome:
+def batch_norm_backward_appendix(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_with_gamma
+) -> Outcome:
     """The appendix ends with the right formula, although the Jacobian that it starts from is not (A-A.1.1)."""
     return equality(backward_cases(generator, stated))
 
@@ -73,7 +79,9 @@ def right_jacobian(z: Tensor) -> Tensor:
 def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Outcome:
     """Entry by entry against automatic differentiation. As printed, the matrix does not even annul z − μ, the direction of scale."""
     points = [normal(generator, size) for size in SIZES]
-    return equality([Case(f"batch of {len(z)}", stated(z), jacobian(lambda v: standardize(v, 0, 0.0), z), right_jacobian(z)) for z in points])
+    return equality(
+        [Case(f"batch of {len(z)}", stated(z), jacobian(lambda v: standardize(v, 0, 0.0), z), right_jacobian(z)) for z in points]
+    )
 
 
 def printed_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
@@ -92,7 +100,9 @@ def right_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tenso
     "A-LN-backward", AKBAR, "Section 3.2, backward formula of LN", "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
     "The free index is i: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
 )  # fmt: skip
-def layer_norm_backward(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = printed_layer_norm_backward) -> Outcome:
+def layer_norm_backward(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = printed_layer_norm_backward
+) -> Outcome:
     """With γ = 1 and with random γ, against automatic differentiation."""
     cases = []
     for size in SIZES:
@@ -100,7 +110,9 @@ def layer_norm_backward(generator: torch.Generator, stated: Callable[[Tensor, Te
             z, loss = normal(generator, size), _smooth_loss(normal(generator, size))
             deltas = gradient(loss, gamma * standardize(z, -1, 0.0))
             true = gradient(lambda value, g=gamma, loss=loss: loss(g * standardize(value, -1, 0.0)), z)
-            cases.append(Case(f"{size} neurons, {name}", stated(deltas, z, gamma), true, right_layer_norm_backward(deltas, z, gamma)))
+            cases.append(
+                Case(f"{size} neurons, {name}", stated(deltas, z, gamma), true, right_layer_norm_backward(deltas, z, gamma))
+            )
     return equality(cases)
 
 
@@ -129,12 +141,17 @@ def weight_norm_instances(generator: torch.Generator) -> list[tuple[Tensor, Tens
     "A-WN", AKBAR, "Sections 3.2 and 4.3", "∂L/∂v_k = ∂L/∂w_k (g/‖v‖ − g v_k²/‖v‖³) and ∂L/∂g = (1/‖v‖)(∂L/∂w·v/‖v‖).",
     "∂L/∂v = (g/‖v‖)(I − vvᵀ/‖v‖²) ∂L/∂w, with the cross terms, and ∂L/∂g = ∂L/∂w·v/‖v‖, without the spare 1/‖v‖.",
 )  # fmt: skip
-def weight_norm_gradients(generator: torch.Generator, stated: Callable[..., tuple[Tensor, Tensor]] = printed_weight_norm) -> Outcome:
+def weight_norm_gradients(
+    generator: torch.Generator, stated: Callable[..., tuple[Tensor, Tensor]] = printed_weight_norm
+) -> Outcome:
     """w_k depends on every v_j through ‖v‖, and ∂w/∂g = v/‖v‖."""
     cases = []
     for v, g, slope, of_v, of_g in weight_norm_instances(generator):
         printed, right = stated(slope, v, g), right_weight_norm(slope, v, g)
-        cases += [Case(f"∂L/∂v, {len(v)} weights", printed[0], of_v, right[0]), Case(f"∂L/∂g, {len(v)} weights", printed[1], of_g, right[1])]
+        cases += [
+            Case(f"∂L/∂v, {len(v)} weights", printed[0], of_v, right[0]),
+            Case(f"∂L/∂g, {len(v)} weights", printed[1], of_g, right[1]),
+        ]
     return equality(cases)
 
 

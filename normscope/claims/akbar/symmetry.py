@@ -135,7 +135,9 @@ def scale_and_shift(layer: Layer, c: float) -> Layer:
     return replace(layer.scaled(c), bias=c * layer.bias + c)
 
 
-@claim("A-P4.2", AKBAR, "Proposition 4.2", "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged.")
+@claim(
+    "A-P4.2", AKBAR, "Proposition 4.2", "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged."
+)
 def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_and_shift) -> Outcome:
     """ẑ has degree 0 in (W, b) jointly at ε = 0. One neuron alone may not be scaled; RMSNorm keeps the scale but not the shift."""
     layer, x = random_layer(generator, LAYER_AXIS), normal(generator, BATCH, INPUTS)
@@ -144,7 +146,10 @@ def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
     alone = float((layer.scaled(one)(x) - layer(x)).norm() / layer(x).norm())
     z = x @ layer.weight.T + layer.bias
     shifted = float((_rms(z + 1) - _rms(z)).norm() / _rms(z).norm())
-    return equality(invariance_cases(generator, LAYER_AXIS, stated), **{"change when one neuron is scaled": alone, "change of RMSNorm by a shift": shifted})
+    return equality(
+        invariance_cases(generator, LAYER_AXIS, stated),
+        **{"change when one neuron is scaled": alone, "change of RMSNorm by a shift": shifted},
+    )
 
 
 def weight_of(v: Tensor, g: Tensor) -> Tensor:
@@ -191,7 +196,9 @@ def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], 
         vector = jacobian(lambda p, x=x: x @ weight_of(p[:-1], p[-1]), normal(generator, inputs + 1))
         for kind, matrix in (("BN", neuron), ("LN", layer), ("WN", vector)):
             true = matrix.shape[1] - int(torch.linalg.matrix_rank(matrix, rtol=1e-9))
-            cases.append(Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(true), scalar(freedoms(kind, inputs))))
+            cases.append(
+                Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(true), scalar(freedoms(kind, inputs)))
+            )
     return equality(cases)
 
 

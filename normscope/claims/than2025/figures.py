@@ -74,7 +74,7 @@ def before_and_after(model: nn.Module, data: tuple[Tensor, ...], steps: int, gen
 @lru_cache
 def relu_network(seed: int) -> Numbers:
     generator = torch.Generator().manual_seed(seed)
-    return before_and_after(digits_mlp(10, 64, "none", generator), flat_digits(), 300, generator)
+    return before_and_after(digits_mlp(10, 64, "none", generator), flat_digits(unit_ball=True), 300, generator)
 
 
 @lru_cache
@@ -91,7 +91,9 @@ def inverted_network(seed: int) -> Numbers:
 
 def norms_grow(numbers: Numbers) -> bool:
     """Most norms exceed 1 and their product grows in training."""
-    return numbers["layers with norm above 1"] > 0.5 and numbers["log10 of spectral norms"] > numbers["start: log10 of spectral norms"]
+    return (
+        numbers["layers with norm above 1"] > 0.5 and numbers["log10 of spectral norms"] > numbers["start: log10 of spectral norms"]
+    )
 
 
 def variances_reduce(numbers: Numbers) -> bool:
@@ -108,14 +110,24 @@ def _figure(theirs: str, numbers: Numbers, stated: Says, settings: str, *names: 
     return measured(theirs, stated(numbers), f"{settings}; {SETTINGS}", **ours)
 
 
-@claim("T-F1", THAN, "Figure 1, 10-layer ReLU network", "Norms of the weights exceed 1 and their product grows by orders of magnitude in training.")
+@claim(
+    "T-F1",
+    THAN,
+    "Figure 1, 10-layer ReLU network",
+    "Norms of the weights exceed 1 and their product grows by orders of magnitude in training.",
+)
 def weight_norms(generator: torch.Generator, stated: Says = norms_grow) -> Outcome:
     """∏‖W_k‖ (spectral, and Frobenius beside it) of a 10-layer ReLU network before and after training."""
     numbers = relu_network(generator.initial_seed())
     return _figure("norms well above 1, product rising; ResNet-18 up to 10^50", numbers, stated, "10 × 64, 300 steps", "norm")
 
 
-@claim("T-F2", THAN, "Figure 2, 10-layer ReLU network", "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.")
+@claim(
+    "T-F2",
+    THAN,
+    "Figure 2, 10-layer ReLU network",
+    "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.",
+)
 def input_variance(generator: torch.Generator, stated: Says = variances_reduce) -> Outcome:
     """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max 1/σ (the sharp constant)."""
     numbers = relu_network(generator.initial_seed())
@@ -129,7 +141,13 @@ def weight_norms_resnet18(generator: torch.Generator, stated: Says = norms_grow)
     return _figure("product up to 10^50", numbers, stated, "ResNet-18, small stem, 22 steps", "norm")
 
 
-@claim("T-F2-resnet18", THAN, "Figure 2 and slides, ResNet-18", "∏1/σ_k of ResNet-18's 20 BN layers is about 10^-25; the slides give 1.35·10^-8 for ∏‖γ/σ‖.", long=True)
+@claim(
+    "T-F2-resnet18",
+    THAN,
+    "Figure 2 and slides, ResNet-18",
+    "∏1/σ_k of ResNet-18's 20 BN layers is about 10^-25; the slides give 1.35·10^-8 for ∏‖γ/σ‖.",
+    long=True,
+)
 def input_variance_resnet18(generator: torch.Generator, stated: Says = variances_reduce) -> Outcome:
     """As T-F2 for ResNet-18: the definitions differ by tens of orders of magnitude, so each is named."""
     numbers = residual_network(generator.initial_seed())
@@ -142,7 +160,9 @@ class InvertedResidual(nn.Module):
     def __init__(self, channels: int, expansion: int = 4) -> None:
         super().__init__()
         hidden = channels * expansion
-        self.expand = nn.Sequential(nn.utils.skip_init(nn.Conv2d, channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.SiLU())
+        self.expand = nn.Sequential(
+            nn.utils.skip_init(nn.Conv2d, channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.SiLU()
+        )
         depthwise = nn.utils.skip_init(nn.Conv2d, hidden, hidden, 3, padding=1, groups=hidden, bias=False)
         self.depthwise = nn.Sequential(depthwise, nn.BatchNorm2d(hidden), nn.SiLU())
         self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.utils.skip_init(nn.Conv2d, hidden, hidden, 1), nn.Sigmoid())
@@ -167,17 +187,27 @@ def inverted_residuals(generator: torch.Generator, channels: int = 16, blocks: i
     return model
 
 
-@claim("T-F3", THAN, "Figure 3, EfficientNet-B3", "Weight norms and input variances of EfficientNet-B3 grow in training and end large.")
+@claim(
+    "T-F3", THAN, "Figure 3, EfficientNet-B3", "Weight norms and input variances of EfficientNet-B3 grow in training and end large."
+)
 def efficientnet(generator: torch.Generator, stated: Says = norms_and_variances) -> Outcome:
     """As T-F1 and T-F2 for a stack of three of EfficientNet's inverted residual blocks, 10 BN layers: not B3 itself."""
     numbers = inverted_network(generator.initial_seed())
-    return _figure("norms and variances grow, huge products", numbers, stated, "3 inverted residual blocks of 16 channels, 66 steps", "norm", "σ", "variance")
+    return _figure(
+        "norms and variances grow, huge products",
+        numbers,
+        stated,
+        "3 inverted residual blocks of 16 channels, 66 steps",
+        "norm",
+        "σ",
+        "variance",
+    )
 
 
 @lru_cache
 def data_needed(seed: int, target: float = 0.85) -> Numbers:
     """How many digits each network needs for the target accuracy on test data; infinity where all that are tried are too few."""
-    inputs, classes, test_inputs, test_classes = flat_digits()
+    inputs, classes, test_inputs, test_classes = flat_digits(unit_ball=True)
     needed = {}
     for depth in (2, 6):
         for normalizer in ("none", "batch"):
@@ -212,5 +242,5 @@ def less_data(generator: torch.Generator, stated: Says = saves_more_when_deeper)
 @lru_cache(1)
 def _images() -> tuple[Tensor, Tensor]:
     """Digits as RGB images with ‖x‖ ≤ 1."""
-    inputs, classes, _, _ = flat_digits()
+    inputs, classes, _, _ = flat_digits(unit_ball=True)
     return inputs.reshape(-1, 1, 8, 8).expand(-1, 3, -1, -1) / 3**0.5, classes

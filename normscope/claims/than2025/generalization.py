@@ -102,7 +102,10 @@ def memorized(sample: Sample, slope: float) -> Tensor:
 def adversarial_losses(sample: Sample) -> list[Tensor]:
     """Losses that depend on the data: memorized with gentle and steep slopes, and C on every cell without data."""
     empty = (~sample.seen)[sample.cell].double() * LOSS_BOUND
-    return [memorized(sample, slope) for slope in (1.0, 20.0, 1000.0)] + [empty, (memorized(sample, 1.0) + empty).clamp(max=LOSS_BOUND)]
+    return [memorized(sample, slope) for slope in (1.0, 20.0, 1000.0)] + [
+        empty,
+        (memorized(sample, 1.0) + empty).clamp(max=LOSS_BOUND),
+    ]
 
 
 def bound_of_theorem(empirical: float, spread: float, uncertain: float) -> float:
@@ -124,9 +127,7 @@ def cover(
 
 
 @claim("T-T20", THAN, "Theorem 20, Eq. (13)", "With probability 1 − δ, F(P, h) ≤ F(D, h) + Σ (m_i/m) λ_i L_i + g(D, δ).")
-def local_lipschitz_bound(
-    generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem
-) -> Outcome:
+def local_lipschitz_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Outcome:
     """Coverage over even and uneven distributions with losses that memorize the sample, L_i taken on whole cells.
 
     g(D, δ) alone exceeds Hoeffding's bound, so for a model that is fixed before the data the Lipschitz term adds nothing: what
@@ -147,9 +148,7 @@ def no_slope(sample: Sample, loss: Tensor) -> Tensor:
     "T-T20-local", THAN, "the paragraph after Theorem 20", "The theorem needs local Lipschitzness only on small areas around the samples of D.",
     "L_i must hold on the whole of every cell that has data: a loss that is flat around the samples and jumps beyond has local constants 0.",
 )  # fmt: skip
-def lipschitz_near_samples_only(
-    generator: torch.Generator, stated: Callable[[Sample, Tensor], Tensor] = no_slope
-) -> Outcome:
+def lipschitz_near_samples_only(generator: torch.Generator, stated: Callable[[Sample, Tensor], Tensor] = no_slope) -> Outcome:
     """A loss that is 0 within half a spacing of the data and C elsewhere is constant around every sample and has a large risk.
 
     Corrected: the same bound with L_i the constant of the whole cell, as the theorem itself says.
@@ -163,7 +162,12 @@ def lipschitz_near_samples_only(
     return coverage(trials, DELTA)
 
 
-@claim("T-C21", THAN, "Corollary 21", "The same bound holds where the loss is discontinuous on a set of probability zero that separates the cells.")
+@claim(
+    "T-C21",
+    THAN,
+    "Corollary 21",
+    "The same bound holds where the loss is discontinuous on a set of probability zero that separates the cells.",
+)
 def discontinuous_loss_bound(
     generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem
 ) -> Outcome:

@@ -168,7 +168,10 @@ def layer_norm_network_bound(
     """Theorem 9 with Lemma 2's constants. The steepest inputs are those where a layer's features are all equal: σ² = 0."""
     cases = []
     for widths in ((4, 4), *WIDTHS):
-        for name, weights in (("random", random_weights(widths, generator)), ("extremal", scaled_identities([1.0] * (len(widths) - 1), widths))):
+        for name, weights in (
+            ("random", random_weights(widths, generator)),
+            ("extremal", scaled_identities([1.0] * (len(widths) - 1), widths)),
+        ):
             normalizers: list[Map] = [_rough_layer_norm] * len(weights)
             points = [1e-3 * normal(generator, widths[0]) for _ in range(POINTS)]
             points += [normal(generator, widths[0]) for _ in range(POINTS)]
@@ -179,7 +182,9 @@ def layer_norm_network_bound(
 
 def weight_bounds(weights: Sequence[Tensor], deviations: Sequence[Tensor], i: int) -> Tensor:
     """(7): ∏_{k>i}‖W_k‖ ∏_{k≥i}‖NO_k‖, layers counted from 0."""
-    return product([*(torch.linalg.matrix_norm(weight, 2) for weight in weights[i + 1 :]), *((1 / d).max() for d in deviations[i:])])
+    return product(
+        [*(torch.linalg.matrix_norm(weight, 2) for weight in weights[i + 1 :]), *((1 / d).max() for d in deviations[i:])]
+    )
 
 
 @claim(
@@ -199,9 +204,12 @@ def weight_sensitivity(
         for i in range(len(weights)):
             before = chain(weights[:i], x, normalizers[:i])
             bound = stated(weights, deviations, i)
-            of_y = steepness(lambda y, i=i: chain(weights[i + 1 :], normalizers[i](y).relu(), normalizers[i + 1 :]), weights[i] @ before)  # type: ignore[misc]
+            of_y = steepness(
+                lambda y, i=i: chain(weights[i + 1 :], normalizers[i](y).relu(), normalizers[i + 1 :]), weights[i] @ before
+            )  # type: ignore[misc]
             of_weight = steepness(
-                lambda w, i=i: chain([w, *weights[i + 1 :]], before, normalizers[i:]), weights[i]  # type: ignore[misc]  # noqa: B023
+                lambda w, i=i: chain([w, *weights[i + 1 :]], before, normalizers[i:]),
+                weights[i],  # type: ignore[misc]  # noqa: B023
             )
             cases.append(Case(f"widths {widths}, layer {i + 1}, with respect to y", bound, of_y))
             cases.append(Case(f"widths {widths}, layer {i + 1}, with respect to W", before.norm() * bound, of_weight))
@@ -239,7 +247,9 @@ def extremal_weight_constant(
         later = scaled_identities(factors, widths)
         true = steepness(lambda w, f=features, later=later: chain([w, *later], f), weight)
         scale = product_of_factors(factors)
-        cases.append(Case(f"{len(features)} features, widths {widths}", scale * stated(features, widths[1:]), true, scale * features.norm()))
+        cases.append(
+            Case(f"{len(features)} features, widths {widths}", scale * stated(features, widths[1:]), true, scale * features.norm())
+        )
     return equality(cases)
 
 
@@ -272,7 +282,9 @@ def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = s
         later = scaled_identities(factors, widths)
         label = torch.full((widths[-1],), 1e3, dtype=torch.float64)
         of_network = steepness(lambda w, f=features, later=later: chain([w, *later], f), weight)
-        of_loss = gradient(lambda w, f=features, later=later, label=label: (label - chain([w, *later], f)).abs().sum(), weight).norm()  # type: ignore[misc]
+        of_loss = gradient(
+            lambda w, f=features, later=later, label=label: (label - chain([w, *later], f)).abs().sum(), weight
+        ).norm()  # type: ignore[misc]
         cases.append(Case(f"widths {widths}", stated(active) * of_network, of_loss, active**0.5 * of_network))
     return equality(cases)
 
@@ -284,7 +296,12 @@ def extreme_gradient(scale: float, slopes: Tensor, active: Tensor, features: Ten
     return result
 
 
-@claim("T-T15", THAN, "Theorem 15, Eq. (12)", "Some member's training loss has row t of ∂L/∂W_i equal to (c∏a_j/m) Σ_x I_it (f∘g)'(u) h_{i-1}(x)ᵀ.")
+@claim(
+    "T-T15",
+    THAN,
+    "Theorem 15, Eq. (12)",
+    "Some member's training loss has row t of ∂L/∂W_i equal to (c∏a_j/m) Σ_x I_it (f∘g)'(u) h_{i-1}(x)ᵀ.",
+)
 def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = extreme_gradient) -> Outcome:
     """The last layer is c·1ᵀ, those after layer i are a_j[I 0], g is tanh and f the squared error; against automatic differentiation."""
     cases = []
@@ -293,7 +310,9 @@ def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., 
         features, labels = normal(generator, 12, weight.shape[1]).abs(), normal(generator, 12)
         later, c = scaled_identities(factors, widths), 0.1
 
-        def loss(w: Tensor, later: list[Tensor] = later, features: Tensor = features, labels: Tensor = labels, c: float = c) -> Tensor:
+        def loss(
+            w: Tensor, later: list[Tensor] = later, features: Tensor = features, labels: Tensor = labels, c: float = c
+        ) -> Tensor:
             return (torch.tanh(c * chain([w, *later], features).sum(1)) - labels).square().mean()
 
         u = c * chain([signed, *later], features).sum(1)

@@ -7,7 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normscope.claims.calculus import EPSILON, jacobian, layer_deviation, normal, scalar, spectral_norm, standardize, steepness, uniform
+from normscope.claims.calculus import (
+    EPSILON,
+    jacobian,
+    layer_deviation,
+    normal,
+    scalar,
+    spectral_norm,
+    standardize,
+    steepness,
+    uniform,
+)
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.verdicts import Case, Outcome, equality, upper_bound
 
@@ -38,7 +48,12 @@ def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], T
     spreads = [(10**exponents + EPSILON).sqrt() for exponents in variances]
     spreads += [torch.ones(16, dtype=torch.float64), torch.tensor([1e-2, 10.0, 10.0], dtype=torch.float64)]
     cases = [
-        Case(f"{len(spread)} channels", stated(spread), steepness(batch_norm(spread), normal(generator, len(spread))), (1 / spread).max())
+        Case(
+            f"{len(spread)} channels",
+            stated(spread),
+            steepness(batch_norm(spread), normal(generator, len(spread))),
+            (1 / spread).max(),
+        )
         for spread in spreads
     ]
     return equality(cases)
@@ -129,9 +144,7 @@ def scaled_layer_norm_cases(
     "T-S-LN", THAN, "slides; summary", "‖LN‖_Lip ≤ (1 − 1/n)‖γ/σ‖: smaller layers are penalized more.",
     "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n.",
 )  # fmt: skip
-def layer_norm_width_penalty(
-    generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width
-) -> Outcome:
+def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
     """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); with γ = e₁ it is about √(1 − 1/n)."""
     return upper_bound(scaled_layer_norm_cases(generator, [(3,), (4,), (8,), (32,)], stated))
 
@@ -140,9 +153,7 @@ def layer_norm_width_penalty(
     "T-S-GN", THAN, "slides; summary", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖ for groups of n_g neurons.",
     "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: there is no factor 1 − 1/n_g.",
 )  # fmt: skip
-def group_norm_width_penalty(
-    generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width
-) -> Outcome:
+def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
     """The block of the group with the least σ alone has norm 1/σ for n_g ≥ 3, as for LN."""
     return upper_bound(scaled_layer_norm_cases(generator, [(2, 3), (4, 4), (2, 16)], stated))
 

@@ -38,9 +38,7 @@ def steps_to_stationarity(weights: list[Tensor], x: Tensor, y: Tensor, alpha: fl
     "A lower bound over all Lipschitz functions says that some function is slow, not that this loss is: a start whose first layer "
     "is dead is stationary at step 0, whatever the norms.",
 )  # fmt: skip
-def iteration_complexity(
-    generator: torch.Generator, stated: Callable[[list[float], float], float] = least_iterations
-) -> Outcome:
+def iteration_complexity(generator: torch.Generator, stated: Callable[[list[float], float], float] = least_iterations) -> Outcome:
     """The extremal members of Theorem 13 with the first layer's units off for all data: ∂L/∂W_1 = 0 while ∏s grows without limit.
 
     Beside it, steps of gradient descent in W_1 (rate 1/∏s²) from the same members with all units on.
@@ -78,7 +76,10 @@ def convergence_rate(generator: torch.Generator, stated: Callable[[float, float]
 
     Beside it, steps of gradient descent in W_1 to ‖∂L/∂W_1‖ ≤ 10^-2 for one network with and without BN, same weights, rate 1.
     """
-    cases = [Case(f"L = {constant:g}, α = 1", scalar(stated(constant, 1.0)), scalar(cited_rate(constant, 1.0))) for constant in (1.0, 1e3, 1e6)]
+    cases = [
+        Case(f"L = {constant:g}, α = 1", scalar(stated(constant, 1.0)), scalar(cited_rate(constant, 1.0)))
+        for constant in (1.0, 1e3, 1e6)
+    ]
     weights = random_weights((6, 16, 16, 16, 2), generator)
     x, y = normal(generator, 64, 6), normal(generator, 64, 2)
     normalizers: list[Map] = [lambda z: standardize(z, 0, EPSILON)] * len(weights)
