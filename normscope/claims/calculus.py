@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 EPSILON = 1e-5
+ROUGH_EPSILON = 0.1
 
 Map = Callable[[Tensor], Tensor]
 
@@ -70,16 +73,25 @@ def chain(weights: Sequence[Tensor], x: Tensor, normalizers: Sequence[Map] = ())
     return x
 
 
+def fixed_batch_norms(deviations: Sequence[Tensor]) -> list[Map]:
+    """BN of fixed statistics, layer by layer: y ↦ y/√(σ² + ε)."""
+    return [partial(torch.mul, 1 / deviation) for deviation in deviations]
+
+
+def layer_norms(layers: int) -> list[Map]:
+    """LN with ε = 0.1, whose Lipschitz constant over all inputs, 1/√ε, is of moderate size."""
+    return [partial(standardize, axis=-1, epsilon=ROUGH_EPSILON)] * layers
+
+
 def scaled_identities(factors: Sequence[float], widths: Sequence[int]) -> list[Tensor]:
     """W_k = a_k [I 0], of shape (n_k, n_{k-1}): the extremal members of Than 2025, Appendix C."""
-    shapes = zip(widths[1:], widths, strict=False)
-    return [factor * torch.eye(rows, columns, dtype=torch.float64) for factor, (rows, columns) in zip(factors, shapes, strict=True)]
+    shapes = zip(factors, pairwise(widths), strict=True)
+    return [factor * torch.eye(rows, columns, dtype=torch.float64) for factor, (columns, rows) in shapes]
 
 
 def random_weights(widths: Sequence[int], generator: torch.Generator) -> list[Tensor]:
     """Normal matrices with He's variance."""
-    pairs = zip(widths[1:], widths, strict=False)
-    return [normal(generator, rows, columns) * (2 / columns) ** 0.5 for rows, columns in pairs]
+    return [normal(generator, rows, columns) * (2 / columns) ** 0.5 for columns, rows in pairwise(widths)]
 
 
 def product(values: Sequence[Tensor]) -> Tensor:

@@ -10,8 +10,9 @@ from normscope.claims.verdicts import FALSE, GAP, VERDICTS
 INTRODUCTION = """\
 # Claims
 
-Every statement of two papers as a function that tries to confirm it and to refute it, on random and adversarial instances in float64
-against automatic differentiation or a dense reference. The numbers decide; the same function, given the corrected formula, says *holds*.
+Every statement of two papers as a function that tries to confirm it and to refute it, on random and adversarial instances in
+float64 against automatic differentiation or a dense reference. The numbers decide: the same function, given the corrected
+formula, says *holds*.
 
 ```
 normscope claims                     every claim but the long ones, by paper

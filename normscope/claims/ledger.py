@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ PAPERS = {
     THAN: "The Hidden Power of Normalization Layers in Neural Networks: Exponential Capacity Control (arXiv 2511.00958)",
     AKBAR: "Deep Network Normalization Through Gradient Flow Dynamics, Implicit Regularization, and Riemannian Geometry",
 }
+THEMES = (  # modules that register claims, in the order of the ledger
+    "than2025.normalizers", "than2025.networks", "than2025.optimization", "than2025.generalization", "than2025.figures",
+    "akbar.symmetry", "akbar.derivatives", "akbar.dynamics", "akbar.experiments", "akbar.observations",
+)  # fmt: skip
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", MEASURED: "magenta"}
 
 Check = Callable[..., Outcome]
@@ -133,11 +138,9 @@ def claim(id: str, paper: str, place: str, statement: str, correction: str = "",
 
 
 def load() -> dict[str, Claim]:
-    """All claims, in the order of the papers."""
-    import normscope.claims.akbar
-    import normscope.claims.than2025  # noqa: F401  registers the claims
-
-    return {id: CLAIMS[id] for id in sorted(CLAIMS, key=lambda id: list(PAPERS).index(CLAIMS[id].paper))}
+    """All claims, theme by theme."""
+    modules = [import_module(f"normscope.claims.{theme}").__name__ for theme in THEMES]
+    return dict(sorted(CLAIMS.items(), key=lambda item: modules.index(item[1].check.__module__)))
 
 
 def find(id: str) -> Claim:

@@ -20,8 +20,8 @@ Evidence = dict[str, float | int | bool | str]
 class Outcome:
     """What the numbers say.
 
-    instance: the counterexample, or the instance that comes closest to a bound. confirmed: whether the corrected statement passed the
-    same test, None where none was tried.
+    instance: the counterexample, or the instance that comes closest to a bound. confirmed: whether the corrected statement
+    passed the same test, None where none was tried.
     """
 
     verdict: str
@@ -132,7 +132,7 @@ def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | st
     return Outcome(verdict, found | evidence, example if verdict == FALSE else "", confirmed)
 
 
-def implication(cases: Sequence[Case], least: bool = False, **evidence: float | int | str) -> Outcome:
+def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Outcome:
     """What the premises allow is at most (`least`: at least) what is stated; a case beyond it is a gap in the argument."""
     excess = {case: 1 / case.ratio if least and case.ratio else inf if least else case.ratio for case in cases}
     worst = max(cases, key=excess.__getitem__)

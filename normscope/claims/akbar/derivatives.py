@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normscope.claims.akbar.symmetry import weight_of
-from normscope.claims.calculus import gradient, hessian, jacobian, normal, scalar, standardize
+from normscope.claims.calculus import Map, gradient, hessian, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
 from normscope.claims.verdicts import Case, Outcome, equality
 
@@ -17,7 +18,7 @@ SIZES = (3, 8, 32)  # of a batch, or of a layer
 
 def backward_without_gamma(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
     """Eq. (1): (1/mσ)[mδ_n − Σδ − ẑ_n Σδẑ] with δ = ∂L/∂a."""
-    hat = standardize(z, 0, 0.0)
+    hat = _hat(z)
     return (deltas - deltas.mean() - hat * (deltas * hat).mean()) / _deviation(z)
 
 
@@ -33,8 +34,8 @@ def backward_cases(generator: torch.Generator, stated: Callable[[Tensor, Tensor,
         z, targets = normal(generator, size), normal(generator, size)
         gamma, beta = 0.5 + normal(generator, 1).abs(), normal(generator, 1)
         loss = _smooth_loss(targets)
-        deltas = gradient(loss, gamma * standardize(z, 0, 0.0) + beta)
-        true = gradient(lambda value, g=gamma, b=beta, loss=loss: loss(g * standardize(value, 0, 0.0) + b), z)
+        deltas = gradient(loss, gamma * _hat(z) + beta)
+        true = gradient(partial(_loss_after, loss, gamma, beta), z)
         cases.append(
             Case(f"batch of {size}, γ = {float(gamma):.3g}", stated(deltas, z, gamma), true, backward_with_gamma(deltas, z, gamma))
         )
@@ -77,22 +78,20 @@ def right_jacobian(z: Tensor) -> Tensor:
     "The last term lacks 1/m: it is (z_n − μ)(z_k − μ)/(mσ³), for ∂σ/∂z_k = (z_k − μ)/(mσ).",
 )  # fmt: skip
 def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Outcome:
-    """Entry by entry against automatic differentiation. As printed, the matrix does not even annul z − μ, the direction of scale."""
+    """Entry by entry against automatic differentiation. As printed, the matrix does not annul z − μ, the direction of scale."""
     points = [normal(generator, size) for size in SIZES]
-    return equality(
-        [Case(f"batch of {len(z)}", stated(z), jacobian(lambda v: standardize(v, 0, 0.0), z), right_jacobian(z)) for z in points]
-    )
+    return equality([Case(f"batch of {len(z)}", stated(z), jacobian(_hat, z), right_jacobian(z)) for z in points])
 
 
 def printed_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
     """(1/dσ)[dδ_i − Σδ_j − Σ ẑ_j δ_j ẑ_j]: ẑ_j stands under the sum over j."""
-    hat = standardize(z, -1, 0.0)
+    hat = _hat(z)
     return (deltas - deltas.mean() - (deltas * hat**2).mean()) / _deviation(z)
 
 
 def right_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
     """(1/dσ)[dγ_iδ_i − Σγ_jδ_j − ẑ_i Σγ_jδ_jẑ_j]."""
-    hat, inner = standardize(z, -1, 0.0), gamma * deltas
+    hat, inner = _hat(z), gamma * deltas
     return (inner - inner.mean() - hat * (inner * hat).mean()) / _deviation(z)
 
 
@@ -108,8 +107,8 @@ def layer_norm_backward(
     for size in SIZES:
         for name, gamma in (("γ = 1", torch.ones(size, dtype=torch.float64)), ("random γ", normal(generator, size))):
             z, loss = normal(generator, size), _smooth_loss(normal(generator, size))
-            deltas = gradient(loss, gamma * standardize(z, -1, 0.0))
-            true = gradient(lambda value, g=gamma, loss=loss: loss(g * standardize(value, -1, 0.0)), z)
+            deltas = gradient(loss, gamma * _hat(z))
+            true = gradient(partial(_loss_after, loss, gamma, scalar(0.0)), z)
             cases.append(
                 Case(f"{size} neurons, {name}", stated(deltas, z, gamma), true, right_layer_norm_backward(deltas, z, gamma))
             )
@@ -130,10 +129,9 @@ def weight_norm_instances(generator: torch.Generator) -> list[tuple[Tensor, Tens
     """(v, g, ∂L/∂w, ∂L/∂v, ∂L/∂g) of random losses."""
     rows = []
     for size in SIZES:
-        v, g, loss = 3 * normal(generator, size), 0.5 + normal(generator, ()).abs(), _smooth_loss(normal(generator, size))
-        of_v = gradient(lambda value, g=g, loss=loss: loss(weight_of(value, g)), v)
-        of_g = gradient(lambda value, v=v, loss=loss: loss(weight_of(v, value)), g)
-        rows.append((v, g, gradient(loss, weight_of(v, g)), of_v, of_g))
+        v, g, loss = 3 * normal(generator, size), 0.5 + normal(generator, 1)[0].abs(), _smooth_loss(normal(generator, size))
+        both = gradient(partial(_loss_of_weight_norm, loss), torch.cat([v, g[None]]))
+        rows.append((v, g, gradient(loss, weight_of(v, g)), both[:-1], both[-1]))
     return rows
 
 
@@ -188,7 +186,8 @@ def right_hessian(z: Tensor, gamma: Tensor) -> Tensor:
 @claim(
     "A-A.1.2", AKBAR, "Appendix A.1.2",
     "Where Σδ = 0 and Σδ(z − μ) = 0, ∂L/∂z = 0 and the Hessian in z is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ) with eigenvalue 1 − m along ẑ.",
-    "There ∂L/∂z = (γ/σ)δ, which need not vanish; at δ = 0 the Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with eigenvalue 0 along ẑ and along 1, γ fixed.",
+    "There ∂L/∂z = (γ/σ)δ, which need not vanish; at δ = 0 the Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with eigenvalue 0 along ẑ "
+    "and along 1, γ fixed.",
 )  # fmt: skip
 def equilibrium_hessian(
     generator: torch.Generator,
@@ -201,16 +200,17 @@ def equilibrium_hessian(
         z, y = normal(generator, size), normal(generator, size)
         hat, sigma = _hat(z), _deviation(z)
         gamma, beta = (y * hat).mean(), y.mean()
-        true = gradient(lambda v, g=gamma, b=beta, y=y: (g * _hat(v) + b - y).square().sum() / 2, z)
+        true = gradient(partial(_loss_after, _half_square(y), gamma, beta), z)
         deltas = gamma * hat + beta - y
         cases.append(Case(f"∂L/∂z, batch of {size}", stated(gamma, sigma, deltas), true, gamma / sigma * deltas))
-        curvature = hessian(lambda v, g=gamma, t=gamma * hat: (g * _hat(v) - t).square().sum() / 2, z)
+        curvature = hessian(partial(_loss_after, _half_square(gamma * hat), gamma, scalar(0.0)), z)
         cases.append(Case(f"Hessian, batch of {size}", stated_hessian(z, gamma), curvature, right_hessian(z, gamma)))
     return equality(cases)
 
 
 @claim(
-    "A-S3.2-flat", AKBAR, "Section 3.2, Hessian considerations", "Along a direction of invariance the Hessian has eigenvalue 0: Hw = 0.",
+    "A-S3.2-flat", AKBAR, "Section 3.2, Hessian considerations",
+    "Along a direction of invariance the Hessian has eigenvalue 0: Hw = 0.",
     "Only wᵀHw = 0. Differentiating ∇L(w)·w = 0 gives Hw = −∇L(w), which vanishes at critical points alone.",
 )  # fmt: skip
 def hessian_along_weights(
@@ -226,14 +226,28 @@ def hessian_along_weights(
     return equality(cases, **{"largest cosine of w and Hw": radial})
 
 
-def scale_free_loss(generator: torch.Generator, inputs: int, batch: int = 40) -> Callable[[Tensor], Tensor]:
+def scale_free_loss(generator: torch.Generator, inputs: int, batch: int = 40) -> Map:
     """L(w) of a BN neuron: mean (tanh(BN(xw)) − t)², at ε = 0, of degree 0 in w."""
     x, targets = normal(generator, batch, inputs), normal(generator, batch)
     return lambda w: (standardize(x @ w, 0, 0.0).tanh() - targets).square().mean()
 
 
-def _smooth_loss(targets: Tensor) -> Callable[[Tensor], Tensor]:
+def _smooth_loss(targets: Tensor) -> Map:
     return lambda a: ((a - targets).square() / 2 + a.sin()).sum()
+
+
+def _half_square(targets: Tensor) -> Map:
+    return lambda a: (a - targets).square().sum() / 2
+
+
+def _loss_after(loss: Map, gamma: Tensor, beta: Tensor, z: Tensor) -> Tensor:
+    """The loss of a = γẑ + β, one vector being normalized: a unit's batch (BN) or a sample's layer (LN)."""
+    return loss(gamma * _hat(z) + beta)
+
+
+def _loss_of_weight_norm(loss: Map, vector: Tensor) -> Tensor:
+    """The loss of w with (v, g) in one vector."""
+    return loss(weight_of(vector[:-1], vector[-1]))
 
 
 def _deviation(z: Tensor) -> Tensor:

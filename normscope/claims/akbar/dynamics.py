@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normscope.claims.akbar.derivatives import scale_free_loss
-from normscope.claims.akbar.symmetry import LAYER_AXIS, Layer, parameters, random_layer, weight_of, with_parameters
+from normscope.claims.akbar.symmetry import LAYER_AXIS, Layer, parameters, random_layer, weight_norm_output, with_parameters
 from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
 from normscope.claims.verdicts import Case, Outcome, equality, presence
@@ -103,7 +104,7 @@ def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, floa
     cases = [Case(name, stated(p.norm(), TIME), flow(function, p).norm()) for name, (function, p) in start.items()]
     x, targets = normal(generator, 20, 5), normal(generator, 20)
     both = normal(generator, 6)
-    moved = flow(lambda p: (x @ weight_of(p[:-1], p[-1]) - targets).square().mean(), both)
+    moved = flow(lambda p: (weight_norm_output(x, p) - targets).square().mean(), both)
     cases.append(Case("v of WN", stated(both[:-1].norm(), TIME), moved[:-1].norm()))
     step = 0.3 * gradient(loss, w)
     growth = float((w - step).norm() ** 2 - w.norm() ** 2) / float(step.norm() ** 2)
@@ -122,9 +123,9 @@ def layer_norm_weight_norm(
     for trial in range(3):
         layer, loss = layer_norm_loss(generator)
         after = with_parameters(layer, flow(loss, parameters(layer)))
-        conserved = [stated(part.weight, part.bias) for part in (layer, after)]
+        before, now = stated(layer.weight, layer.bias), stated(after.weight, after.bias)
         from_joint = (parameters(layer) @ parameters(layer) - after.bias @ after.bias).sqrt()  # ‖W‖ if ‖W‖² + ‖b‖² is conserved
-        cases.append(Case(f"layer {trial + 1}", *conserved, from_joint))
+        cases.append(Case(f"layer {trial + 1}", before, now, from_joint))
     return equality(cases)
 
 
@@ -137,16 +138,22 @@ def weight_decay_rate(generator: torch.Generator, stated: float = 1.0) -> Outcom
     cases = []
     for decay in (1e-4, 0.1, 2.0):
         loss, w = scale_free_loss(generator, 5), normal(generator, 5)
-        velocity = -gradient(lambda p, loss=loss, d=decay: loss(p) + d / 2 * p @ p, w)
+        velocity = -gradient(loss, w) - gradient(partial(_penalty, decay), w)
         cases.append(
             Case(f"λ = {decay:g}", -stated * decay * w @ w, 2 * w @ velocity, -2 * decay * w @ w, scale=float(decay * w @ w))
         )
     return equality(cases)
 
 
+def _penalty(decay: float, w: Tensor) -> Tensor:
+    return decay / 2 * w @ w
+
+
 @claim(
-    "A-R5.1", AKBAR, "Remark after Lemma 5.1, (iii)", "Mini-batch noise gives the gradient a small component along w, so that ‖w‖ makes a random walk.",
-    "The loss of every batch is itself scale-invariant, so each gradient is orthogonal to w; what grows ‖w‖² is the finite step, by exactly η²‖∇L‖².",
+    "A-R5.1", AKBAR, "Remark after Lemma 5.1, (iii)",
+    "Mini-batch noise gives the gradient a small component along w, so that ‖w‖ makes a random walk.",
+    "The loss of every batch is itself scale-invariant, so each gradient is orthogonal to w; what grows ‖w‖² is the finite step, "
+    "by exactly η²‖∇L‖².",
 )  # fmt: skip
 def minibatch_radial_gradient(generator: torch.Generator, stated: float = VISIBLE, statistics: str = "batch") -> Outcome:
     """Cosines of w and the gradients of mini-batches of a BN neuron. stated: the cosine that would count as a component.

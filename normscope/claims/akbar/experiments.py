@@ -114,7 +114,7 @@ def better_conditioned(numbers: Numbers) -> bool:
     "With BN λ_max is 5 times smaller, κ about 20 instead of 200, and training takes under 100 iterations.",
 )
 def conditioning(generator: torch.Generator, stated: Says = better_conditioned) -> Outcome:
-    """The dense Hessian of a 4-10-10-1 regression network at the end of training; both numbers depend on ‖w‖, which BN leaves free."""
+    """The dense Hessian of a 4-10-10-1 network for regression after training; both numbers depend on ‖w‖, which BN leaves free."""
     numbers = conditioning_numbers(generator.initial_seed())
     return measured(
         "λ_max 5 × smaller, κ 20 against 200, under 100 iterations", stated(numbers), "64 points, 400 steps of 0.1", **numbers
@@ -163,7 +163,7 @@ def wider_margins(numbers: Numbers) -> bool:
     "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",
 )
 def margins(generator: torch.Generator, stated: Says = wider_margins) -> Outcome:
-    """A 50-20-1 ReLU network, trained to zero error on labels that are not linearly separable; margins are raw logits times labels."""
+    """A 50-20-1 ReLU network, trained to zero error on labels that no plane separates; margins are raw logits times labels."""
     numbers = margin_numbers(generator.initial_seed())
     return measured(
         "mean margin 1.8 against 1.2, flatter", stated(numbers), "300 points in ℝ⁵⁰, Adam 0.01, 400 steps of 100", **numbers

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
-from normscope.claims.calculus import hessian, normal, standardize
+from normscope.claims.calculus import gradient, hessian, normal, standardize
 from normscope.claims.ledger import AKBAR, claim
 from normscope.claims.training import batches, digits_mlp, flat_digits, train
 from normscope.claims.verdicts import Outcome, measured
@@ -25,17 +25,19 @@ def two_neurons(w: Tensor, x: Tensor, kind: str) -> Tensor:
     return (standardize(z, 0) if kind == "BN" else z).tanh() @ w[4:6] + w[6]
 
 
+def two_neuron_loss(w: Tensor, x: Tensor, y: Tensor, kind: str) -> Tensor:
+    return (two_neurons(w, x, kind) - y).square().mean()
+
+
 def descend(
     w: Tensor, x: Tensor, y: Tensor, kind: str, batch: int, steps: int, generator: torch.Generator, below: float = 0.0
 ) -> tuple[Tensor, int]:
-    """SGD of rate 0.2 on the squared error; stops when the loss on all data falls below `below`. The weights and the steps taken."""
+    """SGD of rate 0.2 until the squared error on all data falls below `below`: the weights and the steps taken."""
     for step, (inputs, targets) in enumerate(batches(x, y, batch, steps, generator)):
-        w = w.detach().requires_grad_()
-        if float((two_neurons(w.detach(), x, kind) - y).square().mean()) < below:
-            return w.detach(), step
-        (slope,) = torch.autograd.grad((two_neurons(w, inputs, kind) - targets).square().mean(), w)
-        w = w - 0.2 * slope
-    return w.detach(), steps
+        if float(two_neuron_loss(w, x, y, kind)) < below:
+            return w, step
+        w = w - 0.2 * gradient(partial(two_neuron_loss, x=inputs, y=targets, kind=kind), w)
+    return w, steps
 
 
 @lru_cache
@@ -48,8 +50,8 @@ def saddle_numbers(seed: int) -> Numbers:
         y = x.tanh().sum(1)
         v, r = normal(generator, 2), normal(generator, 1)
         equal, _ = descend(torch.cat([v, v, r, r, 0 * r]), x, y, kind, len(x), 1000, generator)
-        level = 0.95 * float((two_neurons(equal, x, kind) - y).square().mean())
-        curvature = hessian(lambda w, x=x, y=y, kind=kind: (two_neurons(w, x, kind) - y).square().mean(), equal)
+        level = 0.95 * float(two_neuron_loss(equal, x, y, kind))
+        curvature = hessian(partial(two_neuron_loss, x=x, y=y, kind=kind), equal)
         numbers[f"{kind}, least curvature at the saddle"] = float(torch.linalg.eigvalsh(curvature)[0])
         beside = equal + 1e-6 * normal(generator, 7)
         for name, start, batch in (
@@ -72,10 +74,11 @@ def noise_helps(numbers: Numbers) -> bool:
 
 @claim(
     "A-noise", AKBAR, "Section 5, saddle-point escape", "The noise of BN's mini-batch statistics pushes parameters off saddles.",
-    "Not off a saddle of symmetry: equal neurons see the same noise and stay equal. What leaves it is a difference that is there already, and it grows without noise too.",
+    "Not off a saddle of symmetry: equal neurons see the same noise and stay equal. What leaves it is a difference that is there "
+    "already, and it grows without noise too.",
 )  # fmt: skip
 def saddle_escape(generator: torch.Generator, stated: Says = noise_helps) -> Outcome:
-    """Two hidden tanh neurons on tanh x₁ + tanh x₂, brought to rest with both neurons equal; steps until the loss on all data is 5 % lower."""
+    """Two hidden tanh neurons on tanh x₁ + tanh x₂, brought to rest with both neurons equal; steps until the loss is 5 % lower."""
     numbers = saddle_numbers(generator.initial_seed())
     return measured(
         "BN seldom stays at a saddle", stated(numbers), f"128 points, SGD 0.2, batch 32, at most {LONGEST} steps", **numbers
@@ -158,7 +161,7 @@ def smoother(numbers: Numbers) -> bool:
     "With BN the loss and the gradient vary less along the descent direction.",
 )
 def smoothness(generator: torch.Generator, stated: Says = smoother) -> Outcome:
-    """At each of 25 steps of SGD: the spread of the loss over steps of 0.1 to 0.5 times the gradient, and how much the gradient changes there."""
+    """At 25 steps of SGD: the spread of the loss over 0.1 to 0.5 times the gradient, and how much the gradient changes there."""
     numbers = smoothness_numbers(generator.initial_seed())
     return measured("smoother with BN", stated(numbers), "digits, 5 layers of 48, SGD 0.1, batch 256, 25 steps", **numbers)
 

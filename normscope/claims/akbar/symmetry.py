@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +38,9 @@ class Layer:
 
 
 def random_layer(generator: torch.Generator, axis: int) -> Layer:
-    return Layer(normal(generator, OUTPUTS, INPUTS), *(normal(generator, OUTPUTS) for _ in range(3)), axis)
+    weight = normal(generator, OUTPUTS, INPUTS)
+    bias, gamma, beta = normal(generator, 3, OUTPUTS)
+    return Layer(weight, bias, gamma, beta, axis)
 
 
 Change = Callable[[Layer, float], Layer]
@@ -90,8 +93,9 @@ def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
 
 
 @claim(
-    "A-P4.1-gamma", AKBAR, "Proposition 4.1, first version, and Section 2.1", "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
-    "γ stays as it is: BN has removed the scale already. The paper withdraws this version in its text, but keeps it in Section 2.1.",
+    "A-P4.1-gamma", AKBAR, "Proposition 4.1, first version, and Section 2.1",
+    "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
+    "γ stays as it is: BN has removed the scale already. The paper withdraws this version, but keeps it in Section 2.1.",
 )  # fmt: skip
 def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Outcome:
     """ẑ does not change, so a = γẑ + β becomes γẑ/c + β."""
@@ -157,6 +161,11 @@ def weight_of(v: Tensor, g: Tensor) -> Tensor:
     return g * v / v.norm()
 
 
+def weight_norm_output(x: Tensor, vector: Tensor) -> Tensor:
+    """x·w with (v, g) in one vector."""
+    return x @ weight_of(vector[:-1], vector[-1])
+
+
 @claim(
     "A-P4.3", AKBAR, "Proposition 4.3", "In weight normalization (v, g) → (αv, g/α) leaves w = g v/‖v‖ unchanged.",
     "It gives w/α; the symmetry is v → αv with g fixed, since w depends on the direction of v alone.",
@@ -183,7 +192,8 @@ def freedoms(kind: str, inputs: int) -> int:
 
 
 @claim(
-    "A-Tab1", AKBAR, "Table 1", "The free directions are scale and shift for a BN neuron, scale and common shift for an LN layer, one scale for a WN vector.",
+    "A-Tab1", AKBAR, "Table 1",
+    "The free directions are scale and shift for a BN neuron, scale and common shift for an LN layer, one scale for a WN vector.",
     "LN also ignores W → W + 1vᵀ, which adds the same number to every neuron: (W, b) has 2 + d_in free directions.",
 )  # fmt: skip
 def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], int] = table_of_freedoms) -> Outcome:
@@ -193,7 +203,7 @@ def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], 
         x = normal(generator, 60, inputs)
         neuron = _jacobian_of_layer(x, normal(generator, 1, inputs), normal(generator, 1), BATCH_AXIS)
         layer = _jacobian_of_layer(x, normal(generator, 5, inputs), normal(generator, 5), LAYER_AXIS)
-        vector = jacobian(lambda p, x=x: x @ weight_of(p[:-1], p[-1]), normal(generator, inputs + 1))
+        vector = jacobian(partial(weight_norm_output, x), normal(generator, inputs + 1))
         for kind, matrix in (("BN", neuron), ("LN", layer), ("WN", vector)):
             true = matrix.shape[1] - int(torch.linalg.matrix_rank(matrix, rtol=1e-9))
             cases.append(

@@ -129,7 +129,7 @@ def weight_norms(generator: torch.Generator, stated: Says = norms_grow) -> Outco
     "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.",
 )
 def input_variance(generator: torch.Generator, stated: Says = variances_reduce) -> Outcome:
-    """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max 1/σ (the sharp constant)."""
+    """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max 1/σ (sharp)."""
     numbers = relu_network(generator.initial_seed())
     return _figure("variances past 1, ∏1/σ falling; ResNet-18 10^-25", numbers, stated, "10 × 64, 300 steps", "σ", "variance")
 
@@ -234,7 +234,7 @@ def saves_more_when_deeper(needed: Numbers) -> bool:
     "It follows only from the value of the bound, which is vacuous here; what networks need is measured.",
 )  # fmt: skip
 def less_data(generator: torch.Generator, stated: Says = saves_more_when_deeper) -> Outcome:
-    """The smallest of 50, 100, …, 800 digits with which a network of depth 2 or 6 reaches 85 % on test data, with and without BN."""
+    """The least of 50, 100, …, 800 digits with which a network of depth 2 or 6 reaches 85 % on test data, with and without BN."""
     needed = data_needed(generator.initial_seed())
     return measured("exponentially less", stated(needed), "width 48, Adam 3e-3, 120 steps, batch 50, 85 % of test digits", **needed)
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normscope.claims.calculus import (
-    Map, chain, gradient, layer_deviation, normal, product, random_weights, scalar, scaled_identities, spectral_product, standardize,
-    steepness, truncated, uniform,
-)  # fmt: skip
+    ROUGH_EPSILON,
+    Map,
+    chain,
+    fixed_batch_norms,
+    gradient,
+    layer_norms,
+    normal,
+    product,
+    random_weights,
+    scalar,
+    scaled_identities,
+    spectral_norm,
+    spectral_product,
+    steepness,
+    truncated,
+    uniform,
+)
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.verdicts import Case, Outcome, equality, upper_bound
 
 WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))
 POINTS = 20  # random inputs a network
-ROUGH = 0.1  # ε of LN where its global constant 1/√ε is wanted at moderate size
 
 
 def steepest(function: Map, width: int, generator: torch.Generator) -> Tensor:
@@ -36,7 +50,7 @@ def product_bound(generator: torch.Generator, stated: Callable[[Sequence[Tensor]
     for widths in WIDTHS:
         factors = uniform(generator, 0.2, 3, len(widths) - 1).tolist()
         for name, weights in (("random", random_weights(widths, generator)), ("extremal", scaled_identities(factors, widths))):
-            true = steepest(lambda x, weights=weights: chain(weights, x), widths[0], generator)
+            true = steepest(partial(chain, weights), widths[0], generator)
             cases.append(Case(f"{name} network {widths}", stated(weights), true))
     return upper_bound(cases, **{"constant of x + Ix, whose product is 1": float(steepness(lambda x: x + x, normal(generator, 3)))})
 
@@ -50,14 +64,14 @@ def residual_product(generator: torch.Generator, stated: Callable[[Sequence[Tens
     cases = []
     for depth in (2, 4, 8):
         weights = [0.2 * weight for weight in random_weights([5] * (depth + 1), generator)]
-        true = steepness(lambda x, weights=weights: _residual(weights, x), normal(generator, 5))
+        true = steepness(partial(_residual, weights), normal(generator, 5))
         cases.append(Case(f"{depth} residual blocks", stated(weights), true, spectral_product_of_blocks(weights)))
     return upper_bound(cases)
 
 
 def spectral_product_of_blocks(weights: Sequence[Tensor]) -> Tensor:
     """∏(1 + ‖W_k‖), the bound for residual blocks."""
-    return product([1 + torch.linalg.matrix_norm(weight, 2) for weight in weights])
+    return product([1 + spectral_norm(weight) for weight in weights])
 
 
 def product_of_factors(factors: Sequence[float]) -> Tensor:
@@ -68,13 +82,13 @@ def product_of_factors(factors: Sequence[float]) -> Tensor:
 def every_constant_is_taken(
     generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors
 ) -> Outcome:
-    """W_k = a_k[I 0] gives h(x) = ∏a_k · relu(x) truncated: constant ∏a_k, taken at positive x; zero and large a_k are among them."""
+    """W_k = a_k[I 0] gives h(x) = ∏a_k · relu(x) truncated: constant ∏a_k, taken at positive x; some a_k are zero, some large."""
     cases = []
     for widths in WIDTHS:
         for low, high in ((0.0, 0.5), (0.5, 10.0), (0.0, 0.0)):
             factors = uniform(generator, low, high, len(widths) - 1).tolist()
             weights = scaled_identities(factors, widths)
-            true = steepest(lambda x, weights=weights: chain(weights, x), widths[0], generator)
+            true = steepest(partial(chain, weights), widths[0], generator)
             cases.append(Case(f"widths {widths}, a in [{low}, {high}]", stated(factors), true))
     return equality(cases)
 
@@ -93,10 +107,10 @@ def batch_norm_networks(generator: torch.Generator) -> list[tuple[str, list[Tens
     networks = []
     for widths in (*WIDTHS, (1, 1, 1)):
         deviations = [10 ** uniform(generator, -1, 1, width) for width in widths[1:]]
-        normalizers: list[Map] = [lambda y, deviation=deviation: y / deviation for deviation in deviations]  # type: ignore[misc]
+        normalizers = fixed_batch_norms(deviations)
         factors = uniform(generator, 0.5, 3, len(widths) - 1).tolist()
         for name, weights in (("random", random_weights(widths, generator)), ("extremal", scaled_identities(factors, widths))):
-            true = steepest(lambda x, w=weights, n=normalizers: chain(w, x, n), widths[0], generator)
+            true = steepest(partial(chain, weights, normalizers=normalizers), widths[0], generator)
             networks.append((f"{name} network {widths} with BN", weights, deviations, true))
     return networks
 
@@ -160,7 +174,7 @@ def inverse_roughness(weights: Sequence[Tensor], epsilon: float) -> Tensor:
 
 @claim(
     "T-C11", THAN, "Corollary 11", "With LN, ‖h‖_Lip ≤ ∏‖W_k‖ ∏1/σ_k with σ_k the least √(σ² + ε) over inputs.",
-    "True, and reached by one layer; over all inputs σ_k is √ε, so the product is ε^-K/2 and reduces nothing unless a region is given.",
+    "True, and reached by one layer; over all inputs σ_k is √ε, so the product is ε^-K/2: it reduces nothing without a region.",
 )  # fmt: skip
 def layer_norm_network_bound(
     generator: torch.Generator, stated: Callable[[Sequence[Tensor], float], Tensor] = inverse_roughness
@@ -172,19 +186,17 @@ def layer_norm_network_bound(
             ("random", random_weights(widths, generator)),
             ("extremal", scaled_identities([1.0] * (len(widths) - 1), widths)),
         ):
-            normalizers: list[Map] = [_rough_layer_norm] * len(weights)
+            normalizers = layer_norms(len(weights))
             points = [1e-3 * normal(generator, widths[0]) for _ in range(POINTS)]
             points += [normal(generator, widths[0]) for _ in range(POINTS)]
-            true = torch.stack([steepness(lambda x, w=weights, n=normalizers: chain(w, x, n), point) for point in points]).max()  # type: ignore[misc]
-            cases.append(Case(f"{name} network {widths} with LN", stated(weights, ROUGH), true))
+            true = torch.stack([steepness(partial(chain, weights, normalizers=normalizers), point) for point in points]).max()  # type: ignore[misc]
+            cases.append(Case(f"{name} network {widths} with LN", stated(weights, ROUGH_EPSILON), true))
     return upper_bound(cases)
 
 
 def weight_bounds(weights: Sequence[Tensor], deviations: Sequence[Tensor], i: int) -> Tensor:
     """(7): ∏_{k>i}‖W_k‖ ∏_{k≥i}‖NO_k‖, layers counted from 0."""
-    return product(
-        [*(torch.linalg.matrix_norm(weight, 2) for weight in weights[i + 1 :]), *((1 / d).max() for d in deviations[i:])]
-    )
+    return product([*(spectral_norm(weight) for weight in weights[i + 1 :]), *((1 / d).max() for d in deviations[i:])])
 
 
 @claim(
@@ -194,23 +206,22 @@ def weight_bounds(weights: Sequence[Tensor], deviations: Sequence[Tensor], i: in
 def weight_sensitivity(
     generator: torch.Generator, stated: Callable[[Sequence[Tensor], Sequence[Tensor], int], Tensor] = weight_bounds
 ) -> Outcome:
-    """y_i = W_i h_{i-1} is linear in W_i with constant ‖h_{i-1}‖; what follows y_i is a chain. Jacobians in W_i and in y_i at random inputs."""
+    """y_i = W_i h_{i-1} is linear in W_i with constant ‖h_{i-1}‖, and what follows y_i is a chain.
+
+    Jacobians in W_i and in y_i at random inputs, all layers; reached at width 1.
+    """
     cases = []
     for widths in ((1, 1, 1), *WIDTHS):
         deviations = [10 ** uniform(generator, -1, 1, width) for width in widths[1:]]
-        normalizers: list[Map] = [lambda y, deviation=deviation: y / deviation for deviation in deviations]  # type: ignore[misc]
+        normalizers = fixed_batch_norms(deviations)
         weights = [weight.abs() for weight in random_weights(widths, generator)]
         x = normal(generator, widths[0]).abs()
         for i in range(len(weights)):
             before = chain(weights[:i], x, normalizers[:i])
+            later, after = weights[i + 1 :], normalizers[i:]
             bound = stated(weights, deviations, i)
-            of_y = steepness(
-                lambda y, i=i: chain(weights[i + 1 :], normalizers[i](y).relu(), normalizers[i + 1 :]), weights[i] @ before
-            )  # type: ignore[misc]
-            of_weight = steepness(
-                lambda w, i=i: chain([w, *weights[i + 1 :]], before, normalizers[i:]),
-                weights[i],  # type: ignore[misc]  # noqa: B023
-            )
+            of_y = steepness(partial(_from_total_input, later, after), weights[i] @ before)
+            of_weight = steepness(partial(_from_weight, later, after, before), weights[i])
             cases.append(Case(f"widths {widths}, layer {i + 1}, with respect to y", bound, of_y))
             cases.append(Case(f"widths {widths}, layer {i + 1}, with respect to W", before.norm() * bound, of_weight))
     return upper_bound(cases)
@@ -221,10 +232,11 @@ def truncated_features(features: Tensor, widths: Sequence[int]) -> Tensor:
     return truncated(features, widths).norm()
 
 
-def extremal_members(generator: torch.Generator) -> list[tuple[Sequence[int], list[float], Tensor, Tensor, int]]:
+def extremal_members(generator: torch.Generator) -> list[tuple[tuple[int, ...], list[float], Tensor, Tensor, int]]:
     """(widths after layer i, a_j for j > i, W_i, h_{i-1}, rows of W_i that count) of Theorem 13's members, all units active."""
-    members = []
-    for before, widths in ((6, (4, 3, 5, 4)), (5, (4, 4)), (8, (6, 2, 4)), (3, (5, 7, 6))):
+    members: list[tuple[tuple[int, ...], list[float], Tensor, Tensor, int]] = []
+    shapes: list[tuple[int, tuple[int, ...]]] = [(6, (4, 3, 5, 4)), (5, (4, 4)), (8, (6, 2, 4)), (3, (5, 7, 6))]
+    for before, widths in shapes:
         factors = uniform(generator, 0.3, 3, len(widths) - 1).tolist()
         weight, features = normal(generator, widths[0], before).abs(), normal(generator, before).abs()
         members.append((widths, factors, weight, features, min(widths)))
@@ -245,7 +257,7 @@ def extremal_weight_constant(
     cases = []
     for widths, factors, weight, features, _ in extremal_members(generator):
         later = scaled_identities(factors, widths)
-        true = steepness(lambda w, f=features, later=later: chain([w, *later], f), weight)
+        true = steepness(_first_weight(later, features), weight)
         scale = product_of_factors(factors)
         cases.append(
             Case(f"{len(features)} features, widths {widths}", scale * stated(features, widths[1:]), true, scale * features.norm())
@@ -261,7 +273,7 @@ def extremal_input_constant(
     cases = []
     for widths, factors, weight, features, _ in extremal_members(generator):
         later = scaled_identities(factors, widths)
-        true = steepness(lambda y, later=later: chain(later, y.relu()), weight @ features)
+        true = steepness(partial(chain, later), (weight @ features).relu())
         cases.append(Case(f"widths {widths}", stated(factors), true))
     return equality(cases)
 
@@ -281,10 +293,9 @@ def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = s
     for widths, factors, weight, features, active in extremal_members(generator):
         later = scaled_identities(factors, widths)
         label = torch.full((widths[-1],), 1e3, dtype=torch.float64)
-        of_network = steepness(lambda w, f=features, later=later: chain([w, *later], f), weight)
-        of_loss = gradient(
-            lambda w, f=features, later=later, label=label: (label - chain([w, *later], f)).abs().sum(), weight
-        ).norm()  # type: ignore[misc]
+        network = _first_weight(later, features)
+        of_network = steepness(network, weight)
+        of_loss = gradient(partial(_absolute_error, network, label), weight).norm()
         cases.append(Case(f"widths {widths}", stated(active) * of_network, of_loss, active**0.5 * of_network))
     return equality(cases)
 
@@ -303,31 +314,50 @@ def extreme_gradient(scale: float, slopes: Tensor, active: Tensor, features: Ten
     "Some member's training loss has row t of ∂L/∂W_i equal to (c∏a_j/m) Σ_x I_it (f∘g)'(u) h_{i-1}(x)ᵀ.",
 )
 def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = extreme_gradient) -> Outcome:
-    """The last layer is c·1ᵀ, those after layer i are a_j[I 0], g is tanh and f the squared error; against automatic differentiation."""
+    """The last layer is c·1ᵀ, those after layer i are a_j[I 0], g is tanh, f the squared error; against autograd."""
     cases = []
     for widths, factors, weight, _, _ in extremal_members(generator):
         signed = weight * normal(generator, *weight.shape).sign()
         features, labels = normal(generator, 12, weight.shape[1]).abs(), normal(generator, 12)
         later, c = scaled_identities(factors, widths), 0.1
-
-        def loss(
-            w: Tensor, later: list[Tensor] = later, features: Tensor = features, labels: Tensor = labels, c: float = c
-        ) -> Tensor:
-            return (torch.tanh(c * chain([w, *later], features).sum(1)) - labels).square().mean()
-
-        u = c * chain([signed, *later], features).sum(1)
+        network = _first_weight(later, features)
+        u = c * network(signed).sum(1)
         slopes = 2 * (u.tanh() - labels) * (1 - u.tanh() ** 2)
         active = (features @ signed.T >= 0).double()
         scale = c * float(product_of_factors(factors))
-        cases.append(Case(f"widths {widths}", stated(scale, slopes, active, features, min(widths[1:])), gradient(loss, signed)))
+        cases.append(
+            Case(
+                f"widths {widths}",
+                stated(scale, slopes, active, features, min(widths[1:])),
+                gradient(partial(_tanh_error, network, c, labels), signed),
+            )
+        )
     return equality(cases)
+
+
+def _from_total_input(later: list[Tensor], normalizers: list[Map], y: Tensor) -> Tensor:
+    return chain(later, normalizers[0](y).relu(), normalizers[1:])
+
+
+def _from_weight(later: list[Tensor], normalizers: list[Map], features: Tensor, weight: Tensor) -> Tensor:
+    return chain([weight, *later], features, normalizers)
+
+
+def _first_weight(later: list[Tensor], features: Tensor) -> Map:
+    """W ↦ the chain of W and the later weights at the features."""
+    return lambda weight: chain([weight, *later], features)
+
+
+def _absolute_error(network: Map, label: Tensor, weight: Tensor) -> Tensor:
+    return (label - network(weight)).abs().sum()
+
+
+def _tanh_error(network: Map, c: float, labels: Tensor, weight: Tensor) -> Tensor:
+    """Mean of (tanh(c·1ᵀh_K) − label)²."""
+    return (torch.tanh(c * network(weight).sum(1)) - labels).square().mean()
 
 
 def _residual(weights: Sequence[Tensor], x: Tensor) -> Tensor:
     for weight in weights:
         x = x + weight @ x
     return x
-
-
-def _rough_layer_norm(x: Tensor) -> Tensor:
-    return standardize(x, -1, ROUGH)

@@ -12,7 +12,6 @@ from normscope.claims.calculus import (
     jacobian,
     layer_deviation,
     normal,
-    scalar,
     spectral_norm,
     standardize,
     steepness,
@@ -134,7 +133,7 @@ def scaled_layer_norm_cases(
         x = normal(generator, *shape)
         for name, scales in (("γ = 1", torch.ones(shape[-1])), ("γ = e₁", torch.eye(shape[-1])[0])):
             gamma = scales.double()
-            true = spectral_norm(jacobian(lambda value, gamma=gamma: gamma * _layer_norm(value), x))
+            true = spectral_norm(gamma.expand(x.shape).reshape(-1, 1) * jacobian(_layer_norm, x))
             corrected = gamma.abs().max() / layer_deviation(x).min()
             cases.append(Case(f"{' groups of '.join(map(str, shape))} neurons, {name}", stated(x, gamma), true, corrected))
     return cases
@@ -145,7 +144,7 @@ def scaled_layer_norm_cases(
     "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n.",
 )  # fmt: skip
 def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
-    """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); with γ = e₁ it is about √(1 − 1/n)."""
+    """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); γ = e₁ keeps one row of it."""
     return upper_bound(scaled_layer_norm_cases(generator, [(3,), (4,), (8,), (32,)], stated))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import log10, prod
 
 import torch
 from torch import Tensor
 
-from normscope.claims.calculus import EPSILON, Map, chain, gradient, normal, random_weights, scalar, scaled_identities, standardize
+from normscope.claims.calculus import Map, chain, gradient, normal, random_weights, scalar, scaled_identities, standardize
 from normscope.claims.ledger import THAN, claim
-from normscope.claims.verdicts import Case, Outcome, implication
+from normscope.claims.verdicts import Case, Evidence, Outcome, implication
 
 WIDTHS = (4, 4, 4, 4)
 LONGEST = 2000  # steps that are tried
@@ -34,7 +35,8 @@ def steps_to_stationarity(weights: list[Tensor], x: Tensor, y: Tensor, alpha: fl
 
 
 @claim(
-    "T-C18", THAN, "Corollary 18", "Any gradient method needs at least Ω(s_{i+1}⋯s_K/α) iterations to an α-stationary point in W_i.",
+    "T-C18", THAN, "Corollary 18",
+    "Any gradient method needs at least Ω(s_{i+1}⋯s_K/α) iterations to an α-stationary point in W_i.",
     "A lower bound over all Lipschitz functions says that some function is slow, not that this loss is: a start whose first layer "
     "is dead is stationary at step 0, whatever the norms.",
 )  # fmt: skip
@@ -43,7 +45,8 @@ def iteration_complexity(generator: torch.Generator, stated: Callable[[list[floa
 
     Beside it, steps of gradient descent in W_1 (rate 1/∏s²) from the same members with all units on.
     """
-    x, alpha, cases, counted = normal(generator, 16, WIDTHS[0]).abs(), 1e-3, [], {}
+    x, alpha, cases = normal(generator, 16, WIDTHS[0]).abs(), 1e-3, []
+    counted: Evidence = {}
     for size in (2.0, 8.0, 32.0):
         norms = [size] * (len(WIDTHS) - 1)
         weights = scaled_identities(norms, WIDTHS)
@@ -53,7 +56,7 @@ def iteration_complexity(generator: torch.Generator, stated: Callable[[list[floa
         counted[f"steps from a live start, s = {size:g}"] = steps_to_stationarity(weights, x, y, alpha, rate, [])
         claimed = scalar(HIDDEN_CONSTANT * stated(norms, alpha))
         cases.append(Case(f"dead first layer, s = {size:g} (iterations, constant {HIDDEN_CONSTANT:g})", claimed, scalar(dead)))
-    return implication(cases, least=True, **counted)
+    return implication(cases, counted, least=True)
 
 
 def evaluations(constant: float, alpha: float) -> float:
@@ -67,9 +70,10 @@ def cited_rate(constant: float, alpha: float) -> float:
 
 
 @claim(
-    "T-C19", THAN, "Corollary 19", "An α-stationary point takes O(σ^{-K+i-1} s_{i+1}⋯s_K/α²) evaluations with BN, and σ^{-K+i-1} times more without.",
-    "The slides quote the same source with error ∛(L²/T), that is L²/α³ evaluations, which exceeds L/α² without limit as L/α grows; and an upper "
-    "bound that is smaller does not make training faster. The numbers of steps are measured beside it.",
+    "T-C19", THAN, "Corollary 19",
+    "An α-stationary point takes O(σ^{-K+i-1} s_{i+1}⋯s_K/α²) evaluations with BN, s_{i+1}⋯s_K/α² without.",
+    "The slides quote the same source with error ∛(L²/T), that is L²/α³ evaluations, which exceeds L/α² without limit as L/α "
+    "grows; and a smaller upper bound does not make training faster.",
 )  # fmt: skip
 def convergence_rate(generator: torch.Generator, stated: Callable[[float, float], float] = evaluations) -> Outcome:
     """L = ∏s over a range, α = 1: the stated count against the rate that the slides quote from the same source.
@@ -82,8 +86,8 @@ def convergence_rate(generator: torch.Generator, stated: Callable[[float, float]
     ]
     weights = random_weights((6, 16, 16, 16, 2), generator)
     x, y = normal(generator, 64, 6), normal(generator, 64, 2)
-    normalizers: list[Map] = [lambda z: standardize(z, 0, EPSILON)] * len(weights)
+    normalizers: list[Map] = [partial(standardize, axis=0)] * len(weights)
     counts = {name: steps_to_stationarity(weights, x, y, 1e-2, 1.0, kind) for name, kind in (("plain", []), ("BN", normalizers))}
     products = log10(float(prod(torch.linalg.matrix_norm(weight, 2) for weight in weights[1:])))
-    evidence = {f"steps, {name}": count for name, count in counts.items()}
-    return implication(cases, **evidence, **{"log10 of the product of norms": products})
+    evidence: Evidence = {f"steps, {name}": count for name, count in counts.items()}
+    return implication(cases, evidence | {"log10 of the product of norms": products})
