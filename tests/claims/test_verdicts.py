@@ -12,12 +12,13 @@ from normscope.claims.verdicts import (
     MEASURED,
     Case,
     Trial,
+    constant,
     coverage,
-    equality,
+    identity,
     implication,
     presence,
     upper_bound,
-)
+)  # fmt: skip
 from tests.claims.mutants import LONG, VERDICTS
 
 CHANGES = [(id, i) for id, (_, changes) in VERDICTS.items() for i in range(len(changes))]
@@ -31,7 +32,8 @@ def case(stated: float, true: float, corrected: float | None = None) -> Case:
 
 def test_every_claim_has_changes_that_break_it():
     assert set(VERDICTS) | set(LONG) == set(CLAIMS)
-    assert all(changes for _, changes in VERDICTS.values())
+    for verdict, changes in VERDICTS.values():
+        assert verdict == MEASURED or any(expected != verdict for _, expected in changes)
 
 
 @pytest.mark.parametrize("id", VERDICTS)
@@ -48,8 +50,6 @@ def test_the_verdict_changes_with_the_statement(id, change, ledger):
     assert changed.verdict == expected
     if expected == MEASURED:
         assert changed.evidence["agrees"] is not result.outcome.evidence["agrees"]
-    else:
-        assert changed.verdict != result.outcome.verdict or "corrected" in str(changes) or expected == FALSE
 
 
 @pytest.mark.full
@@ -69,7 +69,7 @@ def test_corrections_pass_the_same_test(ledger):
             assert result.outcome.confirmed, f"{result.claim.id} has a correction that nothing checks"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 12))])
 def test_exact_verdicts_do_not_depend_on_the_seed(seed):
     for id, (verdict, _) in VERDICTS.items():
         if verdict != MEASURED:
@@ -82,18 +82,20 @@ def test_measured_claims_name_both_figures_and_the_settings(ledger):
             assert {"theirs", "agrees", "settings"} < set(result.outcome.evidence)
 
 
-def test_equality():
-    assert equality([case(1, 1), case(0, 0)]).verdict == HOLDS
-    assert equality([case(1, 1), case(2, 1)]).verdict == BOUND
-    assert equality([case(1, 1), case(1, 2)]).verdict == FALSE
-    assert equality([case(-1, -2)]).verdict == FALSE
-    assert equality([case(float("nan"), 1)]).verdict == FALSE
-    assert equality([case(float("inf"), 1)]).verdict == BOUND
-    assert (
-        equality([case(2, 1, 1)]).confirmed
-        and equality([case(2, 1, 3)]).confirmed is False
-        and equality([case(2, 1)]).confirmed is None
-    )
+def test_identity():
+    assert identity([case(1, 1), case(0, 0)]).verdict == HOLDS
+    assert identity([case(1, 1), case(2, 1)]).verdict == FALSE
+    assert identity([case(-1, -2)]).verdict == FALSE
+    assert identity([case(float("nan"), 1)]).verdict == FALSE
+    assert [identity([case(2, 1, right)]).confirmed for right in (1, 3, None)] == [True, False, None]
+
+
+def test_constant():
+    assert constant([case(1, 1), case(0, 0)]).verdict == HOLDS
+    assert constant([case(1, 1), case(2, 1)]).verdict == BOUND
+    assert constant([case(1, 1), case(1, 2)]).verdict == FALSE
+    assert constant([case(float("nan"), 1)]).verdict == FALSE
+    assert constant([case(float("inf"), 1)]).verdict == BOUND
 
 
 def test_upper_bound():

@@ -45,7 +45,7 @@ def test_explain():
         (("--only", "T-X"), "no claim 'T-X'"),
         (("--explain", "nothing"), "no claim 'nothing'"),
         (("--only", "A-WD", "--json", "missing/claims.json"), "no directory"),
-        (("--seed", "x"), "see normscope claims --help"),
+        (("--seed", "x"), "claims --help"),
     ],
 )
 def test_mistakes_of_the_user_are_one_line(arguments, words):

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.claims.akbar.symmetry import weight_of
 from normscope.claims.calculus import Map, gradient, hessian, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
-from normscope.claims.verdicts import Case, Outcome, equality
+from normscope.claims.verdicts import Case, Outcome, identity
 
 SIZES = (3, 8, 32)  # of a batch, or of a layer
 
@@ -50,7 +50,7 @@ def batch_norm_backward(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_without_gamma
 ) -> Outcome:
     """The chain rule passes a = γẑ + β, so ∂L/∂ẑ = γδ; the rest of Eq. (1) is exact."""
-    return equality(backward_cases(generator, stated))
+    return identity(backward_cases(generator, stated))
 
 
 @claim("A-A.1.1-end", AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].")
@@ -58,7 +58,7 @@ def batch_norm_backward_appendix(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_with_gamma
 ) -> Outcome:
     """The appendix ends with the right formula, although the Jacobian that it starts from is not (A-A.1.1)."""
-    return equality(backward_cases(generator, stated))
+    return identity(backward_cases(generator, stated))
 
 
 def printed_jacobian(z: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def right_jacobian(z: Tensor) -> Tensor:
 def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Outcome:
     """Entry by entry against automatic differentiation. As printed, the matrix does not annul z − μ, the direction of scale."""
     points = [normal(generator, size) for size in SIZES]
-    return equality([Case(f"batch of {len(z)}", stated(z), jacobian(_hat, z), right_jacobian(z)) for z in points])
+    return identity([Case(f"batch of {len(z)}", stated(z), jacobian(_hat, z), right_jacobian(z)) for z in points])
 
 
 def printed_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def layer_norm_backward(
             cases.append(
                 Case(f"{size} neurons, {name}", stated(deltas, z, gamma), true, right_layer_norm_backward(deltas, z, gamma))
             )
-    return equality(cases)
+    return identity(cases)
 
 
 def printed_weight_norm(slope: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ def weight_norm_gradients(
             Case(f"∂L/∂v, {len(v)} weights", printed[0], of_v, right[0]),
             Case(f"∂L/∂g, {len(v)} weights", printed[1], of_g, right[1]),
         ]
-    return equality(cases)
+    return identity(cases)
 
 
 @claim(
@@ -165,7 +165,7 @@ def weight_norm_radial_gradient(
     for v, g, _, of_v, of_g in weight_norm_instances(generator):
         size = float(of_v.norm() * v.norm())
         cases.append(Case(f"{len(v)} weights", stated(g, of_g), of_v @ v, scalar(0.0), scale=size))
-    return equality(cases)
+    return identity(cases)
 
 
 def zero_gradient(gamma: Tensor, sigma: Tensor, deltas: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def equilibrium_hessian(
         cases.append(Case(f"∂L/∂z, batch of {size}", stated(gamma, sigma, deltas), true, gamma / sigma * deltas))
         curvature = hessian(partial(_loss_after, _half_square(gamma * hat), gamma, scalar(0.0)), z)
         cases.append(Case(f"Hessian, batch of {size}", stated_hessian(z, gamma), curvature, right_hessian(z, gamma)))
-    return equality(cases)
+    return identity(cases)
 
 
 @claim(
@@ -223,7 +223,7 @@ def hessian_along_weights(
         slope, product = gradient(loss, w), hessian(loss, w) @ w
         radial = max(radial, abs(float(w @ product)) / float(w.norm() * product.norm()))
         cases.append(Case(f"{size} weights", stated(slope, w), product, -slope))
-    return equality(cases, **{"largest cosine of w and Hw": radial})
+    return identity(cases, **{"largest cosine of w and Hw": radial})
 
 
 def scale_free_loss(generator: torch.Generator, inputs: int, batch: int = 40) -> Map:

@@ -12,7 +12,7 @@ from normscope.claims.akbar.derivatives import scale_free_loss
 from normscope.claims.akbar.symmetry import LAYER_AXIS, Layer, parameters, random_layer, weight_norm_output, with_parameters
 from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
-from normscope.claims.verdicts import Case, Outcome, equality, presence
+from normscope.claims.verdicts import Case, Outcome, identity, presence
 
 FACTORS = (0.1, 3.0, 100.0)
 TIME, STEPS = 1.0, 200  # of gradient flow
@@ -43,7 +43,7 @@ def scale_invariant_metric(generator: torch.Generator, stated: Callable[[Tensor,
     tangent = tangent / tangent.norm()
     along = gradient(lambda t: (y * t.cos() + tangent * t.sin() - target).pow(3).sum(), scalar(0.0))
     cases.append(Case("derivative along a great circle", (slope - (slope @ y) * y) @ tangent, along))
-    return equality(cases)
+    return identity(cases)
 
 
 @claim("A-grad-scale", AKBAR, "Sections 4 and 5", "With BN the gradient scales as 1/‖w‖ and the curvature as 1/‖w‖².")
@@ -54,7 +54,7 @@ def gradient_scale(generator: torch.Generator, stated: tuple[float, float] = (1.
         loss, w = scale_free_loss(generator, 5), normal(generator, 5)
         cases.append(Case(f"gradient, c = {c:g}", gradient(loss, w) / c ** stated[0], gradient(loss, c * w)))
         cases.append(Case(f"Hessian, c = {c:g}", hessian(loss, w) / c ** stated[1], hessian(loss, c * w)))
-    return equality(cases)
+    return identity(cases)
 
 
 @claim(
@@ -68,7 +68,7 @@ def gradient_size(generator: torch.Generator, stated: Callable[[Tensor, float], 
         loss, w = scale_free_loss(generator, 5), normal(generator, 5)
         size = gradient(loss, w).norm()
         cases.append(Case(f"c = {c:g}", stated(size, c), gradient(loss, c * w).norm(), size / c))
-    return equality(cases)
+    return identity(cases)
 
 
 def flow(loss: Map, start: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, floa
     cases.append(Case("v of WN", stated(both[:-1].norm(), TIME), moved[:-1].norm()))
     step = 0.3 * gradient(loss, w)
     growth = float((w - step).norm() ** 2 - w.norm() ** 2) / float(step.norm() ** 2)
-    return equality(cases, **{"growth of ‖w‖² in a step / η²‖∇L‖²": growth})
+    return identity(cases, **{"growth of ‖w‖² in a step / η²‖∇L‖²": growth})
 
 
 @claim(
@@ -126,7 +126,7 @@ def layer_norm_weight_norm(
         before, now = stated(layer.weight, layer.bias), stated(after.weight, after.bias)
         from_joint = (parameters(layer) @ parameters(layer) - after.bias @ after.bias).sqrt()  # ‖W‖ if ‖W‖² + ‖b‖² is conserved
         cases.append(Case(f"layer {trial + 1}", before, now, from_joint))
-    return equality(cases)
+    return identity(cases)
 
 
 @claim(
@@ -142,7 +142,7 @@ def weight_decay_rate(generator: torch.Generator, stated: float = 1.0) -> Outcom
         cases.append(
             Case(f"λ = {decay:g}", -stated * decay * w @ w, 2 * w @ velocity, -2 * decay * w @ w, scale=float(decay * w @ w))
         )
-    return equality(cases)
+    return identity(cases)
 
 
 def _penalty(decay: float, w: Tensor) -> Tensor:

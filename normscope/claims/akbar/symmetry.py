@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import EPSILON, gradient, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
-from normscope.claims.verdicts import Case, Outcome, equality
+from normscope.claims.verdicts import Case, Outcome, identity
 
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 INPUTS, OUTPUTS, BATCH = 5, 4, 12
@@ -89,7 +89,7 @@ def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
     fixed = layer.gamma * (10 * z - z.mean(0)) / z.std(0, correction=0)
     moved = float((fixed + layer.beta - layer(x)).norm() / layer(x).norm())
     defects = {f"defect at ε = 1e-5, c = {c:g}": defect(layer, x, c) for c in (10.0, 1e-3)}
-    return equality(cases, **defects, **{"change in eval mode, c = 10": moved})
+    return identity(cases, **defects, **{"change in eval mode, c = 10": moved})
 
 
 @claim(
@@ -99,7 +99,7 @@ def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
 )  # fmt: skip
 def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Outcome:
     """ẑ does not change, so a = γẑ + β becomes γẑ/c + β."""
-    return equality(invariance_cases(generator, BATCH_AXIS, stated, scale_all))
+    return identity(invariance_cases(generator, BATCH_AXIS, stated, scale_all))
 
 
 def radial(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ def gradient_is_orthogonal(
         slope = layer_gradient(layer, x, generator)
         direction = torch.cat([part.flatten() for part in stated(layer.weight, layer.bias)])
         cases.append(Case(f"network {trial + 1}", scalar(0.0), slope @ direction / (slope.norm() * direction.norm()), scale=1.0))
-    return equality(cases)
+    return identity(cases)
 
 
 def layer_gradient(layer: Layer, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -150,7 +150,7 @@ def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
     alone = float((layer.scaled(one)(x) - layer(x)).norm() / layer(x).norm())
     z = x @ layer.weight.T + layer.bias
     shifted = float((_rms(z + 1) - _rms(z)).norm() / _rms(z).norm())
-    return equality(
+    return identity(
         invariance_cases(generator, LAYER_AXIS, stated),
         **{"change when one neuron is scaled": alone, "change of RMSNorm by a shift": shifted},
     )
@@ -178,7 +178,7 @@ def weight_norm_scale_invariance(
     for c in FACTORS:
         v, g = normal(generator, 6), normal(generator, 1).abs()
         cases.append(Case(f"α = {c:g}", weight_of(*stated(v, g, c)), weight_of(v, g), weight_of(c * v, g)))
-    return equality(cases)
+    return identity(cases)
 
 
 def table_of_freedoms(kind: str, inputs: int) -> int:
@@ -209,7 +209,7 @@ def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], 
             cases.append(
                 Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(true), scalar(freedoms(kind, inputs)))
             )
-    return equality(cases)
+    return identity(cases)
 
 
 def _jacobian_of_layer(x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:

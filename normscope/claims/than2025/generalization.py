@@ -227,7 +227,7 @@ def network_bound(
     batch: Callable[[list[Tensor]], Tensor] = batch_norm_factor,
     layer: Callable[[int], Tensor] = layer_norm_factor,
 ) -> Outcome:
-    """Random networks on [0, 1] with loss |h(x) − ½|: the steepest slope of the loss against each constant.
+    """Random networks on [0, 1] with loss |h₁(x) − ½|: the steepest slope of the loss against each constant.
 
     Then the coverage of the whole bound for the network with the largest gap of nine, a choice that depends on the data.
     """
@@ -235,7 +235,7 @@ def network_bound(
     for sample in samples(generator, 1):
         uncertain = uncertainty(int(sample.seen.sum()), sample.cells, sample.size)
         candidates = []
-        for widths in ((1, 1), (1, 6, 1), (1, 6, 6, 1)):
+        for widths in ((1, 1), (1, 3), (1, 6, 3)):
             weights = random_weights(widths, generator)
             deviations = [10 ** uniform(generator, -0.5, 0.5, width) for width in widths[1:]]
             kinds: dict[str, tuple[list[Map], Tensor]] = {

@@ -27,7 +27,7 @@ from normscope.claims.calculus import (
     uniform,
 )
 from normscope.claims.ledger import THAN, claim
-from normscope.claims.verdicts import Case, Outcome, equality, upper_bound
+from normscope.claims.verdicts import Case, Outcome, constant, identity, upper_bound
 
 WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))
 POINTS = 20  # random inputs a network
@@ -90,7 +90,7 @@ def every_constant_is_taken(
             weights = scaled_identities(factors, widths)
             true = steepest(partial(chain, weights), widths[0], generator)
             cases.append(Case(f"widths {widths}, a in [{low}, {high}]", stated(factors), true))
-    return equality(cases)
+    return constant(cases)
 
 
 def norms_of_inverses(deviations: Sequence[Tensor]) -> Tensor:
@@ -262,7 +262,7 @@ def extremal_weight_constant(
         cases.append(
             Case(f"{len(features)} features, widths {widths}", scale * stated(features, widths[1:]), true, scale * features.norm())
         )
-    return equality(cases)
+    return constant(cases)
 
 
 @claim("T-T13-y", THAN, "Theorem 13, Eq. (9)", "The same member has ‖h, y_i‖_Lip = ∏_{j>i} a_j.")
@@ -275,7 +275,7 @@ def extremal_input_constant(
         later = scaled_identities(factors, widths)
         true = steepness(partial(chain, later), (weight @ features).relu())
         cases.append(Case(f"widths {widths}", stated(factors), true))
-    return equality(cases)
+    return constant(cases)
 
 
 def same_as_network(outputs: int) -> float:
@@ -297,7 +297,7 @@ def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = s
         of_network = steepness(network, weight)
         of_loss = gradient(partial(_absolute_error, network, label), weight).norm()
         cases.append(Case(f"widths {widths}", stated(active) * of_network, of_loss, active**0.5 * of_network))
-    return equality(cases)
+    return constant(cases)
 
 
 def extreme_gradient(scale: float, slopes: Tensor, active: Tensor, features: Tensor, rows: int) -> Tensor:
@@ -332,7 +332,7 @@ def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., 
                 gradient(partial(_tanh_error, network, c, labels), signed),
             )
         )
-    return equality(cases)
+    return identity(cases)
 
 
 def _from_total_input(later: list[Tensor], normalizers: list[Map], y: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from normscope.claims.ledger import THAN, claim
 from normscope.claims.verdicts import Case, Evidence, Outcome, implication
 
 WIDTHS = (4, 4, 4, 4)
-LONGEST = 2000  # steps that are tried
+LONGEST = 1000  # steps that are tried
 HIDDEN_CONSTANT = 1e-6  # of Ω: any positive number gives the same verdict, for 0 iterations are less than all of them
 
 
