@@ -24,7 +24,8 @@ PAPERS = {
     AKBAR: "Deep Network Normalization Through Gradient Flow Dynamics, Implicit Regularization, and Riemannian Geometry",
 }
 THEMES = (  # modules that register claims, in the order of the ledger
-    "than2025.normalizers", "than2025.networks", "than2025.optimization", "than2025.generalization", "than2025.figures",
+    "than2025.normalizers", "than2025.networks", "than2025.weights", "than2025.optimization", "than2025.generalization",
+    "than2025.figures",
     "akbar.symmetry", "akbar.derivatives", "akbar.dynamics", "akbar.experiments", "akbar.observations",
 )  # fmt: skip
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", MEASURED: "magenta"}
@@ -62,8 +63,9 @@ class Result:
 
     @property
     def correction(self) -> str:
-        """What is true instead; empty where the statement holds."""
-        return "" if self.outcome.verdict == HOLDS else self.claim.correction
+        """What is true instead; empty where the statement holds, or where what was measured agrees with it."""
+        fine = self.outcome.verdict == HOLDS or self.outcome.evidence.get("agrees")
+        return "" if fine else self.claim.correction
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from normscope.claims.akbar import derivatives, experiments, observations, symmetry
 from normscope.claims.calculus import scalar, spectral_product
-from normscope.claims.than2025 import figures, generalization, networks, normalizers, optimization
+from normscope.claims.than2025 import figures, generalization, networks, normalizers, optimization, weights
 from normscope.claims.verdicts import BOUND, FALSE, GAP, HOLDS, MEASURED
 
 
@@ -27,7 +27,7 @@ def measured(says):
 
 
 def wrong_rows(scale, slopes, active, features, rows):
-    return networks.extreme_gradient(scale, slopes, active, features, len(active[0]))
+    return weights.extreme_gradient(scale, slopes, active, features, len(active[0]))
 
 
 VERDICTS = {
@@ -42,20 +42,20 @@ VERDICTS = {
     "T-S-LN": (FALSE, [({"stated": lambda x, g: x.shape[-1] / (x.shape[-1] - 1) * normalizers.shrunk_by_width(x, g)}, HOLDS), ({"stated": times(normalizers.shrunk_by_width, 2)}, BOUND)]),
     "T-S-GN": (FALSE, [({"stated": lambda x, g: x.shape[-1] / (x.shape[-1] - 1) * normalizers.shrunk_by_width(x, g)}, HOLDS), ({"stated": times(normalizers.shrunk_by_width, 2)}, BOUND)]),
     "T-L5": (HOLDS, [({"stated": times(spectral_product, 0.9)}, FALSE), ({"stated": times(spectral_product, 2)}, BOUND)]),
-    "T-L5-residual": (FALSE, [({"stated": networks.spectral_product_of_blocks}, BOUND)]),
+    "T-L5-residual": (FALSE, [({"stated": networks.product_of_blocks}, BOUND)]),
     "T-T6": (HOLDS, [({"stated": lambda factors: scalar(sum(factors))}, FALSE), ({"stated": lambda factors: networks.product_of_factors(factors) ** 0.5}, FALSE)]),
-    "T-T9": (HOLDS, [({"stated": lambda w, d: spectral_product(w) / networks.largest_inverses(d)}, FALSE), ({"stated": times(networks.weights_and_constants, 3)}, BOUND)]),
+    "T-T9": (HOLDS, [({"stated": lambda w, d: spectral_product(w) ** 2 / networks.weights_and_constants(w, d)}, FALSE), ({"stated": times(networks.weights_and_constants, 3)}, BOUND)]),
     "T-C10": (BOUND, [
         ({"stated": networks.weights_and_constants}, HOLDS),
         ({"stated": lambda w, d: spectral_product(w)}, FALSE),
         ({"power_form": lambda w, d: 1 / networks.weights_and_powers(w, d)}, FALSE),
     ]),
     "T-C11": (HOLDS, [({"stated": lambda w, e: spectral_product(w) * e ** (len(w) / 2)}, FALSE), ({"stated": lambda w, e: spectral_product(w) * e ** -len(w)}, BOUND)]),
-    "T-T12": (HOLDS, [({"stated": lambda w, d, i: networks.weight_bounds(w, [1 / x for x in d], i)}, FALSE), ({"stated": times(networks.weight_bounds, 2)}, BOUND)]),
+    "T-T12": (HOLDS, [({"stated": lambda w, d, i: weights.product_from(w, [1 / x for x in d], i)}, FALSE), ({"stated": times(weights.product_from, 2)}, BOUND)]),
     "T-T13": (FALSE, [({"stated": lambda features, widths: features.norm()}, HOLDS), ({"stated": lambda features, widths: 2 * features.norm()}, BOUND)]),
     "T-T13-y": (HOLDS, [({"stated": lambda factors: scalar(max(factors))}, FALSE)]),
     "T-C14": (FALSE, [({"stated": lambda active: active**0.5}, HOLDS), ({"stated": lambda active: active}, BOUND)]),
-    "T-T15": (HOLDS, [({"stated": wrong_rows}, FALSE), ({"stated": times(networks.extreme_gradient, -1)}, FALSE)]),
+    "T-T15": (HOLDS, [({"stated": wrong_rows}, FALSE), ({"stated": times(weights.extreme_gradient, -1)}, FALSE)]),
     "T-C18": (GAP, [({"stated": lambda norms, alpha: 0.0}, HOLDS)]),
     "T-C19": (GAP, [({"stated": optimization.cited_rate}, HOLDS), ({"stated": lambda constant, alpha: constant**3}, HOLDS)]),
     "T-T20": (HOLDS, [({"stated": lambda empirical, spread, uncertain: empirical - spread + uncertain}, FALSE), ({"stated": lambda empirical, spread, uncertain: empirical}, FALSE)]),

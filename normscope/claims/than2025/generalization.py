@@ -217,10 +217,7 @@ def layer_norm_factor(layers: int) -> Tensor:
     return scalar(ROUGH_EPSILON ** (-layers / 2))
 
 
-@claim(
-    "T-C22", THAN, "Corollary 22", "Theorem 20 with L_i ≤ L_f ∏‖W_k‖, times σ^-K with BN and ∏1/σ_k with LN.",
-    "True given the constants, which are loose: see T-C10 and T-C11 for sharper ones.",
-)  # fmt: skip
+@claim("T-C22", THAN, "Corollary 22", "Theorem 20 with L_i ≤ L_f ∏‖W_k‖, times σ^-K with BN and ∏1/σ_k with LN.")
 def network_bound(
     generator: torch.Generator,
     stated: Callable[[list[Tensor]], Tensor] = spectral_product,
@@ -230,6 +227,7 @@ def network_bound(
     """Random networks on [0, 1] with loss |h₁(x) − ½|: the steepest slope of the loss against each constant.
 
     Then the coverage of the whole bound for the network with the largest gap of nine, a choice that depends on the data.
+    The constants are loose: see T-C10 and T-C11.
     """
     cases, trials = [], []
     for sample in samples(generator, 1):
