@@ -160,6 +160,7 @@ def run_claims(
 
     report: called with the claim's id, how many are done and how many there are.
     """
+    only = [only] if isinstance(only, str) else only
     chosen = list({claim.id: claim for claim in map(find, only)}.values()) or list(load().values())
     wanted = [claim for claim in chosen if long or only or not claim.long]
     results = []
@@ -188,7 +189,7 @@ def _row(result: Result) -> RenderableType:
         lines.append(Text(f"    instead: {result.correction}{state}"))
     if outcome.instance:
         lines.append(Text(f"    {result.label}: {outcome.instance}"))
-    numbers = ", ".join(f"{name} {_shown(value)}" for name, value in outcome.evidence.items())
+    numbers = "; ".join(f"{name} = {_shown(value)}" for name, value in outcome.evidence.items())
     lines.append(Text(f"    {numbers}", "dim"))
     return Group(*lines)
 

@@ -130,8 +130,9 @@ def test_the_print_shows_verdicts_corrections_and_counterexamples(ledger):
 
 
 def test_unknown_ids_are_refused_in_one_line():
-    with pytest.raises(InputError, match="no claim 'T-X'"):
-        ns.run_claims(["T-X"])
+    for only in (["T-X"], "T-X"):
+        with pytest.raises(InputError, match="no claim 'T-X'"):
+            ns.run_claims(only)
 
 
 def test_explanation():

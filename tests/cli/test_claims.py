@@ -46,6 +46,7 @@ def test_explain():
         (("--explain", "nothing"), "no claim 'nothing'"),
         (("--only", "A-WD", "--json", "missing/claims.json"), "no directory"),
         (("--seed", "x"), "claims --help"),
+        (("--seed", str(2**64)), "claims --help"),
     ],
 )
 def test_mistakes_of_the_user_are_one_line(arguments, words):

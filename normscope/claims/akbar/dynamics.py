@@ -112,7 +112,7 @@ def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, floa
 
 
 @claim(
-    "A-L5.1-LN", AKBAR, "after Lemma 5.1", "With LN, gradient flow conserves the Frobenius norm of the weight matrix.",
+    "A-L5.1-LN", AKBAR, "Paragraph after Lemma 5.1", "With LN, gradient flow conserves the Frobenius norm of the weight matrix.",
     "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish.",
 )  # fmt: skip
 def layer_norm_weight_norm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import lru_cache
 from math import log10
@@ -9,6 +10,7 @@ from math import log10
 import torch
 from torch import Tensor, nn
 
+from normscope.claims.calculus import EPSILON
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.training import accuracy, batches, digits_mlp, flat_digits, train
 from normscope.claims.verdicts import Outcome, measured
@@ -17,6 +19,7 @@ from normscope.lab.models.resnet18 import resnet18
 Numbers = dict[str, float]
 Says = Callable[[Numbers], bool]  # whether what is measured is what the paper says
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 SETTINGS = "Adam 1e-3, weight decay 1e-4, batch 128, He-normal, digits with ‖x‖ ≤ 1"
 
 
@@ -25,27 +28,29 @@ def weight_matrices(model: nn.Module) -> list[Tensor]:
     return [layer.weight.detach().flatten(1) for layer in model.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
 
 
-def input_variances(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Variance per channel, over batch and positions, of what each hidden linear map or convolution hands to its normalizer."""
-    seen: list[Tensor] = []
-    layers = [layer for layer in model.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))][:-1]
+def input_variances(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(σ² + ε, γ) per channel before each BN layer, else before each ReLU with γ = 1; σ² over batch and positions, in training."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    copied = copy.deepcopy(model).train()  # a training pass moves the running statistics
+    normalized = any(isinstance(layer, BATCH_NORMS) for layer in copied.modules())
 
-    def keep(_: nn.Module, __: object, output: Tensor) -> None:
-        seen.append(output.detach().transpose(0, 1).flatten(1).var(1, correction=0))
+    def keep(layer: nn.Module, arguments: tuple[Tensor]) -> None:
+        variance = arguments[0].transpose(0, 1).flatten(1).var(1, correction=0) + EPSILON
+        seen.append((variance, layer.weight.detach() if normalized else torch.ones_like(variance)))
 
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    model.eval()
+    for layer in copied.modules():
+        if isinstance(layer, BATCH_NORMS if normalized else nn.ReLU):
+            layer.register_forward_pre_hook(keep)
     with torch.no_grad():
-        model(inputs)
-    for handle in handles:
-        handle.remove()
+        copied(inputs)
     return seen
 
 
 def snapshot(model: nn.Module, inputs: Tensor) -> Numbers:
     """The products of the paper's figures under each definition, as log10."""
-    norms = [torch.linalg.matrix_norm(weight, 2) for weight in weight_matrices(model)]
-    variances = [variance + 1e-5 for variance in input_variances(model, inputs)]
+    weights = weight_matrices(model)
+    norms = [torch.linalg.matrix_norm(weight, 2) for weight in weights]
+    layers = input_variances(model, inputs)
 
     def log_product(factors: list[Tensor]) -> float:
         return sum(log10(float(factor)) for factor in factors)
@@ -53,11 +58,12 @@ def snapshot(model: nn.Module, inputs: Tensor) -> Numbers:
     return {
         "layers with norm above 1": float(torch.stack(norms).gt(1).double().mean()),
         "log10 of spectral norms": log_product(norms),
-        "log10 of Frobenius norms": log_product([weight.norm() for weight in weight_matrices(model)]),
-        "log10 of 1/σ, one σ a layer": -log_product([variance.mean().sqrt() for variance in variances]),
-        "log10 of ‖1/σ‖": log_product([variance.rsqrt().norm() for variance in variances]),
-        "log10 of max 1/σ": log_product([variance.rsqrt().max() for variance in variances]),
-        "mean input variance": float(torch.stack([variance.mean() for variance in variances]).mean()),
+        "log10 of Frobenius norms": log_product([weight.norm() for weight in weights]),
+        "log10 of 1/σ, one σ a layer": log_product([variance.mean().rsqrt() for variance, _ in layers]),
+        "log10 of ‖1/σ‖": log_product([variance.rsqrt().norm() for variance, _ in layers]),
+        "log10 of ‖γ/σ‖": log_product([(gamma * variance.rsqrt()).norm() for variance, gamma in layers]),
+        "log10 of max |γ|/σ": log_product([(gamma.abs() * variance.rsqrt()).max() for variance, gamma in layers]),
+        "mean input variance": float(torch.stack([variance.mean() for variance, _ in layers]).mean()),
     }
 
 
@@ -129,7 +135,7 @@ def weight_norms(generator: torch.Generator, stated: Says = norms_grow) -> Outco
     "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.",
 )
 def input_variance(generator: torch.Generator, stated: Says = variances_reduce) -> Outcome:
-    """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max 1/σ (sharp)."""
+    """Variances before each activation; ∏ of one 1/σ a layer (the figure), of ‖1/σ‖ (Lemma 1) and of max |γ|/σ (sharp)."""
     numbers = relu_network(generator.initial_seed())
     return _figure("variances past 1, ∏1/σ falling; ResNet-18 10^-25", numbers, stated, "10 × 64, 300 steps", "σ", "variance")
 
@@ -230,7 +236,7 @@ def saves_more_when_deeper(needed: Numbers) -> bool:
 
 
 @claim(
-    "T-S-data", THAN, "slides", "A normalized network may need exponentially less training data, and a deeper one saves more.",
+    "T-S-data", THAN, "Slides", "A normalized network may need exponentially less training data, and a deeper one saves more.",
     "It follows only from the value of the bound, which is vacuous here; what networks need is measured.",
 )  # fmt: skip
 def less_data(generator: torch.Generator, stated: Says = saves_more_when_deeper) -> Outcome:

@@ -46,7 +46,7 @@ class Sample:
     @property
     def setting(self) -> str:
         uneven = "even" if float(self.probabilities.max()) * POINTS < 2 else "uneven"
-        return f"{self.size} draws from an {uneven} distribution, {self.cells} cells"
+        return f"{self.size} draws from an {uneven} distribution, cells: {self.cells}"
 
     @property
     def size(self) -> int:
@@ -154,7 +154,7 @@ def no_slope(sample: Sample, loss: Tensor) -> Tensor:
 
 
 @claim(
-    "T-T20-local", THAN, "the paragraph after Theorem 20",
+    "T-T20-local", THAN, "Paragraph after Theorem 20",
     "The theorem needs local Lipschitzness only on small areas around the samples of D.",
     "L_i must hold on the whole of every cell that has data: a loss that is flat around the samples may jump beyond.",
 )  # fmt: skip
@@ -194,7 +194,7 @@ def discontinuous_loss_bound(
     return coverage(cover(generator, stated, jumping), DELTA)
 
 
-@claim("T-S-T1", THAN, "slides, Theorem 1, Eq. (6)", "The bound is two-sided: |F(P, h) − F(D, h)| ≤ Σ (m_i/m) λ_i L_i + g.")
+@claim("T-S-T1", THAN, "Slides, Theorem 1, Eq. (6)", "The bound is two-sided: |F(P, h) − F(D, h)| ≤ Σ (m_i/m) λ_i L_i + g.")
 def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float], float] = float.__add__) -> Outcome:
     """Coverage of the absolute difference, with losses that are low on the data and losses that are high there alone."""
     trials = []

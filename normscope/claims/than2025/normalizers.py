@@ -139,7 +139,7 @@ def scaled_layer_norm_cases(
 
 
 @claim(
-    "T-S-LN", THAN, "slides; summary", "‖LN‖_Lip ≤ (1 − 1/n)‖γ/σ‖: smaller layers are penalized more.",
+    "T-S-LN", THAN, "Slides and summary", "‖LN‖_Lip ≤ (1 − 1/n)‖γ/σ‖: smaller layers are penalized more.",
     "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n.",
 )  # fmt: skip
 def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
@@ -148,7 +148,7 @@ def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tenso
 
 
 @claim(
-    "T-S-GN", THAN, "slides; summary", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖ for groups of n_g neurons.",
+    "T-S-GN", THAN, "Slides and summary", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖ for groups of n_g neurons.",
     "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: there is no factor 1 − 1/n_g.",
 )  # fmt: skip
 def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
