@@ -12,7 +12,21 @@ import pytest
 import normscope
 
 ROOT = Path(normscope.__file__).parent
-ORDER = ("core", "graph", "operators", "rules", "certify", "ledger", "auditing", "checkup", "testing", "lab", "claims", "cli", "__main__")
+ORDER = (
+    "core",
+    "graph",
+    "operators",
+    "rules",
+    "certify",
+    "ledger",
+    "auditing",
+    "checkup",
+    "testing",
+    "lab",
+    "claims",
+    "cli",
+    "__main__",
+)
 FREE = ("version", "__init__")  # the version may be read anywhere; the top package gathers the public names
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
