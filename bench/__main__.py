@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "audit_speed")
+NAMES = (
+    "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_speed",
+    "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """See what normalization does to your network."""
 
-from normscope import rules
+from normscope import optim, rules
 from normscope.auditing import Audit, audit
 from normscope.certify.ablation import normalizer_ablation
 from normscope.certify.lipschitz import lipschitz
@@ -13,10 +13,18 @@ from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
+from normscope.curvature.landscape import Landscape, landscape
+from normscope.curvature.spectrum import Curvature, hessian
+from normscope.recorder.probes import Probe
+from normscope.recorder.reading import Run, load_run
+from normscope.recorder.watch import Watch, watch
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.report import SymmetryReport
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "ExportError", "InputError", "Magnitude", "NormscopeError", "Refusal", "__version__",
-    "audit", "certify_radius", "doctor", "lipschitz", "local_brackets", "normalizer_ablation", "operator_norm", "rules",
-    "run_claims", "weight_sensitivities",
+    "Audit", "Ball", "Box", "Bracket", "Curvature", "ExportError", "InputError", "Landscape", "Magnitude", "NormscopeError",
+    "Probe", "Refusal", "Run", "SymmetryReport", "Watch", "__version__", "audit", "certify_radius", "doctor", "hessian",
+    "landscape", "lipschitz", "load_run", "local_brackets", "normalizer_ablation", "operator_norm", "optim", "rules",
+    "run_claims", "symmetries", "watch", "weight_sensitivities",
 ]  # fmt: skip

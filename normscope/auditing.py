@@ -26,6 +26,7 @@ from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
+from normscope.core.rendering import WIDTH, Rendered
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
 
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from normscope.checkup.finding import Findings
 
 SCHEMA = "normscope.audit/1"
-WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(Rendered):
     """What a model's constant can be, and which layers make it so.
 
     statistics: where input variances come from, "data" or "example". notes: what a reader must know beside the numbers.
@@ -106,15 +106,6 @@ class Audit:
     def render(self) -> RenderableType:
         """The report as a rich renderable that fits 100 columns."""
         return Group(self._headline(), self._table(), self._products(), *(Text(f"· {note}") for note in self.notes))
-
-    def __rich__(self) -> RenderableType:
-        return self.render()
-
-    def __str__(self) -> str:
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, file=None)
-        with console.capture() as captured:
-            console.print(self.render())
-        return captured.get().rstrip()
 
     def _headline(self) -> Text:
         shapes = ", ".join("×".join(map(str, shape)) for shape in self.inputs)

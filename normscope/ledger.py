@@ -18,7 +18,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
 from normscope.graph.graph import Graph, Node
 from normscope.operators.dense import frobenius_norm, spectral_norm
-from normscope.rules.normalizers import Normalizer, normalizer_of, set_variances
+from normscope.rules.normalizers import Normalizer, gains, normalizer_of, set_variances
 
 WEIGHTED = ("linear", "addmm", "mm", "matmul", "bmm", "einsum", *CONVOLUTIONS)
 
@@ -46,6 +46,7 @@ class LayerRow:
     share_of_log_upper: float | None = None
 
 
+GAIN_COLUMNS = ("gain", "gain_paper", "gain_paper_affine", "gain_layer")  # in the order of `gains`
 SMALLEST_LOG = 0.05  # of upper: below it, shares of the logarithm are quotients of two small numbers
 
 PRODUCTS = {
@@ -184,27 +185,12 @@ def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) ->
     else:
         variance = statistics.smallest
     if variance is None:
-        return {"gain": None, "gain_paper": None, "gain_paper_affine": None, "gain_layer": None}
+        return dict.fromkeys(GAIN_COLUMNS)
     by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")
-    mean = float(variance.mean()) if by_channel else statistics.total / max(statistics.sets, 1)
-    inverse = (variance + normalizer.epsilon).rsqrt()  # one a channel or group, or one in all
-    weight = normalizer.weight if normalizer.weight is not None else torch.ones(1, dtype=torch.float64)
-    if normalizer.kind == "group" and normalizer.weight is not None:
-        scaled = weight.reshape(normalizer.groups, -1) * inverse[:, None]
-    elif normalizer.weight is None and not by_channel:
-        width = math.prod(node.shape[axis] for axis in normalizer.axes) if normalizer.kind != "group" else 1
-        scaled = inverse[:, None].expand(-1, width)
-    else:
-        scaled = weight.reshape(1, -1) * inverse if not by_channel or weight.numel() == 1 else weight * inverse
-    paper = (
-        inverse.sum() if normalizer.kind in ("group", "instance") and not normalizer.fixed else torch.linalg.vector_norm(inverse)
-    )
-    return {
-        "gain": Magnitude(float(scaled.abs().max())),
-        "gain_paper": Magnitude(float(paper)),
-        "gain_paper_affine": Magnitude(float(torch.linalg.vector_norm(scaled))),
-        "gain_layer": Magnitude(1 / math.sqrt(mean + normalizer.epsilon)),
-    }
+    mean = variance.mean() if by_channel else torch.tensor(statistics.total / max(statistics.sets, 1), dtype=torch.float64)
+    width = 1 if normalizer.kind == "group" else math.prod(node.shape[axis] for axis in normalizer.axes)
+    found = gains(normalizer, variance, mean, width)
+    return {column: Magnitude(float(gain)) for column, gain in zip(GAIN_COLUMNS, found, strict=True)}
 
 
 # shares --------------------------------------------------------------------------------------------------------------

@@ -387,4 +387,6 @@ INFINITE: dict[str, Case] = on(
 # Rules that no traced graph reaches, with the reason.
 UNREACHABLE: dict[str, str] = {
     "copy": "tracing rewrites a copy as the expansion that it is; what is left copies integers",
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface", "embedding"), "a form only: acts on parameters, which are folded"),
+    **dict.fromkeys(("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise"), "a form only: random, so not certified"),
 }

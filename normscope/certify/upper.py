@@ -72,7 +72,7 @@ class Composition(Values):
 
     def gain(self, node: Node) -> Gain:
         if node not in self.gains:
-            key = _signature(node)
+            key = signature(node)
             self.gains[node] = self.known[key] if key in self.known else self._ask(node)
             if key is not None:
                 self.known[key] = self.gains[node]
@@ -208,7 +208,7 @@ def _composition_rounding(links: Sequence[Link], at: dict[Node, Magnitude]) -> f
     return math.expm1(min(8 * operations * UNIT_ROUNDOFF * (2 + max(logs, default=0.0)), 1.0))
 
 
-def _signature(node: Node) -> object | None:
+def signature(node: Node) -> object | None:
     """Equal for nodes with the same weight, settings and input shape: shared modules are bounded once."""
     if len(node.inputs) != 1 or not node.constants:
         return None

@@ -10,7 +10,9 @@ import torch
 from normscope.checkup.checks import Hit, check
 from normscope.checkup.subject import Subject
 from normscope.core.data import Call
+from normscope.graph.graph import Node
 from normscope.rules.attention import logit_scale
+from normscope.rules.normalizers import running_scale
 
 HALF_OF_ALL = 0.5
 FEW = 6  # layers, below which one of them carries a large share anyway
@@ -20,18 +22,18 @@ DECADES = 3.0  # of a depth product, from which a run explodes or vanishes
 
 
 @check(
-    "NS401", "one layer carries more than half of the bound", "info",
+    "NS401", "one layer carries more than half of the product of norms", "info",
     fix="Look at this layer first: cap its norm (ns.optim.spectral_cap) or normalize before it.",
-    reference="docs/audit.md, shares", needs=("graph",),
+    reference="Than 2025, Lemma 5", needs=("graph",),
 )  # fmt: skip
 def dominant_layer(subject: Subject) -> Iterator[Hit]:
-    """Shares add up to the logarithm of the certified bound. If one layer of many has more than half, the sensitivity of the
-    whole model is that layer's, and no other layer can mend it."""
-    rows = [row for row in subject.layers if row.share_of_log_upper is not None]
-    for row in rows if len(rows) >= FEW else ():
-        share = row.share_of_log_upper or 0.0
-        if share > HALF_OF_ALL:
-            yield Hit(row.name.partition("#")[0], f"its share of log(upper) is {share:.0%}", {"share": share})
+    """The product of the layers' norms bounds how much the network can amplify. If one layer of many has more than half of
+    its logarithm, the sensitivity of the whole model is that layer's, and no other layer can mend it."""
+    logs = {node: max(norm.log10, 0.0) for node, norm in subject.weight_norms.items() if norm.finite}
+    total = sum(logs.values())
+    for node, log in logs.items() if len(logs) >= FEW and total > 1 else ():
+        if log > HALF_OF_ALL * total:
+            yield Hit.at(node, f"its norm is 10^{log:.1f}, {log / total:.0%} of the product's logarithm", share=log / total)
 
 
 @check(
@@ -42,16 +44,15 @@ def dominant_layer(subject: Subject) -> Iterator[Hit]:
 def large_gains(subject: Subject) -> Iterator[Hit]:
     """A normalizer whose gain is above one amplifies. Several in a row above ten multiply the bound by a thousand and more,
     the opposite of what they are there for; eval-mode BN with tiny running variances is the usual cause."""
-    row: list[tuple[str, float]] = []
-    for layer in subject.layers:
-        if layer.gain is None:
+    row: list[tuple[Node, float]] = []
+    for node, normalizer in subject.normalizers:
+        if not normalizer.fixed:  # the others divide by what the input has
             continue
-        running = layer.kind.startswith("batch")  # other normalizers divide by what the input has
-        row = [*row, (layer.name, float(layer.gain))] if running and float(layer.gain) > LARGE_GAIN else []
+        gain = float(running_scale(normalizer).abs().max())
+        row = [*row, (node, gain)] if gain > LARGE_GAIN else []
         if len(row) == IN_A_ROW:
             product = math.prod(gain for _, gain in row)
-            yield Hit(row[0][0].partition("#")[0], f"{IN_A_ROW} normalizers in a row have gains above {LARGE_GAIN:g}",
-                      {"product_of_gains": product, "largest": max(gain for _, gain in row)})  # fmt: skip
+            yield Hit.at(row[0][0], f"{IN_A_ROW} normalizers in a row have gains above {LARGE_GAIN:g}", product_of_gains=product)
 
 
 @check(

@@ -198,9 +198,9 @@ def no_normalizer(subject: Subject) -> Iterator[Hit]:
     """Nothing in this network fixes the scale of activations, and its certified Lipschitz bound is a product that grows with
     every layer: gradients can explode or vanish exponentially with depth."""
     assert subject.graph is not None
-    if subject.normalizers or len(subject.weighted) < FEW_LAYERS or subject.above is None:
+    if subject.normalizers or len(subject.weighted) < FEW_LAYERS or subject.bound is None:
         return
-    size = subject.above.bound.log10
+    size = subject.bound.log10
     if size > LARGE_PRODUCT:
         yield Hit(
             "", f"{len(subject.weighted)} layers, no normalizer, and a certified bound of 10^{size:.1f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.certify.upper import Upper, check_rules, upper
+from normscope.certify.upper import signature, upper
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import NormscopeError
+from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
 from normscope.graph.graph import Graph, Node, check_finite
 from normscope.graph.trace import trace
-from normscope.ledger import LayerRow, ledger
+from normscope.operators.dense import spectral_norm
 from normscope.rules.normalizers import Normalizer, normalizer_of
+from normscope.rules.registry import Gain
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
@@ -69,20 +72,25 @@ class Subject:
         return [node for node in self.graph if node.op in WEIGHTED and len(node.inputs) == 1 and node.args[1].learned]
 
     @cached_property
-    def above(self) -> Upper | None:
-        """The certified bound, where every operation has a rule."""
-        assert self.graph is not None
-        try:
-            check_rules(self.graph)
-            check_finite(self.graph)
-            return upper(self.graph)
-        except NormscopeError:
-            return None
+    def weight_norms(self) -> dict[Node, Magnitude]:
+        """Spectral norms of the weights as matrices (out, everything else); quick, and no bound for a convolution by itself."""
+        return {node: spectral_norm(node.args[1].double().flatten(1), slack=1e-3) for node in self.weighted}
 
     @cached_property
-    def layers(self) -> list[LayerRow]:
+    def bound(self) -> Magnitude | None:
+        """A certified bound from quick norms (a kernel's is at most √taps that of its matrix); None without rules for all."""
         assert self.graph is not None
-        return ledger(self.graph, self.above, [self.call]) if self.above is not None else []
+        quick: dict[object, Gain] = {}
+        for node, norm in self.weight_norms.items():
+            taps = math.prod(node.args[1].shape[2:])
+            transposed = node.op.startswith("conv_transpose")
+            factor = math.prod(node.args[1].shape[:2]) if transposed else 1  # the other matrix has at most that much more rank
+            quick[signature(node)] = Gain((norm * math.sqrt(taps * factor),), "quick")
+        try:
+            check_finite(self.graph)
+            return upper(self.graph, known=quick).bound
+        except NormscopeError:
+            return None
 
     # modules and parameters --------------------------------------------------------------------------------------------
 

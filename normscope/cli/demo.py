@@ -6,6 +6,7 @@ import json as json_text
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ SCHEMA = "normscope.demo/1"
 WIDTH, DEPTH, EPOCHS, BATCH, LEARNING_RATE = 128, 10, 40, 64, 1e-3
 NETWORKS = {"plain": "none", "BN": "batch", "LN": "layer"}  # column → normalizer, the only difference
 EFFORT = 2.0
+RUNS, BUDGET = Path("runs/demo"), 0.05  # more than the default share, for a training of seconds
 DEFINITIONS = {  # name: formula → product of the audit, over all normalizers
     "tight: largest |γ|/σ": "normalizers_tight",
     "paper: ‖1/σ‖ over channels, for LN 1/min σ": "normalizers_paper",
@@ -47,6 +49,7 @@ class Trained:
 def demo(
     seed: Annotated[int, typer.Option(help="Of the weights, the order of the data and the search.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = EPOCHS,
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where to record the three trainings.")] = RUNS,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """The whole story in a minute: train three small networks that differ in their normalizer, and audit them."""
@@ -62,7 +65,7 @@ def demo(
         found: dict[str, Trained] = {}
         for name, normalizer in NETWORKS.items():
             bar.update(task, description=f"training {name}")
-            model = train(data, normalizer, seed, epochs, each_epoch=lambda: bar.advance(task))
+            model = train(data, normalizer, seed, epochs, runs / name, each_epoch=lambda: bar.advance(task))
             bar.update(task, description=f"auditing {name}")
             images, generator = data.test[0], torch.Generator().manual_seed(seed)
             audit = ns.audit(model, images[:8], data=images, effort=EFFORT, generator=generator)
@@ -87,10 +90,16 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(data: Split, normalizer: str, seed: int, epochs: int, each_epoch: Callable[[], None] = lambda: None) -> torch.nn.Module:
-    """A ReLU MLP trained with AdamW and a cosine schedule; seed fixes its first weights and the order of the data."""
+def train(
+    data: Split, normalizer: str, seed: int, epochs: int, run: Path, each_epoch: Callable[[], None] = lambda: None
+) -> torch.nn.Module:
+    """A ReLU MLP trained with AdamW and a cosine schedule, recorded in `run`.
+
+    seed fixes its first weights and the order of the data. A recording of an earlier demo is replaced.
+    """
     import torch
 
+    import normscope as ns
     from normscope.lab.models import mlp
 
     inputs, classes = data.train
@@ -98,13 +107,16 @@ def train(data: Split, normalizer: str, seed: int, epochs: int, each_epoch: Call
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     order = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for batch in torch.randperm(len(inputs), generator=order).split(BATCH):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs[batch]), classes[batch]).backward()
-            optimizer.step()
-        schedule.step()
-        each_epoch()
+    with ns.watch(model, optimizer, run, BUDGET, start_step=0, quiet=True) as watch:
+        for _ in range(epochs):
+            for batch in torch.randperm(len(inputs), generator=order).split(BATCH):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(inputs[batch]), classes[batch])
+                loss.backward()
+                optimizer.step()
+                watch.step(loss=loss)
+            schedule.step()
+            each_epoch()
     return model.eval()
 
 

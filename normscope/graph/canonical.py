@@ -95,6 +95,15 @@ def _part(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return "slice", aten.slice.Tensor, (whole, axis, start, start + sizes[index])
 
 
+def _dot(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Of real vectors both are the same."""
+    return "dot", aten.dot.default, args
+
+
+def _adjoint(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    return "mH", aten.mH.default, args
+
+
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
@@ -106,6 +115,8 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "view": _reshape,
     "_unsafe_view": _reshape,
     "getitem": _part,
+    "vdot": _dot,
+    "matrix_H": _adjoint,
 }
 
 

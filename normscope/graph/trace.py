@@ -41,10 +41,8 @@ def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str 
     size = call.batch_size
     if mode != "batch" and size > 1:
         call = call.samples(slice(0, 1))
-    program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(_module(model), call, mode)
-    if _mutates_shared(program.graph):
-        program = program.run_decompositions({})
-    graph = _Conversion(program, call, mode, output).graph()
+    program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(module_of(model), call, mode)
+    graph = Conversion(program, call, mode, output).graph()
     graph.validate()
     return recognise(graph)
 
@@ -56,7 +54,7 @@ def _takes(program: ExportedProgram, call: Call) -> bool:
     return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
 
 
-def _module(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
+def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
     return model.module() if isinstance(model, ExportedProgram) else model
 
 
@@ -77,14 +75,14 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                     [f"{type(model).__name__} in train mode cannot take one sample alone"],
                     'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
                 ) from error
-            _check_runs(model, call)
+            check_runs(model, call)
             raise ExportError(
                 f"{type(model).__name__} could not be traced: {_first_line(error)}; "
                 "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
             ) from error
 
 
-def _check_runs(model: torch.nn.Module, call: Call) -> None:
+def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -141,10 +139,12 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
             )
 
 
-class _Conversion:
+class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 
-    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None) -> None:
+    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None) -> None:
+        if _mutates_shared(program.graph):
+            program = program.run_decompositions({})
         self.program, self.call, self.mode, self.wanted = program, call, mode, output
         self.inputs: list[Node] = []
         self.nodes: list[Node] = []
@@ -157,10 +157,10 @@ class _Conversion:
         chosen = self._output(values)
         if not isinstance(chosen, Node):
             raise InputError("the output does not depend on any floating-point input: its constant is 0")
-        floats = [node.dtype for node in self.inputs]
+        floats = [node.dtype for node in self.inputs if node.dtype is not None and node.dtype.is_floating_point]
         return Graph(
             (*self.inputs, *self.nodes), tuple(self.inputs), chosen, self.mode, self.mode == "batch",
-            torch.float64 if torch.float64 in floats else (floats[0] or torch.float32), tuple(self.notes),
+            torch.float64 if torch.float64 in floats else next(iter(floats), torch.float32), tuple(self.notes),
         ).replace({})  # fmt: skip
 
     def _placeholders(self) -> dict[FxNode, Any]:
@@ -171,7 +171,7 @@ class _Conversion:
             (node for node in program.graph.nodes if node.op == "placeholder"), signature.input_specs, strict=True
         ):
             if spec.kind == InputKind.PARAMETER:
-                values[placeholder] = Constant(program.state_dict[spec.target].detach(), (spec.target,), learned=True)
+                values[placeholder] = self._parameter(placeholder, spec.target)
             elif spec.kind == InputKind.BUFFER:
                 store = program.state_dict if spec.target in program.state_dict else program.constants
                 values[placeholder] = Constant(store[spec.target].detach(), (spec.target,))
@@ -185,6 +185,9 @@ class _Conversion:
                 "pass embeddings (for transformers models, inputs_embeds) as the example"
             )
         return values
+
+    def _parameter(self, placeholder: FxNode, name: str) -> Any:
+        return Constant(self.program.state_dict[name].detach(), (name,), learned=True)
 
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
@@ -244,8 +247,7 @@ class _Conversion:
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluate an operation that does not depend on the input, in the model's own precision."""
-        tags = getattr(target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if is_random(target):
             raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
         sources: list[str] = []
         learned: list[bool] = []
@@ -281,6 +283,11 @@ def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
         if wanted in (name, position) or str(wanted) == name:
             return leaf
     raise InputError(f"no output {wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+
+
+def is_random(target: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def operation_name(target: Any) -> str:

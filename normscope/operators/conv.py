@@ -68,7 +68,8 @@ class Convolution:
             return spectral_norm(self.dense()), "exact"
         if self.padding_mode == "zeros":
             return self._circular_norm(self._zero_padding_grid()), "frequencies"
-        if self.padding_mode == "circular" and all(n % s == 0 for n, s in zip(self.size, self.stride, strict=True)):
+        sides = zip(self.size, self.stride, self.output_size, strict=True)
+        if self.padding_mode == "circular" and all(n % s == 0 and m * s <= n for n, s, m in sides):  # no output is repeated
             return self._circular_norm(self.size), "frequencies"
         padded = tuple(n + before + after for n, (before, after) in zip(self.size, self.padding, strict=True))
         inside = replace(self, size=padded, padding=((0, 0),) * len(padded), padding_mode="zeros")

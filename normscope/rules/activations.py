@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.scalars import (
     ROUNDING,
@@ -62,6 +63,10 @@ class Entrywise(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         return self.scalar(node).range(context.interval(node.input))
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        power = homogeneity(node)
+        return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power, odd_linear=node.op == "neg")
+
     def norm(self, node: Node, context: Context) -> float:
         """|φ(x)| ≤ |φ(0)| + steepest · |x|."""
         least, largest = self.slopes(node)
@@ -70,11 +75,34 @@ class Entrywise(Rule):
         return size if math.isfinite(size) else math.inf
 
 
+def homogeneity(node: Node) -> float | None:
+    """The power p of a function with φ(c x) = c^p φ(x) for all c > 0, or None."""
+    if len(node.inputs) != 1 or node.input is not node.args[0]:
+        return None
+    if node.op in ("relu", "leaky_relu", "rrelu", "prelu", "abs", "neg"):
+        return 1.0
+    if node.op in ("square", "sqrt", "rsqrt", "reciprocal"):
+        return {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}[node.op]
+    if node.op == "pow":
+        return None if isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1 else _number(node.args[1], 1.0)
+    if node.op in ("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold"):
+        limits = [limit for limit in (*node.args[1:3], *node.kwargs.values()) if limit is not None]
+        plain = all(not isinstance(limit, Constant) or limit.value.numel() == 1 for limit in limits)
+        return 1.0 if plain and all(_number(limit, 0.0) in (0.0, math.inf, -math.inf) for limit in limits) else None
+    return 0.0 if node.op in ("sign", "sgn", "heaviside") else None
+
+
 class ParametricReLU(Entrywise):
     """prelu(x)_c = max(x, 0) + w_c min(x, 0)."""
 
     def __init__(self) -> None:
         super().__init__(lambda node: relu_with_slope(0.0))
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        """Homogeneous in x, while every slope must stay as it is."""
+        x, slopes = map(forms.of, node.args[:2])
+        channels = (1, *slopes.shape, *[1] * (len(x.shape) - 2)) if len(x.shape) > 1 else slopes.shape
+        return forms.entrywise(forms.product(x, forms.opaque_of(forms.view(slopes, channels))))
 
     def _negative_slopes(self, node: Node, shape: Sequence[int]) -> torch.Tensor:
         weight = node.args[1].double()
@@ -181,6 +209,10 @@ def _jump(reason: str) -> Rule:
     class Discontinuous(Rule):
         def gain(self, node: Node, context: Context) -> Gain:
             return Gain.infinite(node, reason)
+
+        def form(self, node: Node, forms: Forms) -> Form:
+            power = homogeneity(node)
+            return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power)
 
     return Discontinuous()
 
@@ -305,6 +337,10 @@ for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshr
 class Threshold(Rule):
     """x where x > t, else v: continuous only if t = v, and then a clamp."""
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        power = homogeneity(node)
+        return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power)
+
     def gain(self, node: Node, context: Context) -> Gain:
         if _number(node.args[1], 0.0) != _number(node.args[2], 0.0):
             return Gain.infinite(node, "it jumps at its threshold, so no finite constant exists")
@@ -368,6 +404,9 @@ class Softmax(Rule):
     def norm(self, node: Node, context: Context) -> float:
         return 1.0 if node.args[1] % len(node.shape) == len(node.shape) - 1 else math.inf
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.softmax(forms.of(node.input), node.args[1])
+
 
 @rule("log_softmax", "_log_softmax", "special_log_softmax")
 class LogSoftmax(Rule):
@@ -379,6 +418,9 @@ class LogSoftmax(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-math.inf, 0.0, node.shape)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.softmax(forms.of(node.input), node.args[1], stochastic=False)
 
 
 @rule("logsumexp")
@@ -402,3 +444,17 @@ class GatedLinearUnit(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         size = context.interval(node.input).magnitude
         return Interval.constant(-size, size, node.shape)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        x, axis = forms.of(node.input), node.argument(1, "dim", -1)
+        value = forms.moved([x], lambda values: values[0].chunk(2, axis)[0], node.shape)
+        gate = forms.moved([x], lambda values: values[0].chunk(2, axis)[1], node.shape)
+        return forms.product(value, forms.opaque_of(gate))
+
+
+@rule("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise")
+class Dropout(Rule):
+    """Entries are kept, scaled or dropped at random, whatever their values."""
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.entrywise(forms.of(node.input))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -11,6 +12,7 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude, root_sum_square
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.shape import schur_bound
 
@@ -84,6 +86,16 @@ class Linear(Rule):
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        x, weight, bias = (None if operand is None else forms.of(operand) for operand in node.args[:3])
+        assert x is not None and weight is not None
+        leading = [f"batch{i}" for i in range(len(x.shape) - 1)]
+        if len(weight.shape) == 1:
+            product = forms.contraction(x, weight, ([*leading, "in"], ["in"]), leading, node.shape)
+        else:
+            product = forms.contraction(x, weight, ([*leading, "in"], ["out", "in"]), [*leading, "out"], node.shape)
+        return forms.affine(product, None, bias)
 
 
 def _summed_alone(node: Node) -> float:
@@ -173,3 +185,40 @@ class ConstantProduct(Rule):
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        if node.op in ("addmm", "baddbmm", "addmv"):
+            bias, *factors = map(forms.of, node.args[:3])
+            product = self._product("mv" if node.op == "addmv" else "matmul", factors, node, forms)
+            weights = float(node.kwargs.get("alpha", 1)), float(node.kwargs.get("beta", 1))
+            return forms.sum(product, bias, coefficients=weights)
+        if node.op == "einsum":
+            return self._einsum(node, forms)
+        if node.op in ("bilinear", "tensordot", "kron"):
+            return forms.opaque()
+        return self._product(node.op, [forms.of(operand) for operand in node.args[:2]], node, forms)
+
+    @staticmethod
+    def _einsum(node: Node, forms: Forms) -> Form:
+        equation, operands = node.args[0].replace(" ", ""), node.args[1]
+        letters = equation.split("->")[0].split(",")
+        plain = "->" in equation and "." not in equation and all(len(set(word)) == len(word) for word in letters)
+        if len(operands) != 2 or not plain:
+            return forms.opaque()
+        return forms.einsum(equation, *map(forms.of, operands))
+
+    @staticmethod
+    def _product(op: str, factors: Sequence[Form], node: Node, forms: Forms) -> Form:
+        """Any product of two tensors over their last axes, vectors read as matrices with one row or column."""
+        a, b = factors
+        if op == "outer":
+            return forms.einsum("i,j->ij", a, b)
+        if op == "inner":
+            if len(a.shape) > 4 or not a.shape or not b.shape or len(b.shape) > 2:
+                return forms.opaque()
+            leading, last = "klm"[: len(a.shape) - 1], "o" * (len(b.shape) - 1)
+            return forms.einsum(f"{leading}i,{last}i->{leading}{last}", a, b)
+        row, column = len(a.shape) == 1, len(b.shape) == 1
+        left = forms.view(a, (1, *a.shape)) if row else a
+        right = forms.view(b, (*b.shape, 1)) if column else b
+        return forms.view(forms.matmul(left, right), node.shape)

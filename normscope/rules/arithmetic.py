@@ -9,6 +9,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 Operand = Node | Constant | float | int
@@ -86,6 +87,9 @@ class Sum(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.sum(*map(forms.of, node.args[:2]), coefficients=self._weights(node))
+
 
 @rule("mul", "multiply")
 class Product(Rule):
@@ -152,6 +156,9 @@ class Product(Rule):
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.product(*map(forms.of, node.args[:2]))
+
 
 @rule("div", "true_divide")
 class Quotient(Rule):
@@ -196,3 +203,8 @@ class Quotient(Rule):
 
     def linear(self, node: Node) -> bool:
         return not isinstance(node.args[1], Node)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        if node.kwargs.get("rounding_mode") is not None:
+            return forms.opaque()
+        return forms.product(*map(forms.of, node.args[:2]), powers=(1.0, -1.0))

@@ -17,6 +17,7 @@ import torch
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
+from normscope.rules.forms import Form, Forms, Rotation
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 KEYS = math.sqrt(16 / 27)  # max over a of √(a (1 − (2a − 1)²)), a the largest probability
@@ -85,6 +86,27 @@ class Attention(Rule):
     def norm(self, node: Node, context: Context) -> float:
         return _norm(node.args[2], context)
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        """softmax(q kᵀ) v, written out; masks and scales are fixed and change no symmetry."""
+        query, key, value = map(forms.of, node.args[:3])
+        if node.kwargs.get("enable_gqa"):
+            key, value = (self._repeated(operand, query.shape[-3], forms) for operand in (key, value))
+        turned = forms.moved([key], lambda values: values[0].mT, (*key.shape[:-2], key.shape[-1], key.shape[-2]))
+        logits = forms.matmul(query, turned)
+        if isinstance(node.args[3], Node):
+            logits = forms.sum(logits, forms.of(node.args[3]))
+        weights = forms.softmax(logits, -1)
+        if node.argument(4, "dropout_p", 0.0):
+            weights = forms.entrywise(weights)
+        return forms.matmul(weights, value)
+
+    @staticmethod
+    def _repeated(x: Form, heads: int, forms: Forms) -> Form:
+        """Keys or values that several heads share, one copy a head."""
+        copies = heads // x.shape[-3]
+        shape = (*x.shape[:-3], heads, *x.shape[-2:])
+        return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)
+
 
 def logit_scale(node: Node) -> float:
     """What q·k is multiplied by: 1/√d unless it is given."""
@@ -118,6 +140,9 @@ class Rotary(Rule):
 
     def norm(self, node: Node, context: Context) -> float:
         return self._scale(node) * context.norm(node.input)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return Rotation((forms.of(node.input),), node.shape, node=node)
 
     def linear(self, node: Node) -> bool:
         return True

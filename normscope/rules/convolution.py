@@ -13,6 +13,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.graph.graph import Node
 from normscope.operators.conv import Convolution
 from normscope.rules.affine import propagate
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -118,6 +119,25 @@ class ConvolutionRule(Rule):
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        """Channels are contracted group by group; positions and taps are mixed, alike for all channels."""
+        x, weight = map(forms.of, node.args[:2])
+        bias = None if node.args[2] is None else forms.of(node.args[2])
+        axes = len(weight.shape) - 2
+        _, padding, _, groups, transposed = _settings(node)
+        batch = ("batch",) if len(node.shape) == axes + 2 else ()
+        positions, taps, made = ([f"{what}{i}" for i in range(axes)] for what in ("position", "tap", "made"))
+        leading, split = x.shape[: len(batch)], lambda size: (groups, size // groups)
+        product = forms.contraction(
+            x, weight,
+            ((*batch, "group", "in", *positions), ("group", *(("in", "out") if transposed else ("out", "in")), *taps)),
+            (*batch, "group", "out", *made), node.shape,
+            ((*leading, *split(x.shape[len(batch)]), *x.shape[-axes:]), (*split(weight.shape[0]), *weight.shape[1:])),
+            (*leading, *split(node.shape[len(batch)]), *node.shape[-axes:]),
+            constants=not transposed and (padding == "valid" or (padding != "same" and not any(_per_axis(padding, axes)))),
+        )  # fmt: skip
+        return product if bias is None else forms.sum(product, forms.view(bias, (*bias.shape, *[1] * axes)))
 
 
 def norm_of(node: Node, scale: torch.Tensor | None = None) -> tuple[Magnitude, str]:

@@ -17,6 +17,7 @@ from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
+from normscope.rules.forms import Fixed, Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -106,6 +107,9 @@ class Centering(Rule):
 
     def linear(self, node: Node) -> bool:
         return True
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.normalized(forms.of(node.input), node.args[1], centered=True, divides=False)
 
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
@@ -211,6 +215,51 @@ class NormalizerRule(Rule):
         normalizer = normalizer_of(node)
         return normalizer is not None and normalizer.fixed and len(node.inputs) == 1
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        normalizer = normalizer_of(node)
+        assert normalizer is not None
+        x = forms.of(node.args[0])
+        if normalizer.fixed:
+            mean, scale = (Fixed((), _channels(node), node=node) for _ in range(2))
+            standard = forms.product(forms.sum(x, mean), scale)
+        elif normalizer.kind == "group":
+            split = forms.view(x, (node.shape[0], normalizer.groups, math.prod(node.shape[1:]) // normalizer.groups))
+            standard = forms.view(forms.normalized(split, (2,), centered=True), node.shape)
+        else:
+            standard = forms.normalized(x, normalizer.axes, normalizer.centered)
+        return forms.affine(standard, *(_broadcast(operand, node, forms) for operand in _affine_operands(node)))
+
+
+def _channels(node: Node) -> tuple[int, ...]:
+    """The shape in which one number a channel is broadcast."""
+    return (node.shape[1], *[1] * (len(node.shape) - 2))
+
+
+def _broadcast(operand: Any, node: Node, forms: Forms) -> Form | None:
+    """γ or β as it is broadcast over the output."""
+    if operand is None:
+        return None
+    return forms.of(operand) if node.op in ("layer_norm", "rms_norm") else forms.view(forms.of(operand), _channels(node))
+
+
+def _affine_operands(node: Node) -> tuple[Any, Any]:
+    """γ and β among a node's arguments, as they are: nodes where parameters are."""
+    if node.op == "standardize":
+        return None, None
+    first = {"batch_norm": 1, "instance_norm": 1, "layer_norm": 2, "group_norm": 2, "rms_norm": 2}[node.op]
+    return node.args[first], None if node.op == "rms_norm" else node.args[first + 1]
+
+
+@rule("_weight_norm", "_weight_norm_interface")
+class WeightNorm(Rule):
+    """w = g v/‖v‖, a norm for every index of one axis."""
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        v, g = map(forms.of, node.args[:2])
+        axis = node.argument(2, "dim", 0)
+        others = [i for i in range(len(v.shape)) if axis == -1 or i != axis % len(v.shape)]
+        return forms.product(forms.normalized(v, others, centered=False), g)
+
 
 def running_scale(normalizer: Normalizer) -> torch.Tensor:
     """γ/√(v + ε), one number a channel."""
@@ -237,6 +286,28 @@ def set_variances(normalizer: Normalizer, value: torch.Tensor) -> torch.Tensor:
     if normalizer.kind == "rms":
         return value.square().mean(axes)
     return value.var(axes, correction=0)
+
+
+def gains(normalizer: Normalizer, variance: torch.Tensor, mean: torch.Tensor, width: int = 1) -> torch.Tensor:
+    """A normalizer's gain by each definition of docs/audit.md: tight, paper, paper_affine and layer, in one tensor.
+
+    tight = max_c |γ_c|/√(v_c+ε); paper = ‖1/√(v+ε)‖₂, for groups and instances the sum; paper_affine = ‖γ/√(v+ε)‖₂;
+    layer = 1/√(mean v + ε). variance: v, one a channel (batch and instance statistics, or running ones), one a group, or
+    one in all (layer, rms, l2). width: how many entries share one v, for a normalizer without γ.
+    """
+    by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")
+    inverse = (variance + normalizer.epsilon).rsqrt()
+    weight = inverse.new_ones(1) if normalizer.weight is None else normalizer.weight.to(inverse).flatten()
+    if normalizer.kind == "group" and normalizer.weight is not None:
+        scaled = weight.reshape(normalizer.groups, -1) * inverse[:, None]
+    elif normalizer.weight is None and not by_channel:
+        scaled = inverse[:, None].expand(-1, width)
+    else:
+        scaled = weight * inverse
+    added = normalizer.kind in ("group", "instance") and not normalizer.fixed
+    paper = inverse.sum() if added else torch.linalg.vector_norm(inverse)
+    layer = (mean.to(inverse) + normalizer.epsilon).rsqrt()
+    return torch.stack([scaled.abs().max(), paper, torch.linalg.vector_norm(scaled), layer])
 
 
 def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> float:

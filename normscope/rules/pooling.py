@@ -10,7 +10,9 @@ from normscope.core.interval import Interval
 from normscope.graph.graph import Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
+from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.shape import reduced
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
@@ -37,6 +39,9 @@ class MaxPool(Rule):
             return Interval.unbounded(node.shape)
         return context.interval(node.input).map(node.apply)
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return pooled(node, forms, int(next(character for character in node.op if character.isdigit())))
+
 
 @rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 class AdaptiveMaxPool(Rule):
@@ -53,6 +58,9 @@ class AdaptiveMaxPool(Rule):
             reuse *= int(covered.max())
         return Gain.of(math.sqrt(reuse), method="windows")
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return pooled(node, forms, int(node.op[-2]))
+
 
 @rule("max", "min", "amax", "amin", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin")
 class OrderStatistic(Rule):
@@ -65,6 +73,11 @@ class OrderStatistic(Rule):
             return Gain.of(math.sqrt(max(node.input.shape, default=1)), method="repeats")
         return Gain.of(1, method="sorting")
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        if len(node.inputs) == 2:
+            return forms.entrywise(forms.sum(*map(forms.of, node.inputs)))
+        return reduced(node, forms, linear=False)
+
 
 @rule("maximum", "minimum", "fmax", "fmin")
 class Extremum(Rule):
@@ -72,6 +85,23 @@ class Extremum(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.entrywise(forms.sum(*map(forms.of, node.args[:2])))
+
+
+def pooled(node: Node, forms: Forms, axes: int) -> Form:
+    """A maximum over windows of the last axes."""
+    x = forms.of(node.input)
+    shape = (*x.shape[:-axes], *_output_size(node)[-axes:])
+    return forms.mixed(x, range(-axes, 0), shape, shape, linear=False)
+
+
+def _output_size(node: Node) -> tuple[int, ...]:
+    """The shape of a node's (first) output, found by running it where it has several."""
+    if node.shape:
+        return node.shape
+    return tuple(node.apply(torch.zeros(node.input.shape, dtype=torch.float64))[0].shape)
 
 
 def _broadcast(source: Node, node: Node) -> float:
@@ -94,6 +124,9 @@ class VectorNorm(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return reduced(node, forms, linear=False, constants=False, position=2)
+
 
 @rule("std", "var")
 class Spread(Rule):
@@ -111,3 +144,7 @@ class Spread(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        spread = reduced(node, forms, linear=False, constants=False)
+        return spread if node.op == "std" else forms.entrywise(spread, 2.0)

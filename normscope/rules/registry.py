@@ -1,7 +1,8 @@
 """What normscope knows about each operation, open to users: one rule an operation, looked up by name.
 
-A rule states, for one node: how much it can stretch distances (`gain`), which values it can take (`interval`) and,
-where it acts entry by entry, between which slopes (`slopes`). An operation without a rule has no certificate.
+A rule states, for one node: how much it can stretch distances (`gain`), which values it can take (`interval`), where it
+acts entry by entry, between which slopes (`slopes`), and what it is as algebra (`form`, for symmetries). An operation
+without a gain has no certificate; one without a form is passed by no symmetry.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from normscope.core.magnitude import INFINITY, Magnitude, Real
 from normscope.graph.graph import Node
 from normscope.graph.trace import operation_name
 from normscope.operators.dense import UNIT_ROUNDOFF
+from normscope.rules.forms import Form, Forms
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,15 @@ class Rule:
         """Whether the node is affine in its inputs."""
         return False
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        """What the node is in the vocabulary of `rules/forms.py`; no symmetry passes it unless a rule says so."""
+        return forms.opaque()
+
+    @property
+    def certifies(self) -> bool:
+        """Whether the rule bounds a gain; some operations only have a form."""
+        return type(self).gain is not Rule.gain
+
 
 @dataclass
 class KnownGain(Rule):
@@ -155,7 +166,13 @@ class Registry:
         self.rules[name] = rule
 
     def find(self, node: Node) -> Rule | None:
-        return self.rules.get(node.op)
+        """The rule that bounds the gain of a node."""
+        found = self.rules.get(node.op)
+        return found if found is not None and found.certifies else None
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        found = self.rules.get(node.op)
+        return forms.opaque() if found is None else found.form(node, forms)
 
     def __getitem__(self, op: str) -> Rule:
         return self.rules[op]

@@ -8,11 +8,14 @@ averages over disjoint windows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from normscope.core.interval import Interval
+from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
+from normscope.rules.forms import Form, Forms, Lookup
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
@@ -58,6 +61,9 @@ class Rearrangement(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.rearranged() if node.inputs[0].shape or node.shape else forms.of(node.inputs[0])
+
 
 @rule(
     "slice", "select", "narrow", "index", "index_select", "gather", "diagonal",
@@ -84,6 +90,48 @@ class NonnegativeLinear(Rule):
 
     def linear(self, node: Node) -> bool:
         return True
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        if any(not is_float(source) for source in node.inputs):
+            return forms.opaque()  # entries chosen by values
+        if node.op in ("sum", "mean", "cumsum"):
+            return reduced(node, forms, constants=node.op != "cumsum")
+        if "avg_pool" in node.op:
+            axes = int(node.op[-2])
+            return forms.mixed(forms.of(node.input), range(-axes, 0), node.shape, node.shape, constants=keeps_constants(node))
+        if node.op in ("col2im", "trace"):
+            return forms.opaque()
+        return forms.rearranged()
+
+
+def keeps_constants(node: Node) -> bool:
+    """Whether a linear node with weights ≥ 0 maps a constant to a constant."""
+    image = node.apply(torch.ones(node.input.shape, dtype=torch.float64))
+    return bool((image - image.flatten()[0]).abs().max() < 1e-9)
+
+
+def reduced(node: Node, forms: Forms, linear: bool = True, constants: bool = True, position: int = 1) -> Form:
+    """A combination of the entries along the axes that a node names (all of them if it names none)."""
+    x, shape = forms.of(node.inputs[0]), node.shape
+    if node.dtype is None:  # values and indices: the values
+        shape = tuple(node.apply(torch.zeros(x.shape, dtype=torch.float64))[0].shape)
+    given = _named_axes(node, position)
+    axes = tuple(range(len(x.shape))) if given is None else tuple(axis % len(x.shape) for axis in given)
+    kept = shape if len(shape) == len(x.shape) else tuple(1 if i in axes else size for i, size in enumerate(x.shape))
+    return forms.mixed(x, axes, shape, kept, linear, constants)
+
+
+def _named_axes(node: Node, position: int) -> Sequence[int] | None:
+    """The argument called `dim` of a reduction, as a list; None if it reduces everything."""
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    where = names.index("dim") if "dim" in names else position
+    axes = node.argument(where, "dim") if "dim" in names else None
+    if node.op == "msort":
+        return [0]
+    if axes is None or axes == []:
+        return None
+    return [axes] if isinstance(axes, int) else list(axes)
 
 
 def vectors_joined(node: Node) -> float:
@@ -127,6 +175,12 @@ class Pick(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        several = node.input
+        if node.args[1] != 0 or several not in forms.made:
+            return forms.opaque()
+        return forms.made[several]
+
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")
 class Concatenation(Rule):
@@ -146,6 +200,9 @@ class Concatenation(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.rearranged()
+
 
 @rule("select_scatter", "slice_scatter", "index_put", "index_copy", "copy", "masked_fill", "where", "masked_scatter", "fill")
 class Overwrite(Rule):
@@ -156,6 +213,12 @@ class Overwrite(Rule):
             return self._accumulated(node)
         factors = [math.sqrt(_copies(source, node)) for source in node.inputs]
         return Gain.of(*factors, method="selection", separate=True)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        chosen_by_values = any(not is_float(source) for source in node.inputs)
+        if chosen_by_values or node.op in ("masked_scatter", "fill") or node.argument(3, "accumulate", False):
+            return forms.opaque()
+        return forms.rearranged()
 
     @staticmethod
     def _accumulated(node: Node) -> Gain:
@@ -212,3 +275,14 @@ class Interpolation(Rule):
 
     def linear(self, node: Node) -> bool:
         return True
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.mixed(forms.of(node.input), range(2, len(node.shape)), node.shape, node.shape)
+
+
+@rule("embedding")
+class Embedding(Rule):
+    """Rows of a table."""
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return Lookup((forms.of(node.args[0]),), node.shape, node=node)

@@ -108,3 +108,9 @@ def test_a_weight_that_is_not_a_number_is_named_behind_a_pattern_too():
         model[0].bias[0] = math.nan
     with pytest.raises(ns.InputError, match=r"0\.bias"):
         ns.lipschitz(model, randn(1, 4))
+
+
+def test_circular_padding_beyond_the_same_size_repeats_outputs():
+    kernel = torch.eye(64)[:, :, None].repeat(1, 1, 3)
+    found = ns.operator_norm(kernel, 32, padding=8, padding_mode="circular")
+    assert 4 < float(found.lower) <= float(found.upper) < 4.5

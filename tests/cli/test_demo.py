@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,22 +21,27 @@ from normscope.ledger import LayerRow
 KEYS = ("gain", "gain_paper", "gain_paper_affine", "gain_layer")
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["demo", *words])
+def run(runs: Path, *words: str) -> str:
+    result = CliRunner().invoke(app, ["demo", "--runs", str(runs), *words])
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 @pytest.fixture(scope="module")
-def content() -> dict[str, Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def content(runs: Path) -> dict[str, Any]:
     before = torch.random.get_rng_state()
-    parsed: dict[str, Any] = json.loads(run("--epochs", "2", "--json"))
+    parsed: dict[str, Any] = json.loads(run(runs, "--epochs", "2", "--json"))
     assert torch.equal(torch.random.get_rng_state(), before)
     return parsed
 
 
-def test_one_table_that_fits_and_says_how_to_go_on() -> None:
-    printed = run("--epochs", "1")
+def test_one_table_that_fits_and_says_how_to_go_on(tmp_path: Path) -> None:
+    printed = run(tmp_path, "--epochs", "1")
     assert max(map(len, printed.splitlines())) <= 100
     for words in ("plain", "with BN", "with LN", "accuracy", "at least", "at most", "tight", "paper", "1/σ", "normscope audit"):
         assert words in printed
@@ -51,8 +57,16 @@ def test_json_holds_the_three_audits(content: dict[str, Any]) -> None:
     assert content["setting"] == {"width": 128, "depth": 10, "epochs": 2, "seed": 0}
 
 
-def test_the_same_seed_gives_the_same_numbers(content: dict[str, Any]) -> None:
-    again = demo.train(digits(), "batch", seed=0, epochs=2)
+def test_the_three_trainings_are_recorded(content: dict[str, Any], runs: Path) -> None:
+    for name in content["networks"]:
+        recorded = ns.load_run(runs / name)
+        assert recorded.table()["step"].to_pylist()[0] == 1 and not recorded.events("error")
+        assert len([layer for layer in recorded.layers if layer["in_product"]]) == 10
+        assert [layer["role"] for layer in recorded.layers].count("normalizer") == (0 if name == "plain" else 9)
+
+
+def test_the_same_seed_gives_the_same_numbers(content: dict[str, Any], runs: Path) -> None:
+    again = demo.train(digits(), "batch", seed=0, epochs=2, run=runs / "BN")
     assert demo.accuracy(again, digits()) == content["networks"]["BN"]["accuracy"]
 
 
@@ -68,9 +82,9 @@ def test_one_thread_and_then_as_many_as_before() -> None:
         torch.set_num_threads(before)
 
 
-def test_the_plain_network_trains() -> None:
+def test_the_plain_network_trains(tmp_path: Path) -> None:
     data = digits()
-    assert demo.accuracy(demo.train(data, "none", seed=0, epochs=8), data) > 0.9
+    assert demo.accuracy(demo.train(data, "none", seed=0, epochs=8, run=tmp_path), data) > 0.9
 
 
 def trained(gains: list[float], lower: float = 1.0, upper: float = 100.0, accuracy: float = 0.9) -> Trained:

@@ -1,0 +1,103 @@
+"""`normscope curvature`: the Hessian's spectrum of a model on data, as text or JSON."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli.audit import check_writable, dtype_of, progress_bar, terminal
+from normscope.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from normscope.curvature.spectrum import Curvature
+
+LOSSES = ("cross_entropy", "mse")
+
+
+def curvature(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")],
+    data: Annotated[str, typer.Option(metavar="DATA", help="digits, or a callable that returns a dataset: module:callable.")],
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    mode: Annotated[str, typer.Option(metavar="train|eval", help="train: BN with the statistics of each batch.")] = "train",
+    quotient: Annotated[bool, typer.Option("--quotient", help="Also with the model's symmetries divided out.")] = False,
+    matrix: Annotated[str, typer.Option(metavar="hessian|gauss-newton", help="Which matrix.")] = "hessian",
+    loss: Annotated[
+        str | None, typer.Option(metavar="|".join(LOSSES), help="Cross-entropy for classes, mse for real targets if not given.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
+    batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
+    float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    seed: Annotated[int, typer.Option(help="Of a model's random weights, dropout and the estimates.")] = 0,
+) -> None:
+    """Largest and smallest eigenvalues, trace and condition number of a loss's Hessian."""
+    to_stdout = json == Path("-")
+    check_writable(None if to_stdout else json)
+    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
+        task = bar.add_task("loading", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        import torch
+
+        import normscope as ns
+        from normscope.cli.models import load_data, load_model
+
+        loaded = load_model(model, weights, seed)
+        if not isinstance(loaded, torch.nn.Module):
+            raise InputError("an exported program has no train mode: give the callable that makes the model")
+        batches = load_data(data)
+        chosen = loss_named(loss, batches)
+        found = []
+        for divided in (False, True) if quotient else (False,):
+            made = ns.hessian(
+                loaded, chosen, batches, mode, divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
+                dtype=torch.float64 if float64 else dtype_of(loaded),
+            )  # fmt: skip
+            measure(made, top, seed)
+            found.append(made)
+        described = "\n\n".join(map(str, found))
+        content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
+    if json is not None and not to_stdout:
+        json.write_text(content + "\n")
+    if to_stdout:
+        print(content)
+    else:
+        terminal().print(described, soft_wrap=True, markup=False)
+
+
+def measure(curvature: Curvature, top: int, seed: int) -> None:
+    """Compute what the command prints."""
+    import torch
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    curvature.top(min(top, curvature.size), generator=generator())
+    curvature.bottom(1, generator=generator())
+    curvature.trace(generator=generator())
+    curvature.condition(generator=generator())
+
+
+def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Tensor]:
+    """The loss of that name; without a name, the one for the kind of targets."""
+    import torch.nn.functional as functional
+
+    if name is None:
+        target = batches[1] if isinstance(batches, tuple) and len(batches) == 2 else next(iter(batches))[-1]
+        real = getattr(target, "is_floating_point", lambda: isinstance(target, float))()
+        name = "mse" if real else "cross_entropy"
+    losses: dict[str, Any] = {"cross_entropy": functional.cross_entropy, "mse": functional.mse_loss}
+    if name not in losses:
+        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {name!r}; ns.hessian takes any loss")
+    return losses[name]

@@ -1,0 +1,34 @@
+"""`normscope export`: a recorded run in the form of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normscope.core.errors import InputError
+
+FORMS = ("tensorboard", "parquet", "csv")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory given to ns.watch(run=…).")],
+    to: Annotated[str, typer.Option(metavar="|".join(FORMS), help="Which form.")],
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where; beside the run by default.")] = None,
+) -> None:
+    """Write a recorded run as TensorBoard events, Parquet or CSV."""
+    if to not in FORMS:
+        raise InputError(f"no form {to!r}: choose from {', '.join(FORMS)}")
+
+    from normscope.recorder.exporters.tables import to_csv, to_parquet
+    from normscope.recorder.exporters.tensorboard import to_tensorboard
+    from normscope.recorder.reading import load_run
+
+    writers = {"tensorboard": to_tensorboard, "parquet": to_parquet, "csv": to_csv}
+    target = out or run / ("run.parquet" if to == "parquet" else to)
+    try:
+        for path in writers[to](load_run(run), target):
+            print(path)
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename or target}: {error.strerror or error}") from error

@@ -1,0 +1,181 @@
+"""Random estimates of traces: Hutch++ for tr H, stochastic Lanczos quadrature for tr f(H) and the spectral density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t as student
+from scipy.stats import wasserstein_distance
+
+from normscope.core.errors import InputError
+from normscope.curvature.lanczos import Krylov, Operator
+from normscope.curvature.progress import Progress
+
+LEAST_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with the interval that holds the truth with probability `confidence`; of no width if it was computed in full."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g} at {100 * self.confidence:g} %)"
+
+
+def trace(operator: Operator, products: int, confidence: float, generator: torch.Generator, progress: Progress) -> Estimate:
+    """tr H by Hutch++ (Meyer, Musco, Musco & Woodruff 2021): exact on the range of a sketch, sampled on what is left.
+
+    A third of the products makes the sketch, a third its exact part, and a third the samples, whose mean has Student's interval.
+    Where there are products enough for every unit vector the trace is exact.
+    """
+    _check_confidence(confidence)
+    if operator.size <= products:
+        return _exact_trace(operator, confidence, progress)
+    if products < 3 * LEAST_SAMPLES:
+        raise InputError(f"products is at least {3 * LEAST_SAMPLES}, not {products}")
+    third = products // 3
+
+    def image(vector: torch.Tensor) -> torch.Tensor:
+        progress.advance()
+        return operator.product(vector)
+
+    sketch = torch.stack([image(operator.signs(generator)) for _ in range(third)])
+    basis = torch.linalg.qr(sketch.mT).Q.mT  # (third, size)
+    exact = math.fsum(float(row @ image(row)) for row in basis)
+    samples: list[float] = []
+    try:
+        for _ in range(products - 2 * third):
+            probe = operator.signs(generator)
+            probe -= (basis @ probe) @ basis
+            samples.append(float(probe @ image(probe)))
+    except KeyboardInterrupt:
+        if len(samples) < LEAST_SAMPLES:
+            raise
+    return student_interval(samples, confidence, exact)
+
+
+def _exact_trace(operator: Operator, confidence: float, progress: Progress) -> Estimate:
+    total = []
+    for unit in torch.eye(operator.size, dtype=torch.float64).to(operator.signs(torch.Generator())):
+        total.append(float(unit @ operator.product(unit)))
+        progress.advance()
+    return Estimate(math.fsum(total), math.fsum(total), math.fsum(total), confidence)
+
+
+def student_interval(samples: Sequence[float], confidence: float, offset: float = 0.0) -> Estimate:
+    """The mean of independent samples and Student's interval for it, moved by a known offset."""
+    middle = offset + float(np.mean(samples))
+    margin = student.ppf((1 + confidence) / 2, len(samples) - 1) * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    return Estimate(middle, middle - margin, middle + margin, confidence)
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Points θ and weights w of each probe z, which add up to ‖z‖²: Σ w f(θ) is an unbiased sample of tr f(H)."""
+
+    nodes: tuple[np.ndarray, ...]
+    weights: tuple[np.ndarray, ...]
+
+    @staticmethod
+    def of(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Progress) -> Quadrature:
+        """Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) with random signs as probes."""
+        if probes < 1 or steps < 2:
+            raise InputError(f"probes is at least 1 and steps at least 2, not {probes} and {steps}")
+        nodes: list[np.ndarray] = []
+        weights: list[np.ndarray] = []
+        try:
+            for _ in range(probes):
+                found = _gauss(operator, operator.signs(generator), steps, generator, progress)
+                nodes.append(found[0])
+                weights.append(found[1])
+        except KeyboardInterrupt:
+            if not nodes:
+                raise
+        return Quadrature(tuple(nodes), tuple(weights))
+
+    def sums(self, function: Callable[[np.ndarray], np.ndarray]) -> list[float]:
+        """tr f(H) by each probe."""
+        return [float(weight @ function(node)) for node, weight in zip(self.nodes, self.weights, strict=True)]
+
+
+def _gauss(
+    operator: Operator, start: torch.Tensor, steps: int, generator: torch.Generator, progress: Progress
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss's rule for the spectral measure of one vector: Ritz values, and squares of the vector's parts along theirs."""
+    krylov = Krylov(operator, start, steps, generator)
+    while not krylov.full:
+        krylov.extend()
+        progress.advance()
+        if krylov.coupling[krylov.count - 1] == 0:  # an invariant space: the rule is exact
+            break
+    ritz = krylov.ritz()
+    return ritz.values.numpy(), (float(start.square().sum()) * ritz.coordinates[0].square()).numpy()
+
+
+@dataclass(frozen=True)
+class Density:
+    """The distribution of the eigenvalues: a share of them at each point, shown smoothed by a normal of width `width`."""
+
+    nodes: np.ndarray
+    weights: np.ndarray
+    width: float
+    halves: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+
+    @staticmethod
+    def of(quadrature: Quadrature, width: float | None = None) -> Density:
+        nodes, weights = _pooled(quadrature, slice(None))
+        extent = float(nodes.max() - nodes.min())
+        halves = (slice(0, None, 2), slice(1, None, 2)) if len(quadrature.nodes) > 1 else ()
+        return Density(nodes, weights, width or max(0.005 * extent, 1e-300), tuple(_pooled(quadrature, half) for half in halves))
+
+    @cached_property
+    def sampling_error(self) -> float:
+        """Wasserstein distance of one half of the probes to the other, over the spectrum's extent; nan for a single probe."""
+        if not self.halves:
+            return math.nan
+        (one, own), (other, others) = self.halves
+        return wasserstein_distance(one, other, own, others) / max(self.extent, 1e-300)
+
+    @property
+    def extent(self) -> float:
+        return float(self.nodes.max() - self.nodes.min())
+
+    def wasserstein(self, eigenvalues: Any) -> float:
+        """W₁ to the distribution of given eigenvalues, as a share of their extent."""
+        given = np.asarray(eigenvalues, dtype=np.float64)
+        return wasserstein_distance(self.nodes, given, self.weights) / max(float(given.max() - given.min()), 1e-300)
+
+    def at(self, points: Any) -> np.ndarray:
+        """Σ w · normal(x; θ, width) at each x."""
+        apart = (np.asarray(points, dtype=np.float64)[..., None] - self.nodes) / self.width
+        return np.exp(-0.5 * apart**2) @ self.weights / (self.width * math.sqrt(2 * math.pi))
+
+    def figure(self, points: int = 1000) -> Any:
+        """The smoothed density, on a logarithmic scale."""
+        import plotly.graph_objects as go
+
+        grid = np.linspace(self.nodes.min() - 5 * self.width, self.nodes.max() + 5 * self.width, points)
+        found = go.Figure(go.Scatter(x=grid, y=np.maximum(self.at(grid), 1e-12), mode="lines", fill="tozeroy"))
+        return found.update_layout(xaxis_title="eigenvalue", yaxis_title="density", yaxis_type="log")
+
+
+def _pooled(quadrature: Quadrature, chosen: slice) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = quadrature.nodes[chosen], quadrature.weights[chosen]
+    pooled = np.concatenate(weights)
+    return np.concatenate(nodes), pooled / pooled.sum()
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence is between 0 and 1, not {confidence}")

@@ -1,0 +1,146 @@
+"""`ns.landscape`: how far the gradient can be trusted along its own direction, and up to which learning rate descent is stable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from normscope.core.data import Data
+from normscope.core.errors import InputError
+from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
+from normscope.curvature.products import Hessian
+from normscope.curvature.slices import Direction, Slice, slice_of
+
+MOST_DOUBLINGS = 60
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss and its gradient at θ − η∇L(θ) for several η (Santurkar, Tsipras, Ilyas & Mądry 2018).
+
+    losses: L(θ − ηg). gradient_changes: ‖∇L(θ − ηg) − g‖, the predictiveness of the gradient (the smaller, the better).
+    """
+
+    loss: float
+    gradient_norm: float
+    learning_rates: np.ndarray
+    losses: np.ndarray
+    gradient_changes: np.ndarray
+    objective: Objective = field(repr=False)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Distances travelled, η‖g‖."""
+        return self.learning_rates * self.gradient_norm
+
+    @property
+    def smoothness(self) -> float:
+        """Effective β: the largest ‖∇L(θ − ηg) − g‖ / (η‖g‖) over the learning rates; no Lipschitz constant of ∇L is less."""
+        ratios = self.gradient_changes / np.maximum(self.lengths, 1e-300)
+        return float(ratios.max())
+
+    @property
+    def loss_range(self) -> tuple[float, float]:
+        """The least and the greatest loss met on the way."""
+        return float(self.losses.min()), float(self.losses.max())
+
+    def largest_stable_rate(self, iterations: int = 20, precision: float = 0.05) -> float:
+        """The largest η for which so many steps of gradient descent do not end above the loss that they start from.
+
+        Found by doubling and bisection of log η, as if stability were lost once and for all; infinite for a loss without curvature.
+        """
+        if iterations < 1 or not 0 < precision < 1:
+            raise InputError(f"iterations is at least 1 and precision between 0 and 1, not {iterations} and {precision}")
+        start = float(np.median(self.learning_rates))
+        low, high = start, start
+        for _ in range(MOST_DOUBLINGS):
+            if self._stable(low, iterations):
+                break
+            low /= 2
+        else:
+            return 0.0
+        high = max(high, 2 * low)
+        for _ in range(MOST_DOUBLINGS):
+            if not self._stable(high, iterations):
+                break
+            low, high = high, 2 * high
+        else:
+            return math.inf
+        while high > (1 + precision) * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._stable(middle, iterations) else (low, middle)
+        return low
+
+    def slice(self, *directions: Direction, **options: Any) -> Slice:
+        """The loss on a line or a plane through θ: see `normscope.curvature.slices.slice_of`."""
+        return slice_of(self.objective, *directions, **options)
+
+    def figure(self) -> Any:
+        """Loss and change of the gradient against the learning rate."""
+        from plotly.subplots import make_subplots
+
+        found = make_subplots(rows=1, cols=2, subplot_titles=("loss at θ − η∇L", "‖∇L(θ − η∇L) − ∇L(θ)‖"))
+        for column, values in enumerate((self.losses, self.gradient_changes), start=1):
+            found.add_scatter(x=self.learning_rates, y=values, mode="lines+markers", row=1, col=column)
+        return found.update_xaxes(type="log", title="learning rate η").update_layout(showlegend=False)
+
+    def _stable(self, rate: float, iterations: int) -> bool:
+        point = self.objective.point
+        for _ in range(iterations):
+            value, gradient = self.objective.value_and_gradient(point)
+            if not math.isfinite(value) or not bool(gradient.isfinite().all()):
+                return False
+            point = point - rate * gradient
+        value = self.objective.value(point)
+        return math.isfinite(value) and value <= self.loss
+
+
+def landscape(
+    model: nn.Module,
+    loss: Loss | Sequence[Loss],
+    batches: Data,
+    mode: str = "train",
+    *,
+    learning_rates: Sequence[float] | None = None,
+    parameters: str | Iterable[str] | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int = BATCH_SIZE,
+    microbatch: int | None = None,
+    seed: int = 0,
+) -> Landscape:
+    """The loss and its gradient along the gradient's direction.
+
+    >>> data = torch.randn(32, 4), torch.randint(3, (32,))
+    >>> found = landscape(nn.Linear(4, 3), nn.functional.cross_entropy, data)
+    >>> found.loss_range[0] < found.loss
+    True
+
+    learning_rates: if not given, 25 from 0.01/β to 10/β with β = gᵀHg/gᵀg, the curvature along the gradient. The other options are
+    those of `ns.hessian`.
+    """
+    objective = Objective(model, loss, batches, mode, parameters, dtype, batch_size, microbatch, seed)
+    value, gradient = objective.value_and_gradient()
+    length = float(gradient.norm())
+    if length == 0:
+        raise InputError("the gradient is zero here, so that it has no direction to look along: move off this critical point")
+    rates = np.asarray(_default_rates(objective, gradient) if learning_rates is None else learning_rates, dtype=np.float64)
+    if rates.ndim != 1 or not len(rates) or not (rates > 0).all() or not np.isfinite(rates).all():
+        raise InputError("learning_rates are positive numbers, at least one")
+    met = [objective.value_and_gradient(objective.point - rate * gradient) for rate in rates]
+    losses = np.array([other for other, _ in met])
+    changes = np.array([float((moved - gradient).norm()) for _, moved in met])
+    return Landscape(value, length, rates, losses, changes, objective)
+
+
+def _default_rates(objective: Objective, gradient: torch.Tensor) -> np.ndarray:
+    length = float(gradient.norm())
+    unit = gradient / length
+    curvature = abs(float(unit @ Hessian(objective, memory=0).product(unit)))
+    scale = 1 / curvature if curvature * length > 1e-12 * length else 1 / length
+    return scale * np.logspace(-2, 1, 25)

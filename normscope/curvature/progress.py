@@ -1,0 +1,58 @@
+"""How far a computation of unknown length has come: a bar on stderr, or a call of the user's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Union
+
+Report = Callable[[str, int, int], None]  # what, products done, products expected
+Wanted = Union[bool, Report, None]
+
+
+class Progress:
+    """Reports of one computation, in products."""
+
+    def __init__(self, what: str, report: Report | None, total: int = 0) -> None:
+        self.what, self.report, self.total, self.done = what, report, total, 0
+        self._first: tuple[int, float] | None = None
+
+    def advance(self) -> None:
+        self.done += 1
+        if self.report is not None:
+            self.report(self.what, self.done, self.total)
+
+    def converging(self, done: int, distance: float) -> None:
+        """Expect the distance to fall to 1 as it has fallen so far, by a factor a product."""
+        if self.report is None:
+            return
+        expected = done + 1
+        if math.isfinite(distance):
+            self._first = self._first or (done, distance)
+            fallen = math.log(self._first[1] / max(distance, 1e-300))
+            expected = (
+                done if distance <= 1 else done + math.ceil((done - self._first[0] + 1) * math.log(distance) / max(fallen, 0.1))
+            )
+        self.report(self.what, done, expected)
+
+
+@contextmanager
+def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
+    """progress=True: a bar on stderr that leaves nothing behind; a callable: called; else silent."""
+    if wanted is not True:
+        yield Progress(what, wanted or None, total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+
+        def report(what: str, done: int, expected: int) -> None:
+            bar.update(task, description=what, completed=done, total=expected)
+
+        yield Progress(what, report, total)

@@ -1,0 +1,129 @@
+"""Curvature up to symmetry: the matrix at the canonical representative of the orbit, on the directions that change the function.
+
+Along an orbit of the model's symmetries the loss is constant, yet the plain Hessian depends on where on the orbit one stands: with
+every scale-free weight c times as large it is c² times as small. Here scale groups have unit norm, rescaled layers are in balance,
+shifts are at zero, and H becomes P H P with P the orthogonal projection onto what no symmetry moves.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.curvature.objective import Objective
+from normscope.curvature.products import Matrix
+
+Named = dict[str, torch.Tensor]
+
+LARGEST_TANGENTS = 2**24  # entries of a matrix of tangents that is held and factorized
+RANK = 1e-10  # singular values below this share of the largest are zero
+BALANCED = 1e-12  # relative change of a vector at which balancing ends
+MOST_SWEEPS = 200
+
+
+class Quotient:
+    """P H P at one point of an orbit, with P v = v − Dᵀ(DDᵀ)⁺D v and D the tangents of the orbits."""
+
+    def __init__(self, matrix: Matrix, symmetries: Any) -> None:
+        self.matrix, self.symmetries = matrix, symmetries
+        self.size = matrix.size
+        self.point = named_point(matrix.objective)
+
+    def product(self, vector: torch.Tensor) -> torch.Tensor:
+        return self.project(self.matrix.product(self.project(vector)))
+
+    def normal(self, generator: torch.Generator) -> torch.Tensor:
+        return self.project(self.matrix.normal(generator))
+
+    def signs(self, generator: torch.Generator) -> torch.Tensor:
+        return self.project(self.matrix.signs(generator))
+
+    def project(self, vector: torch.Tensor) -> torch.Tensor:
+        if self.vertical is not None:
+            rows = self.vertical.to(vector)
+            return vector - (rows @ vector) @ rows
+        from normscope.geometry.quotient import horizontal
+
+        layout = self.matrix.objective.layout
+        return layout.flatten(horizontal(self.symmetries, self.point, layout.unflatten(vector))).to(vector)
+
+    @cached_property
+    def vertical(self) -> torch.Tensor | None:
+        """An orthonormal basis of the orbits' tangents, where it is small enough to be held."""
+        if sum(group.count for group in self.symmetries.groups) * self.size > LARGEST_TANGENTS:
+            return None
+        layout = self.matrix.objective.layout
+        rows = [layout.flatten(tangent) for group in self.symmetries.groups for tangent in _tangents(group, self.point)]
+        if not rows:
+            return torch.zeros(0, self.size, dtype=torch.float64)
+        units = torch.stack(rows)
+        lengths = units.norm(dim=1, keepdim=True)
+        _, values, basis = torch.linalg.svd(units / torch.where(lengths > 0, lengths, 1.0), full_matrices=False)
+        return basis[values > RANK * values.max()]
+
+
+def named_point(objective: Objective) -> Named:
+    """The point of an objective by name, in float64."""
+    return objective.layout.unflatten(objective.point.double())
+
+
+def symmetries_of(objective: Objective) -> Any:
+    """The groups of the model in the objective's mode, found on its first batch; all parameters must have been chosen."""
+    from normscope.symmetry.detect import symmetries
+
+    absent = [name for name, _ in objective.model.named_parameters() if name not in objective.layout.shapes]
+    if absent:
+        raise InputError(f"the quotient needs all parameters, and {absent[0]} is left out: drop parameters=, or quotient=False")
+    call = next(iter(objective.batches)).call
+    return symmetries(objective.model, call.kwargs or call.args, mode=objective.mode)
+
+
+def representative(objective: Objective, symmetries: Any) -> Objective:
+    """The same objective at the canonical point of its orbit; `linear` groups, too, at their least sum of squares."""
+    from normscope.geometry.quotient import canonical
+
+    layout = objective.layout
+    point = canonical(symmetries, named_point(objective))
+    linear = [group for group in symmetries.groups if group.kind == "linear" and _fits(group, point)]
+    for _ in range(MOST_SWEEPS if linear else 0):
+        before = layout.flatten(point)
+        for group in linear:
+            point = {**point, **_balanced(group, point)}
+        point = canonical(symmetries, point)
+        if float((layout.flatten(point) - before).norm()) <= BALANCED * float(before.norm()):
+            break
+    return objective.at(layout.flatten(point))
+
+
+def unbalanced(symmetries: Any, point: Named) -> tuple[str, ...]:
+    """Parameters of the groups whose representative is not canonical, because they are too large to be balanced."""
+    return tuple(g.parameters[0] for g in symmetries.groups if g.kind == "linear" and not _fits(g, point))
+
+
+def _fits(group: Any, point: Named) -> bool:
+    return group.count * sum(point[name].numel() for name in set(group.parameters)) <= LARGEST_TANGENTS
+
+
+def _tangents(group: Any, point: Named) -> list[Named]:
+    return [group.tangent(point, unit) for unit in torch.eye(group.count, dtype=torch.float64)]
+
+
+def _balanced(group: Any, point: Named) -> Named:
+    """One Newton step to the least ‖θ‖² on the orbit of a group that acts linearly: θ → exp(−X)θ, X of the speeds ½(DDᵀ)⁺Dθ."""
+    names = list(dict.fromkeys(group.parameters))
+
+    def flat(tensors: Named) -> torch.Tensor:
+        return torch.cat([tensors[name].reshape(-1) for name in names])
+
+    rows = torch.stack([flat(tangent) for tangent in _tangents(group, point)])
+    speeds = -0.5 * torch.linalg.lstsq(rows.mT, flat(point)[:, None], driver="gelsd").solution[:, 0]
+    term = total = {name: point[name] for name in names}
+    for order in range(1, 40):  # the exponential series
+        term = {name: part / order for name, part in group.tangent({**point, **term}, speeds).items()}
+        total = {name: total[name] + term[name] for name in names}
+        if float(flat(term).norm()) <= 1e-17 * float(flat(total).norm()):
+            break
+    return total

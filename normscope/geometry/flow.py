@@ -1,0 +1,160 @@
+"""Gradient flow θ' = −∇L − λθ, gradient descent beside it, and the quantities that the symmetries conserve along both.
+
+For every scale group (that no bias has to follow) the charge Q = Σ d ‖w‖² (‖w‖² for a scale-free vector) obeys
+
+    flow:     Q(t) = Q(0) exp(−2λt), conserved without decay (Akbar, Lemma 5.1; its −λ lacks a factor 2)
+    descent:  Q ← (1 − ηλ)² Q + η² Σ d ‖∇L‖², so ‖w‖² grows by exactly η²‖∇L‖² at a step without decay
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+
+from normscope.core.errors import InputError
+from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
+
+Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
+
+
+@dataclass(frozen=True)
+class Path:
+    """Parameters on their way downhill, in float64.
+
+    times: (points,), steps for descent. losses: (points,). charges and expected: for every scale group, named by its parameters,
+    what was measured and what the law says, (points, count). parameters: those at the end.
+    """
+
+    times: torch.Tensor
+    losses: torch.Tensor
+    charges: dict[str, torch.Tensor]
+    expected: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+
+    @property
+    def defect(self) -> float:
+        """The largest |Q − expected| relative to the largest |Q| of its group: what ε, rounding and the integrator do."""
+        gaps = ((self.charges[name] - law).abs().max() / self.charges[name].abs().max() for name, law in self.expected.items())
+        return max(map(float, gaps), default=0.0)
+
+
+def gradient_flow(
+    model: torch.nn.Module,
+    loss: Loss,
+    batch: tuple[Any, Any],
+    duration: float,
+    symmetries: Symmetries,
+    weight_decay: float = 0.0,
+    points: int = 21,
+    tolerance: float = 1e-6,
+) -> Path:
+    """Integrate θ' = −∇L(θ) − λθ on one batch for a time, with an adaptive Runge–Kutta method of order 8.
+
+    The model keeps its mode and is not changed: a copy of it in float64 moves. tolerance: relative, of the integrator. Where the
+    flow slides along the kink of a ReLU the integrator takes many small steps, and the more the smaller the tolerance.
+    """
+    objective = _Objective(model, loss, batch)
+    if not duration > 0 or points < 2:
+        raise InputError(f"a flow takes a positive duration and at least 2 points, not {duration} and {points}")
+    times = np.linspace(0, duration, points)
+    start = objective.start.numpy()
+
+    def velocity(_: float, flat: np.ndarray) -> np.ndarray:
+        return -objective.gradient(flat)[1] - weight_decay * flat
+
+    scale = np.abs(start).max() or 1.0
+    solution = solve_ivp(velocity, (0, duration), start, method="DOP853", t_eval=times, rtol=tolerance, atol=tolerance * scale)
+    if not solution.success:
+        raise InputError(f"the flow stopped at time {solution.t[-1] if len(solution.t) else 0:g}: {solution.message}")
+    states = [objective.named(flat) for flat in solution.y.T]
+    measured = _measure(symmetries, states)
+    decay = torch.from_numpy(np.exp(-2 * weight_decay * times))[:, None]
+    expected = {name: values[:1] * decay for name, values in measured.items()}
+    losses = torch.tensor([objective.gradient(flat)[0] for flat in solution.y.T], dtype=torch.float64)
+    return Path(torch.from_numpy(times), losses, measured, expected, states[-1])
+
+
+def gradient_descent(
+    model: torch.nn.Module,
+    loss: Loss,
+    batch: tuple[Any, Any],
+    lr: float,
+    steps: int,
+    symmetries: Symmetries,
+    weight_decay: float = 0.0,
+) -> Path:
+    """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it."""
+    objective = _Objective(model, loss, batch)
+    flat = objective.start.numpy()
+    states, losses, gradients = [objective.named(flat)], [], []
+    for _ in range(steps):
+        value, gradient = objective.gradient(flat)
+        flat = flat - lr * (gradient + weight_decay * flat)
+        states.append(objective.named(flat))
+        losses.append(value)
+        gradients.append(objective.named(gradient))
+    losses.append(objective.gradient(flat)[0])
+    measured = _measure(symmetries, states)
+    expected = dict(measured)
+    if steps:
+        for name, growth in _measure(symmetries, gradients).items():
+            before = measured[name][:-1]
+            expected[name] = torch.cat([measured[name][:1], (1 - lr * weight_decay) ** 2 * before + lr**2 * growth])
+    return Path(torch.arange(steps + 1), torch.tensor(losses, dtype=torch.float64), measured, expected, states[-1])
+
+
+class _Objective:
+    """The loss of one batch as a function of all parameters in a row, in float64."""
+
+    def __init__(self, model: torch.nn.Module, loss: Loss, batch: tuple[Any, Any]) -> None:
+        self._model = copy.deepcopy(model).double()
+        self._loss = loss
+        self._inputs, self._targets = (_double(part) for part in batch)
+        self._parameters = dict(self._model.named_parameters())
+        if not self._parameters:
+            raise InputError("the model has no parameters, so nothing flows")
+        self.start = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters.values()])
+        with torch.random.fork_rng(devices=[]):
+            state = torch.random.get_rng_state()
+            self.gradient(self.start.numpy())
+            if not torch.equal(state, torch.random.get_rng_state()):
+                raise InputError("the loss draws random numbers: switch off what is random, such as dropout")
+
+    def named(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        pieces = torch.from_numpy(flat.copy()).split(sizes)
+        return {name: piece.reshape(self._parameters[name].shape) for name, piece in zip(self._parameters, pieces, strict=True)}
+
+    def gradient(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """(L, ∇L)."""
+        with torch.no_grad():
+            for name, value in self.named(flat).items():
+                self._parameters[name].copy_(value)
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            value = self._loss(self._model(self._inputs), self._targets)
+        found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True, materialize_grads=True)
+        return float(value.detach()), torch.cat([gradient.reshape(-1) for gradient in found]).numpy()
+
+
+def _double(part: Any) -> Any:
+    return part.double() if isinstance(part, torch.Tensor) and part.is_floating_point() else part
+
+
+def _measure(symmetries: Symmetries, states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    groups = [group for group in symmetries.groups if group.kind in SCALES]
+    if missing := {name for group in groups for name in group.parameters} - set(states[0]):
+        raise InputError(f"the model has no parameter {min(missing)!r}, which the report names")
+    contained = [group for group in groups if self_contained(group, states[0])]
+    return {_label(group): torch.stack([charges(group, state) for state in states]) for group in contained}
+
+
+def _label(group: SymmetryGroup) -> str:
+    return f"{group.kind}: {' + '.join(group.parameters)}"

@@ -1,0 +1,231 @@
+"""Parameters up to symmetry: the directions that change the function, and one representative of each orbit.
+
+A group of `ns.symmetries` moves the parameters along orbits of the same function. A vector is *horizontal* when it is orthogonal to
+all orbits. The *canonical representative* has shifts at zero, scale-free vectors at unit norm and rescaled layers in balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from normscope.core.errors import InputError
+from normscope.geometry.groups import (
+    SCALES,
+    SHIFTS,
+    Symmetries,
+    SymmetryGroup,
+    Tensors,
+    by_member,
+    members,
+    self_contained,
+    spread,
+)
+
+TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
+MOST_SWEEPS = 20_000
+MOST_NEWTON_STEPS = 200
+
+
+def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
+    """The part of a vector that is orthogonal to every orbit: v − Dᵀ(DDᵀ)⁺Dv, D the tangents of the orbits, in float64.
+
+    Names that the vector lacks count as zero and are not returned.
+    """
+    orbits = [_Orbit.of(group, parameters) for group in symmetries.groups]
+    names = sorted({name for orbit in orbits for name in orbit.names} | set(vector))
+    layout = _Layout({name: parameters[name] for name in names})
+    flat = layout.flatten({name: vector.get(name, torch.zeros_like(parameters[name])) for name in names})
+    counts = [orbit.count for orbit in orbits]
+    scales = [_inverse_norms(orbit) for orbit in orbits]  # unit columns, so that orthogonal orbits take one iteration
+
+    def along(amounts: np.ndarray) -> np.ndarray:
+        total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in names}
+        for orbit, scale, own in zip(orbits, scales, torch.from_numpy(amounts.copy()).split(counts), strict=True):
+            for name, moved in orbit.move(own * scale).items():
+                total[name] += moved
+        return layout.flatten(total)
+
+    def components(entries: np.ndarray) -> np.ndarray:
+        tensors = layout.unflatten(entries)
+        return torch.cat([orbit.components(tensors) * scale for orbit, scale in zip(orbits, scales, strict=True)]).numpy()
+
+    if orbits:
+        operator = LinearOperator((len(flat), sum(counts)), matvec=along, rmatvec=components, dtype=np.float64)
+        for _ in range(2):  # the second solve removes what rounding left of the first
+            flat = flat - along(lsmr(operator, flat, atol=1e-15, btol=1e-15, conlim=0, maxiter=10 * sum(counts))[0])
+    return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(flat).items() if name in vector}
+
+
+def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Tensor]:
+    """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
+
+    Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
+    layers the least sum of squares, which is equal norms on both sides (of what is scaled; a bias that follows does not count).
+    `linear` groups have no preferred element here and stay as they are; so do zero vectors.
+    """
+    values = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
+    for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
+        if max(_center(group, values) for group in shifts) <= TOLERANCE:
+            break
+    scales = [group for group in symmetries.groups if group.kind in SCALES]
+    for _ in range(MOST_SWEEPS):
+        if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
+            return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
+    raise InputError(f"no representative after {MOST_SWEEPS} sweeps: the scales of this model do not settle")
+
+
+class _Orbit:
+    """Tangents of one group's orbits: amounts of its one-parameter groups ↔ entries of the parameters."""
+
+    def __init__(self, names: Iterable[str], count: int) -> None:
+        self.names, self.count = tuple(dict.fromkeys(names)), count
+
+    @staticmethod
+    def of(group: SymmetryGroup, parameters: Tensors) -> _Orbit:
+        missing = [name for name in group.parameters if name not in parameters]
+        if missing:
+            raise InputError(f"the parameters lack {missing[0]!r}, which the report names")
+        if group.kind in (*SCALES, *SHIFTS) and self_contained(group, parameters):
+            return _MemberOrbit(group, parameters)
+        return _DenseOrbit(group, parameters)
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Dᵀ a."""
+        raise NotImplementedError
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        """D v."""
+        raise NotImplementedError
+
+    def squares(self) -> torch.Tensor:
+        """The squared norms of the tangents."""
+        raise NotImplementedError
+
+
+class _MemberOrbit(_Orbit):
+    """Every entry moves with one member: by its degree times itself where the group scales, by a speed where it shifts."""
+
+    def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
+        super().__init__(group.parameters, group.count)
+        self.parts = []  # (name, members, speed of each entry)
+        for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):
+            value = parameters[name].detach().double()
+            self.parts.append((name, numbers, degree * value if group.kind in SCALES else _shift_speeds(group, parameters)))
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        total: dict[str, torch.Tensor] = {}
+        for name, numbers, speed in self.parts:
+            total[name] = total.get(name, 0) + spread(numbers, amounts) * speed
+        return total
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        return torch.stack([by_member(numbers, speed * vector[name], self.count) for name, numbers, speed in self.parts]).sum(0)
+
+    def squares(self) -> torch.Tensor:
+        return torch.stack([by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts]).sum(0)
+
+
+class _DenseOrbit(_Orbit):
+    """The tangents as the rows of a matrix."""
+
+    def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
+        super().__init__(group.parameters, group.count)
+        double = {name: tensor.detach().double() for name, tensor in parameters.items()}
+        self.layout = _Layout({name: double[name] for name in self.names})
+        self.rows = group.directions(double).double()
+
+    def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.layout.unflatten((amounts @ self.rows).numpy())
+
+    def components(self, vector: Tensors) -> torch.Tensor:
+        return self.rows @ torch.from_numpy(self.layout.flatten(vector))
+
+    def squares(self) -> torch.Tensor:
+        return self.rows.square().sum(1)
+
+
+class _Layout:
+    """Named tensors as one vector of float64, in their order."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def flatten(self, tensors: Tensors) -> np.ndarray:
+        return torch.cat([tensors[name].detach().double().reshape(-1).cpu() for name in self.shapes]).numpy()
+
+    def unflatten(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
+        pieces = torch.from_numpy(flat).split([shape.numel() for shape in self.shapes.values()])
+        return {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+
+def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
+    squares = orbit.squares()
+    return torch.where(squares > 0, squares, 1.0).rsqrt()
+
+
+def _shift_speeds(group: SymmetryGroup, parameters: Tensors) -> torch.Tensor:
+    """How fast each entry of the first parameter moves with its member: 1, but for shifts that a scale stands before."""
+    double = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    return group.tangent(double, torch.ones(group.count, dtype=torch.float64))[group.parameters[0]]
+
+
+def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
+    """Shift the first parameter's members to offsets of zero, and what takes that back with them; the largest offset, relatively.
+
+    The offset of a member is the mean of entry/speed. A rescaling changes an entry and its speed alike and leaves offsets alone.
+    """
+    first, numbers, speeds = values[group.parameters[0]], members(group, values)[0], _shift_speeds(group, values)
+    moving = speeds != 0
+    sums = by_member(numbers, torch.where(moving, first / speeds, 0.0), group.count)
+    offsets = sums / by_member(numbers, moving.expand(first.shape).double(), group.count).clamp(min=1)
+    for name, moved in group.tangent(values, -offsets).items():
+        values[name] = values[name] + moved
+    size = by_member(numbers, torch.where(moving, first / speeds, 0.0).square(), group.count).sqrt()
+    return float((offsets.abs() / size.clamp(min=1e-300)).max()) if group.count else 0.0
+
+
+def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
+    """Put every member at its preferred scale, and biases that follow with it; the largest |log| of the factors used."""
+    parts = [
+        part for part in zip(group.parameters, members(group, values), group.degrees, strict=True) if bool((part[1] >= 0).any())
+    ]
+    squares = torch.stack([by_member(numbers, values[name].square(), group.count) for name, numbers, _ in parts])
+    logs = _preferred_scale(squares, torch.tensor([degree for *_, degree in parts], dtype=torch.float64))
+    values.update(group.scaled(values, logs))
+    return float(logs.abs().max()) if len(logs) else 0.0
+
+
+def _preferred_scale(squares: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
+    """log c of each member: where Σ c^{2d} n² = 1, or, if degrees have both signs, where Σ c^{2d} n² is least.
+
+    Either is the zero of log Σ_{d>0} … − log Σ_{d<0} …, which increases with log c; Newton's method is exact at once where the
+    degrees differ only in sign. Members with nothing to balance stay.
+    """
+    both = bool((degrees < 0).any())
+    weights = (degrees.abs()[:, None] * squares if both else squares).log()  # (parameters, members)
+    rising = degrees > 0
+    alive = (weights[rising] > -torch.inf).any(0)
+    if both:
+        alive &= (weights[~rising] > -torch.inf).any(0)
+    logs = torch.zeros(squares.shape[1], dtype=torch.float64)
+    for _ in range(MOST_NEWTON_STEPS):
+        gap, slope = _log_sum(weights[rising], degrees[rising], logs)
+        if both:
+            other, other_slope = _log_sum(weights[~rising], degrees[~rising], logs)
+            gap, slope = gap - other, slope - other_slope
+        step = torch.where(alive, gap / slope, 0.0)
+        logs = logs - step
+        if not (step.abs() > 1e-15).any():
+            break
+    return logs
+
+
+def _log_sum(weights: torch.Tensor, degrees: torch.Tensor, logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log Σ exp(weight + 2d log c) of each member and its derivative by log c."""
+    terms = weights + 2 * degrees[:, None] * logs
+    return terms.logsumexp(0), (terms.softmax(0) * 2 * degrees[:, None]).sum(0)

@@ -1,0 +1,110 @@
+"""A model as a function of its inputs and of its parameters, for what concerns the parameters: symmetries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node as FxNode
+
+from normscope.core.data import Call
+from normscope.core.errors import InputError
+from normscope.graph.canonical import DROPOUTS, is_float
+from normscope.graph.graph import Graph, Node
+from normscope.graph.patterns import recognise
+from normscope.graph.trace import Conversion, export, is_random, module_of
+
+
+def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval") -> Graph:
+    """Trace `model` as a function of its parameters too: each is a node of its own, named as in `named_parameters()`.
+
+    The whole example is one input, integer tensors and random draws included; dropout is kept as a node that evaluates
+    to its input. All floating-point outputs of the model are gathered in one `outputs` node.
+    """
+    program = export(module_of(model), call, mode)
+    graph = ParametricConversion(program, call, "eval" if mode == "eval" else "batch").graph()
+    graph.validate()
+    return recognise(graph)
+
+
+class ParametricConversion(Conversion):
+    """The same pass with parameters, integer inputs and random draws as nodes instead of constants."""
+
+    def _parameter(self, placeholder: FxNode, name: str) -> Any:
+        stored = self.program.state_dict
+        for known in self.inputs:  # a tied parameter goes by the first of its names
+            if (
+                known.op == "parameter"
+                and known.shape == tuple(stored[name].shape)
+                and _same_storage(stored[known.path], stored[name])
+            ):
+                return known
+        return self._leaf(placeholder, "parameter", name)
+
+    def _user_input(self, placeholder: FxNode, given: Any) -> Any:
+        return self._leaf(placeholder, "input") if isinstance(given, torch.Tensor) else given
+
+    def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super()._operation(fx, args, kwargs)
+        if isinstance(result, Node):
+            result.target = EVALUATED_AS.get(result.op, result.target)
+        return result
+
+    def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_random(target) and isinstance(fx.meta.get("val"), torch.Tensor):
+            return self._leaf(fx, "random")
+        return super()._fold(fx, target, args, kwargs)
+
+    def _leaf(self, fx: FxNode, op: str, name: str = "") -> Node:
+        meta = fx.meta["val"]
+        node = Node(fx.name, op, path=name, shape=tuple(meta.shape), dtype=meta.dtype)
+        self.inputs.append(node)
+        return node
+
+    def _output(self, values: dict[FxNode, Any]) -> Any:
+        names = {fx.name: fx for fx in values}
+        found = [values[names[name]] for name in self.program.graph_signature.user_outputs if name in names]
+        floats = [leaf for leaf in found if isinstance(leaf, Node) and is_float(leaf)]
+        if not floats:
+            raise InputError("the model returns no floating-point tensor that depends on its inputs or parameters")
+        gathered = Node("outputs", "outputs", gather, (floats,), dtype=floats[0].dtype, shape=(sum(map(_entries, floats)),))
+        self.nodes.append(gathered)
+        return gathered
+
+
+def gather(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """All outputs of a model as one vector."""
+    return torch.cat([output.reshape(-1) for output in outputs])
+
+
+def _entries(node: Node) -> int:
+    return math.prod(node.shape)
+
+
+def _first_argument(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return x
+
+
+def weight_norm(v: torch.Tensor, g: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """g v/‖v‖, written out: the second derivative of torch's own operation is wrong on the CPU."""
+    others = [i for i in range(v.dim()) if axis == -1 or i != axis % v.dim()]
+    return g * v / torch.linalg.vector_norm(v, dim=others, keepdim=True)
+
+
+def _attention_without_dropout(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, *more: Any, **named: Any
+) -> torch.Tensor:
+    return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, *more, **named)
+
+
+EVALUATED_AS: dict[str, Any] = {  # where a model is a function of its parameters
+    **dict.fromkeys(DROPOUTS, _first_argument),
+    "scaled_dot_product_attention": _attention_without_dropout,
+    "_weight_norm": weight_norm,
+}
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()

@@ -1,0 +1,210 @@
+"""Keep a model's Lipschitz bound in check while it trains: a hard cap on every linear map, or a penalty on their product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from normscope.core.errors import InputError
+from normscope.core.magnitude import Magnitude
+from normscope.operators.conv import Convolution
+from normscope.operators.dense import spectral_norm
+
+ANY_SIZE = 1 << 20  # inputs so large that the bound of a convolution holds for every size
+SMALLEST = 1e-6  # norms and gains below this count as this in the penalty, whose slope is 0 there
+MOST_ROUNDING = 1e-4  # above this the norm of a scaled weight is bounded again, rather than the weight scaled further
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+NORMALIZERS = (*STATISTICS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass
+class Layer:
+    """A linear map whose norm is capped, and what was last proved about it: ‖A‖ ≤ `proved` at the weight `seen`."""
+
+    name: str
+    module: nn.Module
+    limit: float
+    proved: float = math.inf
+    seen: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.module.weight
+
+    def norm(self) -> Magnitude:
+        """A certified upper bound; for a convolution, on inputs of any size."""
+        if isinstance(self.module, nn.Linear):
+            return spectral_norm(self.weight)
+        return _convolution(self.module).norm()[0]
+
+    @property
+    def rounding(self) -> float:
+        """How much a scaled weight's rounding can add to the norm, relatively: √r ‖ΔW‖_F ≤ (ε/2) √(r · rank) ‖A‖."""
+        rank = min(len(self.weight), self.weight[0].numel())
+        return torch.finfo(self.weight.dtype).eps * math.sqrt(reuse(self.module) * rank)
+
+    def within(self) -> bool:
+        """Whether what was proved still implies the limit: ‖A‖ ≤ proved + √r ‖W − W_seen‖_F, with r as in `reuse`."""
+        if not math.isfinite(self.proved):
+            return False
+        moved = torch.linalg.vector_norm(self.weight.detach().double() - self.seen.double())
+        return self.proved + math.sqrt(reuse(self.module)) * float(moved) * (1 + 1e-9) <= self.limit
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Scale the weight so that the certified norm is at most the limit, unless it is already."""
+        if self.within():
+            return
+        bound = float(self.norm())
+        if not math.isfinite(bound):
+            raise InputError(f"{self.name or 'the model'} has no finite norm: its weight is not finite or too large")
+        covered = self.rounding <= MOST_ROUNDING
+        margin = self.rounding if covered else 2 * torch.finfo(self.weight.dtype).eps  # enough for every entry to move
+        while bound > self.limit:
+            self.weight.mul_(self.limit / bound * (1 - margin))
+            bound = self.limit if covered else float(self.norm())
+        self.proved, self.seen = bound, self.weight.detach().clone()
+
+
+class SpectralCap:
+    """Scales down every linear map of a model whose certified norm exceeds its limit, whenever it is called.
+
+    Work is saved without giving up the proof: a map is bounded again only once its weight has moved so far since the last time that
+    the limit no longer follows. The bound of a convolution holds for inputs of every size.
+
+    left_out: the parameters with two or more axes that are not capped, such as those of attention, embeddings or recurrent layers.
+    """
+
+    def __init__(self, model: nn.Module, limit: float | Mapping[str, float]) -> None:
+        maps = _linear_maps(model)
+        limits = limit if isinstance(limit, Mapping) else dict.fromkeys(maps, limit)
+        if unknown := set(limits) - set(maps):
+            raise InputError(f"{min(unknown)!r} is not a linear map of this model: choose from {', '.join(maps)}")
+        for name, value in limits.items():
+            _check_cappable(name or "the model", maps[name], value)
+        self.layers = tuple(Layer(name, maps[name], float(value)) for name, value in limits.items())
+        capped = {layer.weight for layer in self.layers}
+        self.left_out = tuple(name for name, value in model.named_parameters() if value.dim() > 1 and value not in capped)
+        self._handle: Any = None
+
+    def __call__(self, *_: Any) -> None:
+        for layer in self.layers:
+            layer.clip()
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> SpectralCap:
+        """Apply the cap after each of the optimizer's steps."""
+        self._handle = optimizer.register_step_post_hook(self)
+        return self
+
+    def remove(self) -> None:
+        """Stop following the optimizer."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def spectral_cap(
+    model: nn.Module, limit: float | Mapping[str, float], optimizer: torch.optim.Optimizer | None = None
+) -> SpectralCap:
+    """Cap the certified spectral norm of every linear layer and convolution, now and after each step of `optimizer`.
+
+    >>> layer = nn.Linear(3, 3)
+    >>> _ = spectral_cap(layer, limit=0.5)
+    >>> float(spectral_norm(layer.weight)) <= 0.5 * (1 + 1e-6)
+    True
+
+    limit: one for all, or a mapping from the names of modules to theirs (others are left alone). Without an optimizer, call the
+    returned cap whenever it is to act.
+    """
+    cap = SpectralCap(model, limit)
+    cap()
+    return cap if optimizer is None else cap.follow(optimizer)
+
+
+class LogCapacity(nn.Module):
+    """Σ log ‖A_l‖ over linear maps plus Σ log g_l over normalizers, differentiable: a penalty to add to the loss.
+
+    ‖A‖ is estimated as uᵀWv, with u and v improved by one power iteration at every call; for a convolution W is the kernel as a
+    matrix (out, in · taps), times √r with r as in `reuse`. The gain g of a normalizer is max|γ|/√(v + ε) where running statistics
+    are kept and max|γ| elsewhere, where it also depends on the data. Values below 1e-6 count as 1e-6. A guide for training, not a
+    bound: that is `ns.lipschitz`.
+    """
+
+    def __init__(self, model: nn.Module, iterations: int = 20) -> None:
+        super().__init__()
+        maps = list(_linear_maps(model).values())
+        if not maps:
+            raise InputError("the model has no linear layer or convolution, so it has no capacity to penalize")
+        normalizers = [module for module in model.modules() if isinstance(module, NORMALIZERS) and module.weight is not None]
+        self._parts = (maps, normalizers)  # in a tuple, so that they do not become submodules
+        generator = torch.Generator().manual_seed(0)
+        for index, module in enumerate(maps):
+            matrices = _matrices(module)
+            start = torch.randn(matrices.shape[:2], generator=generator).to(matrices)
+            self.register_buffer(f"left_{index}", nn.functional.normalize(start))
+        with torch.no_grad():
+            for _ in range(iterations):
+                self()
+
+    def forward(self) -> torch.Tensor:
+        maps, normalizers = self._parts
+        norms = [self._norm(index, module) for index, module in enumerate(maps)]
+        return torch.stack([value.clamp(min=SMALLEST).log().float() for value in (*norms, *map(_gain, normalizers))]).sum()
+
+    def _norm(self, index: int, module: nn.Module) -> torch.Tensor:
+        matrices, left = _matrices(module), self.get_buffer(f"left_{index}")
+        with torch.no_grad():
+            right = nn.functional.normalize(torch.einsum("gi,gij->gj", left, matrices))
+            left.copy_(nn.functional.normalize(torch.einsum("gij,gj->gi", matrices, right)))
+        values = torch.einsum("gi,gij,gj->g", left.clone(), matrices, right)
+        return values.amax() * math.sqrt(reuse(module))
+
+
+def reuse(module: nn.Module) -> int:
+    """How often a convolution reads an entry of its input at most, r = ∏ ⌈k/(s/gcd(s, d))⌉; 1 for a linear layer.
+
+    The convolution is its kernel matrix applied to patches, and r is the squared norm of taking patches.
+    """
+    if isinstance(module, nn.Linear):
+        return 1
+    triples = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    return math.prod(math.ceil(k / (s // math.gcd(s, d))) for k, s, d in triples)
+
+
+def _linear_maps(model: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and convolutions by name; a weight that two of them share counts in each."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))}
+
+
+def _check_cappable(name: str, module: nn.Module, limit: float) -> None:
+    if not limit > 0:
+        raise InputError(f"the limit of a norm is positive, not {limit}")
+    if is_parametrized(module, "weight"):
+        raise InputError(f"the weight of {name} is parametrized, so it cannot be scaled: remove that first, or leave {name} out")
+    if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":
+        raise InputError(f"{name} pads by {module.padding_mode!r}, which has no bound for inputs of every size: leave {name} out")
+
+
+def _convolution(module: nn.Module) -> Convolution:
+    """The operator of a convolution (of the adjoint, for a transposed one) on inputs so large that none has a larger norm."""
+    axes = len(module.stride)
+    return Convolution(module.weight, (ANY_SIZE,) * axes, module.stride, ((0, 0),) * axes, module.dilation, module.groups)
+
+
+def _matrices(module: nn.Module) -> torch.Tensor:
+    """The kernel as a matrix for each group: (groups, out, in · taps), or (groups, in, out · taps) where it is transposed."""
+    return module.weight.flatten(1).unflatten(0, (getattr(module, "groups", 1), -1))
+
+
+def _gain(module: nn.Module) -> torch.Tensor:
+    scale = module.weight.abs()
+    if isinstance(module, STATISTICS) and module.running_var is not None:
+        scale = scale * (module.running_var + module.eps).rsqrt()
+    return scale.amax()

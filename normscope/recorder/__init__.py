@@ -1,0 +1,1 @@
+"""The recorder: what normalization does while a model trains, written to a run directory at a stated cost."""

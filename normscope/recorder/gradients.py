@@ -1,0 +1,67 @@
+"""Gradients of a sampled step as they are at the end of the backward pass: whole, reduced, and not yet clipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from normscope.recorder.forward import unrecorded
+from normscope.recorder.weights import dots, local, norms
+
+FRAMES = 40  # how far up a GradScaler is looked for
+
+
+class GradientView:
+    """‖g‖ and ⟨g, w⟩ of some parameters. Every backward pass of the step reads again, so the last has all micro-batches."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], look: Callable[..., None]) -> None:
+        self.parameters, self.look = parameters, look
+        self.names: list[str] = []
+        self.values: torch.Tensor | None = None  # (2, names)
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        self.names, self.values, self._queued = [], None, False
+        learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        self._handles = [parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in learned]
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            engine = Variable._execution_engine
+            # queued again when called: behind all that waits for the end of this pass, such as DDP's reduction
+            engine.queue_callback(lambda: engine.queue_callback(self._ended))
+
+    def _ended(self) -> None:
+        self._queued = False
+        self.look(self._read)
+
+    def _read(self) -> None:
+        found = {name: parameter for name, parameter in self.parameters.items() if parameter.grad is not None}
+        gradients = [local(parameter.grad) for parameter in found.values()]
+        weights = [local(parameter) for parameter in found.values()]
+        with unrecorded():
+            self.names = list(found)
+            self.values = torch.stack([norms(gradients), dots(gradients, weights).to(torch.float64)])
+
+
+def active_scaler() -> torch.amp.GradScaler | None:
+    """The GradScaler whose `step` called the optimizer, if one did: the backward pass ran on a loss of that scale."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "_maybe_opt_step") else None
+        if isinstance(owner, torch.amp.GradScaler):
+            return owner
+    return None

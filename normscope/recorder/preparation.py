@@ -1,0 +1,116 @@
+"""What is settled before the first row: which model, which layers in which order, and the manifest that says so."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.recorder.budget import Budget
+from normscope.recorder.distributed import Processes, ShardedSpectra, placement
+from normscope.recorder.layers import Handwritten, Layer, Seen, layer_table, pair
+from normscope.recorder.motion import effective_power
+from normscope.recorder.stepping import has_spectral_norm
+from normscope.version import __version__
+
+SCHEMA = "normscope.run/1"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The layers of a run, the normalizers among them that are written by hand, and what a reader must know."""
+
+    layers: tuple[Layer, ...]
+    handwritten: Mapping[str, Handwritten]
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [layer.to_dict() for layer in self.layers]
+
+    @property
+    def names(self) -> list[str]:
+        return [layer.name for layer in self.layers]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, DataParallel or torch.compile."""
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def outline(parameters: Mapping[str, torch.Tensor]) -> list[list[Any]]:
+    """Names and shapes of all parameters: what makes two models the same for a run."""
+    return [[name, list(parameter.shape)] for name, parameter in parameters.items()]
+
+
+def make_table(
+    model: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    seen: Seen,
+    wanted: str | None = None,
+    use_graph: bool = True,
+) -> Table:
+    """The layers whose name matches `wanted`, as the first batch met them."""
+    if seen.example is None:  # without a call of the whole model, calls of several passes cannot be told apart
+        seen = replace(seen, calls=[(path, call) for path, call in seen.calls if call == 1])
+    pairing = pair(model, seen, use_graph)
+    power = effective_power(optimizer)
+    chosen = [layer for layer in layer_table(model, seen, pairing) if wanted is None or re.search(wanted, layer.name)]
+    layers = tuple(replace(layer, effective_power=power, **_sharding(parameters, layer)) for layer in chosen)
+    unknown = f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"
+    return Table(layers, pairing.handwritten, tuple(filter(None, [pairing.note, "" if power else unknown])))
+
+
+def _sharding(parameters: Mapping[str, torch.Tensor], layer: Layer) -> dict[str, Any]:
+    """The fields of a layer that say how its weight is cut."""
+    cut = placement(parameters[layer.parameter]) if layer.parameter else None
+    return {"sharded": cut is not None, "replicas": 1 if cut is None else cut.replicas}
+
+
+def sharded_spectra(
+    layers: Sequence[Layer], parameters: Mapping[str, torch.Tensor], processes: Processes
+) -> tuple[ShardedSpectra | None, str]:
+    """What computes the spectral norms of sharded weights, if there are any, and a note on those that it cannot."""
+    sharded = {
+        index: parameters[layer.parameter]
+        for index, layer in enumerate(layers)
+        if layer.sharded and layer.parameter and has_spectral_norm(layer)
+    }
+    by_rows = {index: weight for index, weight in sharded.items() if (cut := placement(weight)) and cut.by_rows}
+    note = "" if len(by_rows) == len(sharded) else "weights cut otherwise than by rows: their spectral norms are not recorded"
+    return (ShardedSpectra(by_rows, processes) if by_rows else None), note
+
+
+def manifest(
+    model: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    budget: Budget,
+    processes: Processes,
+    table: Table,
+) -> dict[str, Any]:
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return {
+        "schema": SCHEMA,
+        "created": time.time(),
+        "model": type(model).__name__,
+        "outline": outline(parameters),
+        "optimizer": {"kind": type(optimizer).__name__, "groups": groups},
+        "config": {"budget": budget.share, "every": budget.every},
+        "process": {"rank": processes.rank, "world_size": processes.size},
+        "versions": {"normscope": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "layers": table.rows,
+    }

@@ -1,0 +1,23 @@
+"""Random state that is left as it was found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, the generators of torch, numpy and Python continue as if it had not been."""
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

@@ -1,0 +1,105 @@
+"""Norms of weights and of how they move, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+VECTORS, FIRST_STEPS, LATER_STEPS = 8, 20, 1
+SAFE_LOW, SAFE_HIGH = 1e-15, 1e15  # squares of float32 numbers beyond are rounded to 0 or infinity
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this process holds: all of it unless it is sharded."""
+    tensor = tensor.detach()
+    held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return held.to_dense() if held.is_sparse else held
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """‖t‖₂ of each, in one vector; accurate for every scale that float32 has."""
+    if not tensors:
+        return torch.zeros(0)
+    on_host = tensors[0].device.type == "cpu"
+    dtype = torch.float64 if tensors[0].device.type == "cuda" else torch.float32
+    if all(tensor.dtype == torch.float64 for tensor in tensors):
+        dtype = torch.float64
+    found = torch.stack(torch._foreach_norm(list(tensors), 2, dtype))
+    if on_host and dtype == torch.float32:
+        found = found.double()
+        for index in (~((found > SAFE_LOW) & (found < SAFE_HIGH))).nonzero().flatten().tolist():
+            found[index] = torch.linalg.vector_norm(tensors[index], dtype=torch.float64)
+    return found
+
+
+def dots(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.Tensor:
+    """⟨a, b⟩ of each pair, in one vector."""
+    found = [_dot(a, b) for a, b in zip(left, right, strict=True)]
+    return torch.stack(found) if found else torch.zeros(0)
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.dtype != b.dtype or a.dtype in (torch.bfloat16, torch.float16):
+        a, b = a.float(), b.float()
+    if a.is_contiguous() and b.is_contiguous():
+        return torch.dot(a.reshape(-1), b.reshape(-1))
+    return (a * b).sum()
+
+
+class PowerIteration:
+    """The largest singular value of a weight as a matrix (out, everything else), followed while the weight moves.
+
+    A few orthonormal vectors V are kept from sample to sample: Y = WV, then V ← orth(WᵀY). With v the combination of V that W
+    stretches most, ‖Wv‖² the largest eigenvalue of YᵀY, and u = Wv/‖Wv‖, σ = ‖Wᵀu‖ ≤ ‖W‖. With more than one vector, a
+    singular value that overtakes the largest is in V before it does. Vectors are rows, which is much faster for a few.
+    The first vectors come from a generator of their own.
+    """
+
+    def __init__(self, weight: torch.Tensor, seed: int = 0) -> None:
+        self.vectors = first_vectors(weight, seed).to(weight.device)
+        self.steps = FIRST_STEPS
+
+    def step(self, weight: torch.Tensor) -> torch.Tensor:
+        """(σ, residual ‖WᵀWv − ‖Wv‖²v‖/‖Wv‖²) of the weight as it is now."""
+        matrix = weight.flatten(1)
+        matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+        for _ in range(self.steps):
+            vectors = self.vectors.to(matrix)
+            images = vectors @ matrix.mT
+            scale = _largest(images)
+            images = images / scale
+            back = images @ matrix
+            basis = orthonormal(back / _largest(back))
+            self.vectors = torch.where(basis.isfinite().all() & (scale > 0), basis, vectors)
+        self.steps = LATER_STEPS
+        sigma, residual = top_singular_value(images @ images.mT, back, vectors, scale)
+        return torch.stack([torch.where(scale == 0, 0.0, sigma), residual])
+
+
+def first_vectors(weight: torch.Tensor, seed: int) -> torch.Tensor:
+    """A few random orthonormal rows to start from."""
+    columns = weight[0].numel() if len(weight) else 0
+    shape = min(VECTORS, columns, len(weight)), columns
+    return orthonormal(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.qr(rows.mT).Q.mT.contiguous()
+
+
+def top_singular_value(
+    gram: torch.Tensor, back: torch.Tensor, vectors: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """σ and residual from YᵀY/s², WᵀY/s (as rows), V (as rows) and a scale s of Y; NaN where something is not finite."""
+    values, rotations = torch.linalg.eigh(gram.nan_to_num(0.0, 0.0, 0.0))
+    length, top = values[-1].clamp(min=0).sqrt(), rotations[:, -1]  # ‖Wv‖/s
+    raised = top @ back  # WᵀWv/s
+    sigma = torch.linalg.vector_norm(raised / length)
+    residual = torch.linalg.vector_norm(raised / (length.square() * scale) - top @ vectors)
+    return torch.where(gram.isfinite().all(), sigma, torch.nan), residual
+
+
+def _largest(matrix: torch.Tensor) -> torch.Tensor:
+    """max |entry|, to divide by: squares of what is left neither overflow nor vanish."""
+    return torch.linalg.vector_norm(matrix, float("inf"))

@@ -1,0 +1,133 @@
+"""Whether the groups found are all there are: their rank against the null space of the outputs' Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from normscope.core.errors import InputError
+from normscope.symmetry.groups import Group
+from normscope.symmetry.numerics import Numerics
+
+LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
+SMALL = 1e-7  # share of the largest below which a singular value may be zero; where the largest gap is, they are
+ZERO = 1e-11  # share below which rounding is all that is left
+IDLE = 8  # batches in a row that add no rank: then no input will
+SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
+DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """named: independent directions of the groups. null: directions that no output sees, found numerically."""
+
+    named: int
+    null: int
+    seen: float  # the largest relative change of the outputs along a named direction: rounding
+
+    @property
+    def unnamed(self) -> int:
+        return self.null - self.named
+
+    @property
+    def complete(self) -> bool:
+        return self.unnamed == 0
+
+    def __str__(self) -> str:
+        rest = "all of them named" if self.complete else f"{self.unnamed} of them in no group"
+        return f"{self.null} directions change no output, {rest}"
+
+
+def completeness(groups: Sequence[Group], numerics: Numerics, unused: Iterable[str]) -> Completeness:
+    """Compare, without ε, over as many random inputs as rank needs, at generic points around the model's parameters.
+
+    At a single point a unit may be dead or never bend, which looks like a symmetry; what holds for all parameters is seen
+    at the point with the smallest null space.
+    """
+    absent = set(unused)
+    parameters = {name: value for name, value in numerics.parameters.items() if name not in absent}
+    size = sum(value.numel() for value in parameters.values())
+    if size > LARGEST:
+        raise InputError(f"completeness needs at most {LARGEST} parameters, this model has {size}: try a smaller model of its kind")
+    generator = torch.Generator().manual_seed(SEED)
+    found: list[Completeness] = []
+    for distance in DISTANCES:
+        found.append(
+            _at({name: _near(value, distance, generator) for name, value in parameters.items()}, groups, numerics, generator)
+        )
+        if found[-1].complete:
+            break
+    return min(found, key=lambda result: result.unnamed)
+
+
+def _at(point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator) -> Completeness:
+    size = sum(value.numel() for value in point.values())
+    triangle, rank = _jacobians(point, numerics, generator)
+    named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *(_rows(group, point) for group in groups)]))
+    seen = float((triangle @ named.T).norm(dim=0).max() / triangle.norm()) if len(named) and rank else 0.0
+    return Completeness(len(named), size - rank, seen)
+
+
+def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> torch.Tensor:
+    """A point near by at which no entry is special, such as the zeros and ones of initial biases and gains."""
+    noise = torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
+    return value * (1 + distance * noise[0]) + distance * noise[1]
+
+
+def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+    """The Jacobians at random inputs, stacked, as the triangle of their QR decomposition; and their common rank."""
+    size = sum(value.numel() for value in point.values())
+    triangle = torch.zeros(0, size, dtype=torch.float64)
+    rank, idle = -1, 0
+    while idle < IDLE:
+        inputs = {
+            node: SPREAD * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            if value.is_floating_point()
+            else value
+            for node, value in numerics.inputs.items()
+        }
+        outputs = lambda p, inputs=inputs: numerics.without_epsilon({**numerics.parameters, **p}, inputs)  # noqa: E731
+        jacobian = torch.func.jacrev(outputs, chunk_size=64)(point)
+        rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
+        rows = rows[rows.isfinite().all(1)]  # where a whole set is zero, nothing is normalized without ε
+        triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
+        found = _rank(torch.linalg.svdvals(triangle))
+        idle = idle + 1 if found == rank else 0
+        rank = found
+    return triangle, rank
+
+
+def _rows(group: Group, point: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The directions of a group among all parameters."""
+    directions = group.directions(point)
+    parts = dict(
+        zip(
+            dict.fromkeys(group.parameters),
+            directions.split([point[name].numel() for name in dict.fromkeys(group.parameters)], 1),
+            strict=True,
+        )
+    )
+    return torch.cat(
+        [parts[name] if name in parts else directions.new_zeros(len(directions), value.numel()) for name, value in point.items()], 1
+    )
+
+
+def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    if not len(rows):
+        return rows
+    lengths = rows.norm(dim=1, keepdim=True)
+    _, values, right = torch.linalg.svd(rows / lengths.clamp(min=1e-300), full_matrices=False)
+    return right[: _rank(values)]
+
+
+def _rank(values: torch.Tensor) -> int:
+    """How many singular values (in falling order) are not zero: those above the widest gap among the small ones."""
+    shares = (values / values.max().clamp(min=1e-300)).clamp(min=ZERO) if values.numel() else values
+    large = int((shares > SMALL).sum())
+    if large == len(shares):
+        return large
+    edges = torch.cat([shares[max(large - 1, 0) :], torch.full((1,), ZERO, dtype=shares.dtype)]).log()
+    return max(large - 1, 0) + int((edges[:-1] - edges[1:]).argmax()) + 1

@@ -1,0 +1,127 @@
+"""Arrays of numbers that say which entries of a tensor belong together, one axis kept only where it matters.
+
+Such an array has the rank of its tensor, and size 1 along every axis on which nothing depends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+Shape = tuple[int, ...]
+FORBIDDEN = -1
+
+
+def compressed(array: np.ndarray) -> np.ndarray:
+    """The array with size 1 along every axis on which it is constant."""
+    for axis in range(array.ndim):
+        if array.shape[axis] > 1:
+            first = array[(slice(None),) * axis + (slice(0, 1),)]
+            if (array == first).all():
+                array = first
+    return array
+
+
+def padded(array: np.ndarray, rank: int) -> np.ndarray:
+    """The array with axes of size 1 put in front, as broadcasting does."""
+    return array.reshape((1,) * (rank - array.ndim) + array.shape)
+
+
+def reshaped(array: np.ndarray, shape: Shape, target: Shape) -> np.ndarray:
+    """What a reshape from `shape` to `target` makes of a (compressed) array, expanding only the axes that it touches."""
+    if shape == target:
+        return array
+    if math.prod(shape) == 0:
+        return np.zeros((1,) * len(target), dtype=array.dtype)
+    blocks = list(_aligned(shape, target))
+    broadcast: list[int] = []
+    sizes: list[int] = []
+    for before, after in blocks:
+        if all(array.shape[axis] == 1 for axis in before):
+            broadcast += [1] * len(before)
+            sizes += [1] * len(after)
+        else:
+            broadcast += [shape[axis] for axis in before]
+            sizes += [target[axis] for axis in after]
+    return compressed(np.broadcast_to(array, broadcast).reshape(sizes))
+
+
+def _aligned(shape: Shape, target: Shape) -> Iterable[tuple[list[int], list[int]]]:
+    """Runs of axes of both shapes that hold the same entries, as short as can be."""
+    left = right = 0
+    while left < len(shape) or right < len(target):
+        before, after = [], []
+        sizes = [1, 1]
+        if left < len(shape):
+            before.append(left)
+            sizes[0], left = shape[left], left + 1
+        while sizes[0] != sizes[1] or (left == len(shape) and right < len(target)):
+            if right < len(target) and (sizes[1] < sizes[0] or left == len(shape)):
+                after.append(right)
+                sizes[1], right = sizes[1] * target[right], right + 1
+            else:
+                before.append(left)
+                sizes[0], left = sizes[0] * shape[left], left + 1
+        yield before, after
+
+
+def extends(labels: np.ndarray, axis: int, size: int) -> bool:
+    """Whether some class of entries reaches along an axis of the given size."""
+    if size <= 1:
+        return False
+    if labels.shape[axis] == 1:
+        return bool((labels >= 0).any())
+    rows = np.moveaxis(labels, axis, 0).reshape(size, -1)
+    pairs = np.stack([rows.ravel(), np.repeat(np.arange(size), rows.shape[1])], 1)
+    pairs = np.unique(pairs[pairs[:, 0] >= 0], axis=0)
+    return len(pairs) != len(np.unique(pairs[:, 0]))
+
+
+def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Number the classes of the entries of an array of `shape` that relations (entries, labels) make.
+
+    Entries that meet the same label belong together. A label that meets the entry −1, and the label −1 itself, is
+    forbidden: so are all entries that belong with it.
+    """
+    count = math.prod(shape)
+    lines: list[np.ndarray] = []
+    offset = count + 1  # node `count` is the forbidden one
+    for entries, labels in relations:
+        entries, labels = (side.ravel() for side in np.broadcast_arrays(entries, labels))
+        names, numbered = np.unique(labels, return_inverse=True)
+        nodes = np.where(names < 0, count, np.arange(len(names)) + offset)[numbered.ravel()]
+        lines.append(np.stack([np.where(entries < 0, count, entries), nodes]))
+        offset += len(names)
+    if not lines:
+        return np.arange(count).reshape(shape)
+    edges = np.concatenate(lines, 1)
+    _, classes = connected_components(coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(offset, offset)), directed=False)
+    own = np.where(classes[:count] == classes[count], FORBIDDEN, classes[:count])
+    return renumbered(own).reshape(shape)
+
+
+def renumbered(labels: np.ndarray) -> np.ndarray:
+    """The same classes, numbered from 0 in the order of their first entry; −1 stays."""
+    names, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(names), dtype=np.int64)
+    allowed = names >= 0
+    rank[allowed] = np.argsort(np.argsort(first[allowed]))
+    rank[~allowed] = FORBIDDEN
+    return rank[inverse.ravel()].reshape(labels.shape)
+
+
+def joined(all_labels: Sequence[np.ndarray]) -> np.ndarray:
+    """The coarsest of several partitions of one tensor: what belongs together in any of them does."""
+    if len(all_labels) == 1:
+        return all_labels[0]
+    shape = tuple(min(sizes) for sizes in zip(*(labels.shape for labels in all_labels), strict=True))
+    entries = np.arange(math.prod(shape)).reshape(shape)
+    return compressed(partition(shape, [(entries, labels) for labels in all_labels]))
+
+
+def forbidden(rank: int) -> np.ndarray:
+    return np.full((1,) * rank, FORBIDDEN)

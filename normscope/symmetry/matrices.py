@@ -1,0 +1,167 @@
+"""Groups of matrices that act on an index which is only summed over: the kind `linear`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from normscope.symmetry.families import Member, Paths
+from normscope.symmetry.gauges import Bond
+from normscope.symmetry.groups import Action, Group, Parameters
+from normscope.symmetry.system import System
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The Lie algebra of one block: all k × k matrices or, where planes are turned, those that commute: a + b J a plane."""
+
+    size: int
+    planes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def dimension(self) -> int:
+        return 2 * len(self.planes) if self.planes else self.size**2
+
+    def matrix(self, amounts: torch.Tensor) -> torch.Tensor:
+        if not self.planes:
+            return amounts.reshape(self.size, self.size)
+        result = amounts.new_zeros(self.size, self.size)
+        first, second = torch.tensor(self.planes).T
+        stretch, turn = amounts.reshape(-1, 2).T
+        result[first, first] = result[second, second] = stretch
+        result[first, second], result[second, first] = -turn, turn
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGroup(Group):
+    """v → A v on one side of a sum over an index, w → A^{-T} w on the other, with one A a block of the index.
+
+    coordinates: for each action, which coordinate of its block an entry belongs to, −1 for none. algebras: for each block,
+    the matrices whose exponentials A may be.
+    """
+
+    coordinates: tuple[np.ndarray, ...] = ()
+    algebras: tuple[Matrices, ...] = ()
+
+    def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
+        moved = dict(parameters)
+        for block, matrix in enumerate(self._matrices(0.5 * self._normal(parameters, generator))):
+            matrix = matrix / len(matrix) ** 0.5
+            sides = {1.0: torch.linalg.matrix_exp(matrix), -1.0: torch.linalg.matrix_exp(-matrix.mT)}
+            for action, coordinates in zip(self.actions, self.coordinates, strict=True):
+                moved[action.parameter] = _acted(moved[action.parameter], action, coordinates, block, sides[action.degree])
+        return moved
+
+    def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for block, matrix in enumerate(self._matrices(amounts)):
+            sides = {1.0: matrix, -1.0: -matrix.mT}
+            for action, coordinates in zip(self.actions, self.coordinates, strict=True):
+                value = parameters[action.parameter].detach()
+                moved = _acted(value, action, coordinates, block, sides[action.degree], tangent=True)
+                found[action.parameter] = found.get(action.parameter, 0) + moved
+        return found
+
+    def _matrices(self, amounts: torch.Tensor) -> Iterator[torch.Tensor]:
+        """One matrix a block."""
+        parts = amounts.split([algebra.dimension for algebra in self.algebras])
+        return (algebra.matrix(part) for algebra, part in zip(self.algebras, parts, strict=True))
+
+    def contains(self, member: Member, leaves: Mapping[str, Sequence[np.ndarray]]) -> bool:
+        """Whether a scaling is one of this group's diagonal matrices, up to entries that are left alone (unknown 0)."""
+        speeds: dict[tuple[int, int], float] = {}
+        moved = 0
+        for (name, number, degree), places in member.items():
+            for action, coordinates in self._acting_on(name, leaves[name][number].shape):
+                own = places[action.members.flat[places] >= 0]
+                moved += len(own)
+                for value in zip(action.members.flat[own].tolist(), coordinates.flat[own].tolist(), strict=True):
+                    if speeds.setdefault(value, degree * action.degree) != degree * action.degree:
+                        return False
+        if moved != sum(map(len, member.values())):
+            return False
+        return moved == sum(
+            int(((action.members == block) & (coordinates == coordinate) & _free(leaves[action.parameter], action)).sum())
+            for block, coordinate in speeds
+            for action, coordinates in zip(self.actions, self.coordinates, strict=True)
+        )
+
+    def _acting_on(self, name: str, shape: tuple[int, ...]) -> Iterator[tuple[Action, np.ndarray]]:
+        for action, coordinates in zip(self.actions, self.coordinates, strict=True):
+            if action.parameter == name and action.members.shape == shape:
+                yield action, coordinates
+
+
+def without_diagonals(
+    members: Iterable[Member], groups: Iterable[LinearGroup], leaves: Mapping[str, Sequence[np.ndarray]]
+) -> list[Member]:
+    """The scalings that are not diagonal matrices of some group."""
+    acting: dict[str, list[LinearGroup]] = defaultdict(list)
+    for group in groups:
+        for name in dict.fromkeys(group.parameters):
+            acting[name].append(group)
+    return [member for member in members if not any(group.contains(member, leaves) for group in acting[next(iter(member))[0]])]
+
+
+def _free(arrays: Sequence[np.ndarray], action: Action) -> np.ndarray:
+    """Where a parameter has unknowns of its own."""
+    return next((ids != System.ZERO for ids in arrays if ids.shape == action.members.shape), np.ones((), dtype=bool))
+
+
+def _acted(
+    value: torch.Tensor, action: Action, coordinates: np.ndarray, block: int, matrix: torch.Tensor, tangent: bool = False
+) -> torch.Tensor:
+    """A parameter with a matrix acting on the entries of one block; tangent: only those entries, zero elsewhere."""
+    axes = action.axes
+    order = [*axes, *(axis for axis in range(value.dim()) if axis not in axes)]
+    rows = value.permute(order).reshape(action.members.size, -1)
+    result = torch.zeros_like(rows) if tangent else rows.clone()
+    for places in _copies(action, coordinates, block):
+        result[places] = matrix @ rows[places]
+    back = [order.index(axis) for axis in range(value.dim())]
+    return result.reshape([value.shape[axis] for axis in order]).permute(back)
+
+
+def _copies(action: Action, coordinates: np.ndarray, block: int) -> Iterator[torch.Tensor]:
+    """The places of a block's coordinates, in order; several times where a parameter holds several such vectors."""
+    own = np.flatnonzero(action.members.ravel() == block)
+    if not len(own):
+        return
+    values = coordinates.ravel()[own]
+    size = int(values.max()) + 1
+    ordered = own[np.lexsort((own, values))].reshape(size, -1)  # (coordinate, copy)
+    for places in ordered.T:
+        yield torch.from_numpy(places.copy())
+
+
+def linear_group(bond: Bond, shapes: Mapping[str, tuple[int, ...]], paths: Paths) -> LinearGroup:
+    """The group of a bond."""
+    block_of = {value: number for number, block in enumerate(bond.blocks) for value in block}
+    place_in = {value: place for block in bond.blocks for place, value in enumerate(block)}
+    blocks, places = (np.array([table[value] for value in range(len(table))]) for table in (block_of, place_in))
+    actions, coordinates = [], []
+    names = sorted(bond.codes, key=list(shapes).index)
+    first = bond.codes[names[0]]
+    front = int(first[first >= 0].min() % 2)  # the side of the first parameter
+    for name in names:
+        codes = bond.codes[name]
+        for side, degree in ((front, 1.0), (1 - front, -1.0)):
+            own = (codes >= 0) & (codes % 2 == side)
+            if own.any():
+                values = np.maximum(codes, 0) // 2
+                actions.append(Action(name, shapes[name], np.where(own, blocks[values], -1), degree))
+                coordinates.append(np.where(own, places[values], -1))
+    algebras = tuple(_algebra(block, bond.planes) for block in bond.blocks)
+    count = sum(algebra.dimension for algebra in algebras)
+    path = paths.between(names[0], bond.start)
+    return LinearGroup("linear", tuple(actions), count, path=path, coordinates=tuple(coordinates), algebras=algebras)
+
+
+def _algebra(block: Sequence[int], planes: Sequence[tuple[int, int]]) -> Matrices:
+    place = {value: i for i, value in enumerate(block)}
+    return Matrices(len(block), tuple((place[a], place[b]) for a, b in planes if a in place))

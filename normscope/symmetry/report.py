@@ -1,0 +1,160 @@
+"""The symmetries of a model as a table, as JSON, and under test."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from normscope.core.rendering import Rendered
+from normscope.symmetry.check import Refutation, check
+from normscope.symmetry.completeness import Completeness, completeness
+from normscope.symmetry.groups import Group
+from normscope.symmetry.numerics import Numerics
+
+SCHEMA = "normscope.symmetries/1"
+KINDS = ("scale", "joint-scale", "shift", "weight-shift", "rescale", "linear")
+
+
+@dataclass(frozen=True)
+class SymmetryReport(Rendered):
+    """The groups of a model in one mode. sizes: entries of every parameter. unused: those that reach no output at all."""
+
+    model: str
+    mode: str
+    groups: tuple[Group, ...]
+    sizes: dict[str, int] = field(repr=False)
+    numerics: Numerics = field(repr=False)
+    unused: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def of_kind(self, *kinds: str) -> tuple[Group, ...]:
+        return tuple(group for group in self.groups if group.kind in kinds)
+
+    def check(self) -> list[Refutation]:
+        """Try to refute every group on numbers, in float64; what comes back is a bug of normscope."""
+        return check(self.groups, self.numerics)
+
+    def completeness(self) -> Completeness:
+        """How many directions change no output, and how many of them the groups name; for models of a few thousand parameters."""
+        return completeness(self.groups, self.numerics, self.unused)
+
+    @property
+    def scale_free(self) -> float:
+        """The share of the model's parameters whose scale, alone or jointly, no output sees."""
+        covered = _covered(self.of_kind("scale", "joint-scale"))
+        total = sum(self.sizes.values())
+        return sum(int(mask.sum()) for mask in covered.values()) / total if total else 0.0
+
+    @property
+    def redundant_biases(self) -> tuple[str, ...]:
+        """Biases of which every entry may be set to anything, alone or with a later bias that takes it back."""
+        found = (group for group in self.of_kind("shift") if group.count == math.prod(group.actions[0].shape))
+        return tuple(dict.fromkeys(group.parameters[0] for group in found))
+
+    @property
+    def dimension(self) -> int:
+        """The groups' dimensions added up."""
+        return sum(group.count for group in self.groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values; docs/symmetry.md documents every field."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "mode": self.mode,
+            "parameters": sum(self.sizes.values()),
+            "scale_free": self.scale_free,
+            "redundant_biases": list(self.redundant_biases),
+            "unused": list(self.unused),
+            "groups": [
+                {
+                    "kind": group.kind,
+                    "parameters": list(group.parameters),
+                    "axes": [list(axes) for axes in group.axes],
+                    "blocks": list(group.blocks),
+                    "degrees": list(group.degrees),
+                    "count": group.count,
+                    "whole": group.whole,
+                    "mode": group.mode,
+                    "path": list(group.path),
+                    "defect": group.defect,
+                }
+                for group in self.groups
+            ],
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON text; written to `path` if one is given."""
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def render(self) -> RenderableType:
+        """The report as a rich renderable that fits 100 columns."""
+        return Lines(self._headline(), self._table(), self._summary())
+
+    def _headline(self) -> Text:
+        statistics = "batch statistics" if self.mode == "train" else "running statistics"
+        return Text(f"{self.model}, {self.mode} mode ({statistics}): {len(self)} groups, {self.dimension} dimensions\n")
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
+        table.add_column("kind", no_wrap=True)
+        table.add_column("count", justify="right", no_wrap=True)
+        table.add_column("parameters (axes, degree)", overflow="fold", ratio=1)
+        table.add_column("ends at", no_wrap=True, overflow="ellipsis", max_width=24)
+        table.add_column("defect", justify="right", no_wrap=True)
+        for group in self.groups:
+            table.add_row(
+                group.kind, str(group.count), _described(group), group.path[-1] if group.path else "", f"{group.defect:.1e}"
+            )
+        return table
+
+    def _summary(self) -> Text:
+        lines = ["", f"{100 * self.scale_free:.1f}% of {sum(self.sizes.values()):,} parameters are scale-free"]
+        if self.redundant_biases:
+            lines.append(f"redundant biases: {_listed(self.redundant_biases)}")
+        if self.unused:
+            lines.append(f"parameters that reach no output: {_listed(self.unused)}")
+        return Text("\n".join(lines))
+
+
+def _described(group: Group, most: int = 3) -> str:
+    """0.weight (0), 1.bias (0; ×c⁻¹), and so on."""
+    parts = []
+    for action in group.actions[:most]:
+        axes = ",".join(map(str, action.axes)) or "all"
+        parts.append(f"{action.parameter} ({axes}{'' if action.degree == 1 else f'; {action.degree:g}'})")
+    more = len(group.actions) - most
+    return ", ".join(parts) + (f" and {more} more" if more > 0 else "")
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _covered(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """For every parameter, which of its entries some group moves."""
+    masks: dict[str, np.ndarray] = {}
+    for group in groups:
+        for action in group.actions:
+            mask = np.broadcast_to(action.members >= 0, action.shape)
+            masks[action.parameter] = masks[action.parameter] | mask if action.parameter in masks else mask
+    return masks

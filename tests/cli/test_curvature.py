@@ -1,0 +1,90 @@
+"""`normscope curvature` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from normscope.cli import app
+
+SOURCE = """
+import torch
+from normscope.lab.models import mlp
+
+def make():
+    print("printed by the model")
+    return mlp(inputs=64, width=8, depth=3, normalizer="batch")
+
+def real():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(20, 64, generator=generator), torch.randn(20, 10, generator=generator)
+
+def batches():
+    inputs, targets = real()
+    return [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "network.py").write_text(SOURCE)
+    return tmp_path
+
+
+def curvature(*words: str) -> Result:
+    return CliRunner().invoke(app, ["curvature", *words])
+
+
+def test_text_says_mode_grouping_spectrum_and_condition() -> None:
+    result = curvature("network.py:make", "--data", "digits")
+    assert result.exit_code == 0, result.stderr
+    for said in (
+        "train mode",
+        "360 samples in batches: 1 of 256, 1 of 104",
+        "2 normalizers",
+        "largest:",
+        "smallest:",
+        "trace:",
+        "condition: κ",
+    ):
+        assert said in result.stdout
+    assert "printed by the model" not in result.stdout
+
+
+def test_json_alone_on_stdout_and_in_a_file(place: Path) -> None:
+    words = ("network.py:make", "--data", "digits", "--mode", "eval", "--top", "2", "--float64", "--json")
+    content = json.loads(curvature(*words, "-").stdout)
+    assert content["schema"] == "normscope.curvature/1" and content["mode"] == "eval" and content["batch_statistics"] == []
+    assert len(content["eigenvalues"]["largest"]) == 2 and content["condition"]["threshold"] == 1e-3
+    assert curvature(*words, "found.json").exit_code == 0
+    assert json.loads((place / "found.json").read_text()) == content
+
+
+def test_real_targets_and_batches() -> None:
+    for data in ("real", "batches"):
+        result = curvature("network.py:make", "--data", f"network.py:{data}", "--batch", "10", "--matrix", "gauss-newton")
+        assert result.exit_code == 0 and "batches: 2 of 10" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["network.py:make"], "--data"),
+        (["network.py:make", "--data", "nothing"], "not of a known form"),
+        (["network.py:make", "--data", "digits", "--mode", "test"], "mode is one of"),
+        (["network.py:make", "--data", "digits", "--matrix", "x"], "matrix is one of"),
+        (["network.py:make", "--data", "digits", "--loss", "x"], "--loss is one of"),
+        (["normscope.lab.models:mlp", "--data", "digits"], "does not run on inputs of shape (256, 1, 8, 8)"),
+        (["network.py:make", "--data", "digits", "--json", "none/x.json"], "cannot write"),
+    ],
+)
+def test_errors_are_one_line_on_stderr(words: list[str], said: str) -> None:
+    result = curvature(*words)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert said in result.stderr.splitlines()[-1] and result.stderr.splitlines()[-1].startswith("normscope: ")

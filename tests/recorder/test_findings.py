@@ -1,0 +1,169 @@
+"""Early warnings come when they should, once, with the layer and the numbers; a healthy training gives none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.recorder.findings import RUNNING_IN, EarlyWarning, Watchman, line
+from tests.recorder.loops import Loop, mlp, sgd
+
+LAYERS: list[dict[str, Any]] = [
+    {"name": "weight", "in_product": True}, {"name": "norm", "epsilon": 1e-5}, {"name": "relu"}, {"name": "head", "in_product": True},
+]  # fmt: skip
+
+
+def healthy(step: int, **changed: Any) -> dict[str, Any]:
+    none = np.full(4, np.nan)
+    row = {
+        "step": step, "loss": 1.0, "loss_given": True, "learning_rate": 0.1, "log10_weight_product": 2.0 + 0.001 * step, "log10_gain_tight": 0.5,
+        "input_variance_median": np.array([np.nan, 1.0, 1.0, np.nan]), "effective_lr": np.array([0.1, np.nan, np.nan, np.nan]),
+        "gradient_norm": np.array([0.1, 0.2, np.nan, 0.3]), "gradient_seen": np.array([True, True, False, True]),
+        "dead_fraction": np.array([np.nan, np.nan, 0.1, np.nan]), "running_divergence": none, "running_shift": none, "frobenius_norm": none,
+    }  # fmt: skip
+    return row | changed
+
+
+def at(index: int, value: float, base: Any = None) -> np.ndarray:
+    values = np.full(4, np.nan) if base is None else np.array(base, float)
+    values[index] = value
+    return values
+
+
+def warned(rows: list[dict[str, Any]]) -> list[EarlyWarning]:
+    watchman = Watchman(LAYERS)
+    found = []
+    for row in rows:
+        watchman.trends(row)
+        found += watchman.look(row)
+    return found
+
+
+def test_a_healthy_training_has_no_findings() -> None:
+    assert warned([healthy(step) for step in range(300)]) == []
+
+
+SYMPTOMS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "loss-not-finite": (None, {"loss": math.nan}),
+    "variance-collapse": ("norm", {"input_variance_median": at(1, 5e-5)}),
+    "effective-learning-rate-drift": ("weight", {"effective_lr": at(0, 0.009)}),
+    "exploding-gradient": ("head", {"gradient_norm": at(3, 1e3, [0.1, 0.2, np.nan, 0])}),
+    "vanishing-gradient": ("weight", {"gradient_norm": at(0, 1e-9, [0, 0.2, np.nan, 0.3])}),
+    "dead-units": ("relu", {"dead_fraction": at(2, 0.9)}),
+    "running-statistics": ("norm", {"running_divergence": at(1, 2.0)}),
+}
+
+
+@pytest.mark.parametrize("rule", SYMPTOMS)
+def test_a_symptom_is_reported_once_with_its_layer(rule: str) -> None:
+    layer, changed = SYMPTOMS[rule]
+    rows = [healthy(step) for step in range(RUNNING_IN + 1)]
+    rows += [healthy(step, **changed) for step in range(RUNNING_IN + 1, RUNNING_IN + 11)]
+    (found,) = warned(rows)
+    assert (found.rule, found.layer, found.step) == (rule, layer, RUNNING_IN + 1)
+    assert found.evidence and found.message and found.fix
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite(value: float) -> None:
+    (found,) = warned([healthy(0), healthy(1, gradient_norm=at(3, value, [0.1, 0.2, np.nan, 0]))])
+    assert found.rule == "exploding-gradient" and found.layer == "head"
+
+
+def test_a_gradient_that_is_not_there_is_no_finding() -> None:
+    assert warned([healthy(step, gradient_norm=at(3, 0.1), gradient_seen=np.arange(4) == 3) for step in range(9)]) == []
+
+
+def test_running_statistics_have_time_to_run_in() -> None:
+    far = {"running_divergence": at(1, 5.0)}
+    assert warned([healthy(step, **(far if step < RUNNING_IN else {})) for step in range(200)]) == []
+
+
+def test_the_schedule_is_not_a_drift() -> None:
+    rows = [healthy(s, learning_rate=0.1 * 0.5**s, effective_lr=at(0, 0.1 * 0.5**s)) for s in range(50)]
+    assert warned(rows) == []
+
+
+@pytest.mark.parametrize(("growth", "noise", "warns"), [(0.2, 0.0, True), (0.2, 0.05, True), (0.0, 0.5, False), (0.02, 0.0, False)])
+def test_a_product_that_grows_exponentially(growth: float, noise: float, warns: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = [healthy(step, log10_weight_product=growth * step + noise * random.standard_normal()) for step in range(20)]
+    assert [finding.rule for finding in warned(rows)] == ["growing-weight-product"] * warns
+
+
+def test_line() -> None:
+    assert line([(0, 1.0), (2, 5.0), (4, 9.0)]) == (2.0, 1.0)
+    assert all(math.isnan(value) for value in (*line([]), *line([(1, 2.0)]), *line([(3, 1.0), (3, 2.0)])))
+    assert line([(0, 1.0), (1, 1.0)]) == (0.0, 1.0)
+
+
+# from real trainings -------------------------------------------------------------------------------------------------
+
+
+def rules(path: Path) -> dict[str, dict[str, Any]]:
+    """The first finding of each rule."""
+    return {finding["rule"]: finding for finding in reversed(ns.load_run(path).findings)}
+
+
+def deep(scale: float, depth: int = 30) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(48, 16), nn.ReLU()]
+    for _ in range(depth):
+        layers += [nn.Linear(16, 16), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(16, 5))
+    with torch.no_grad():
+        for module in model:
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(scale)
+    return model
+
+
+def test_vanishing_gradients_of_a_deep_plain_network(tmp_path: Path) -> None:
+    for _ in Loop(lambda: deep(0.5)).watched(tmp_path, 2):
+        pass
+    assert rules(tmp_path)["vanishing-gradient"]["step"] == 1
+
+
+def test_exploding_training(tmp_path: Path) -> None:
+    loop = Loop(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)), lambda p: torch.optim.SGD(p, lr=1e6)
+    )
+    for _ in loop.watched(tmp_path, 30):
+        pass
+    found = rules(tmp_path)
+    assert {"loss-not-finite", "exploding-gradient"} & set(found) and found
+    assert len(ns.load_run(tmp_path).table()) == 30  # recorded, not fatal
+
+
+def test_collapsed_input_and_dead_units(tmp_path: Path) -> None:
+    loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5)))
+    with torch.no_grad():
+        loop.model[1].weight.mul_(1e-4)
+        loop.model[2].bias.fill_(-100)
+    for _ in loop.watched(tmp_path, 1):
+        pass
+    found = rules(tmp_path)
+    assert found["variance-collapse"]["layer"] == "2" and found["dead-units"]["layer"] == "3"
+
+
+def test_running_statistics_that_do_not_follow(tmp_path: Path) -> None:
+    loop = Loop(mlp, sgd)
+    loop.model[5].momentum = 1e-6
+    with torch.no_grad():
+        loop.model[4].weight.mul_(20)
+    for _ in loop.watched(tmp_path, RUNNING_IN + 5):
+        pass
+    assert rules(tmp_path)["running-statistics"]["layer"] == "5"
+
+
+def test_findings_reach_the_watch_itself(tmp_path: Path) -> None:
+    loop = Loop(lambda: deep(0.5))
+    with loop.watch(tmp_path) as watch:
+        loop.step()
+    assert ("vanishing-gradient", 1) in [(finding.rule, finding.step) for finding in watch.findings]
