@@ -8,6 +8,7 @@ from normscope.certify.operator_norm import operator_norm
 from normscope.certify.robustness import certify_radius, local_brackets
 from normscope.certify.weights import weight_sensitivities
 from normscope.checkup.doctor import doctor
+from normscope.claims.ledger import run_claims
 from normscope.core.bracket import Bracket
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.magnitude import Magnitude
@@ -25,5 +26,5 @@ __all__ = [
     "Audit", "Ball", "Box", "Bracket", "Curvature", "ExportError", "InputError", "Landscape", "Magnitude", "NormscopeError",
     "Probe", "Refusal", "Run", "SymmetryReport", "Watch", "__version__", "audit", "certify_radius", "doctor", "hessian",
     "landscape", "lipschitz", "load_run", "local_brackets", "normalizer_ablation", "operator_norm", "optim", "rules",
-    "symmetries", "watch", "weight_sensitivities",
+    "run_claims", "symmetries", "watch", "weight_sensitivities",
 ]  # fmt: skip

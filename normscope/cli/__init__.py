@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, curvature, demo, doctor, export
+from normscope.cli import audit, claims, curvature, demo, doctor, export
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -62,6 +62,7 @@ def _normscope(
 
 
 app.command()(audit.audit)
+app.command()(claims.claims)
 app.command()(curvature.curvature)
 app.command()(demo.demo)
 app.command()(doctor.doctor)

@@ -1,0 +1,1 @@
+"""Akbar: symmetries, derivatives, dynamics, experiments, observations."""

@@ -1,0 +1,178 @@
+"""Akbar, Sections 4.1 and 5: the metric, how gradients scale, and what gradient flow conserves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normscope.claims.akbar.derivatives import scale_free_loss
+from normscope.claims.akbar.symmetry import LAYER_AXIS, Layer, parameters, random_layer, weight_norm_output, with_parameters
+from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
+from normscope.claims.ledger import AKBAR, claim
+from normscope.claims.verdicts import Case, Outcome, identity, presence
+
+FACTORS = (0.1, 3.0, 100.0)
+TIME, STEPS = 1.0, 200  # of gradient flow
+VISIBLE = 1e-6  # a cosine that counts as a radial part
+
+
+def metric(y: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return first @ second / (y @ y)
+
+
+@claim(
+    "A-metric",
+    AKBAR,
+    "Section 4.1, metric tensor",
+    "g_y(Δ₁, Δ₂) = Δ₁ᵀΔ₂/yᵀy satisfies g_ky(kΔ₁, kΔ₂) = g_y(Δ₁, Δ₂), and the gradient on the sphere is the projected one.",
+)
+def scale_invariant_metric(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = metric) -> Outcome:
+    """The identity for random vectors; then the derivative of a function along great circles against its projected gradient."""
+    cases = []
+    for k in FACTORS:
+        y, first, second = (normal(generator, 6) for _ in range(3))
+        cases.append(Case(f"k = {k:g}", stated(k * y, k * first, k * second), stated(y, first, second)))
+    y, target = normal(generator, 6), normal(generator, 6)
+    y = y / y.norm()
+    slope = gradient(lambda x: (x - target).pow(3).sum(), y)
+    tangent = normal(generator, 6)
+    tangent = tangent - (tangent @ y) * y
+    tangent = tangent / tangent.norm()
+    along = gradient(lambda t: (y * t.cos() + tangent * t.sin() - target).pow(3).sum(), scalar(0.0))
+    cases.append(Case("derivative along a great circle", (slope - (slope @ y) * y) @ tangent, along))
+    return identity(cases)
+
+
+@claim("A-grad-scale", AKBAR, "Sections 4 and 5", "With BN the gradient scales as 1/‖w‖ and the curvature as 1/‖w‖².")
+def gradient_scale(generator: torch.Generator, stated: tuple[float, float] = (1.0, 2.0)) -> Outcome:
+    """L(cw) = L(w) gives ∇L(cw) = ∇L(w)/c and H(cw) = H(w)/c². stated: the two exponents."""
+    cases = []
+    for c in FACTORS:
+        loss, w = scale_free_loss(generator, 5), normal(generator, 5)
+        cases.append(Case(f"gradient, c = {c:g}", gradient(loss, w) / c ** stated[0], gradient(loss, c * w)))
+        cases.append(Case(f"Hessian, c = {c:g}", hessian(loss, w) / c ** stated[1], hessian(loss, c * w)))
+    return identity(cases)
+
+
+@claim(
+    "A-Ex5.1", AKBAR, "Example 5.1", "With BN the size of ∇_w L is O(1): it does not depend on ‖w‖.",
+    "It is proportional to 1/‖w‖, as the paper itself says elsewhere: small weights get large gradients, without limit.",
+)  # fmt: skip
+def gradient_size(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = lambda size, c: size) -> Outcome:
+    """‖∇L(cw)‖ against ‖∇L(w)‖ for small and large c."""
+    cases = []
+    for c in FACTORS:
+        loss, w = scale_free_loss(generator, 5), normal(generator, 5)
+        size = gradient(loss, w).norm()
+        cases.append(Case(f"c = {c:g}", stated(size, c), gradient(loss, c * w).norm(), size / c))
+    return identity(cases)
+
+
+def flow(loss: Map, start: Tensor) -> Tensor:
+    """dw/dt = −∇L(w) up to TIME by the classical Runge–Kutta method."""
+    w, h = start, TIME / STEPS
+    for _ in range(STEPS):
+        a = -gradient(loss, w)
+        b = -gradient(loss, w + h / 2 * a)
+        c = -gradient(loss, w + h / 2 * b)
+        d = -gradient(loss, w + h * c)
+        w = w + h / 6 * (a + 2 * b + 2 * c + d)
+    return w
+
+
+def layer_norm_loss(generator: torch.Generator) -> tuple[Layer, Map]:
+    """A layer with LN, tanh (smooth, so that the flow can be integrated to high order) and a readout: the loss of (W, b)."""
+    layer, x = random_layer(generator, LAYER_AXIS), normal(generator, 12, 5)
+    readout, targets = normal(generator, 4), normal(generator, 12)
+    return layer, lambda p: (with_parameters(layer, p)(x).tanh() @ readout - targets).square().mean()
+
+
+@claim(
+    "A-L5.1",
+    AKBAR,
+    "Lemma 5.1",
+    "Gradient flow conserves ‖w‖ of a BN neuron, ‖(W, b)‖ of an LN layer and ‖v‖ of weight normalization.",
+)
+def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = lambda norm, time: norm) -> Outcome:
+    """d‖w‖²/dt = −2 w·∇L = 0. A step of plain gradient descent of size η instead adds exactly η²‖∇L‖² to ‖w‖²."""
+    loss, w = scale_free_loss(generator, 5), normal(generator, 5)
+    layer, layer_loss = layer_norm_loss(generator)
+    start = {"BN neuron": (loss, w), "LN layer": (layer_loss, parameters(layer))}
+    cases = [Case(name, stated(p.norm(), TIME), flow(function, p).norm()) for name, (function, p) in start.items()]
+    x, targets = normal(generator, 20, 5), normal(generator, 20)
+    both = normal(generator, 6)
+    moved = flow(lambda p: (weight_norm_output(x, p) - targets).square().mean(), both)
+    cases.append(Case("v of WN", stated(both[:-1].norm(), TIME), moved[:-1].norm()))
+    step = 0.3 * gradient(loss, w)
+    growth = float((w - step).norm() ** 2 - w.norm() ** 2) / float(step.norm() ** 2)
+    return identity(cases, **{"growth of ‖w‖² in a step / η²‖∇L‖²": growth})
+
+
+@claim(
+    "A-L5.1-LN", AKBAR, "Paragraph after Lemma 5.1", "With LN, gradient flow conserves the Frobenius norm of the weight matrix.",
+    "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish.",
+)  # fmt: skip
+def layer_norm_weight_norm(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda weight, bias: weight.norm()
+) -> Outcome:
+    """The scale symmetry of LN is joint in (W, b), unlike BN's, which ignores b altogether. stated: what is conserved."""
+    cases = []
+    for trial in range(3):
+        layer, loss = layer_norm_loss(generator)
+        after = with_parameters(layer, flow(loss, parameters(layer)))
+        before, now = stated(layer.weight, layer.bias), stated(after.weight, after.bias)
+        from_joint = (parameters(layer) @ parameters(layer) - after.bias @ after.bias).sqrt()  # ‖W‖ if ‖W‖² + ‖b‖² is conserved
+        cases.append(Case(f"layer {trial + 1}", before, now, from_joint))
+    return identity(cases)
+
+
+@claim(
+    "A-WD", AKBAR, "Section 5", "With the penalty (λ/2)‖w‖² added to a scale-invariant loss, d‖w‖²/dt = −λ‖w‖².",
+    "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖².",
+)  # fmt: skip
+def weight_decay_rate(generator: torch.Generator, stated: float = 1.0) -> Outcome:
+    """2w·(−∇L − λw) with w·∇L = 0. stated: the factor of −λ‖w‖²."""
+    cases = []
+    for decay in (1e-4, 0.1, 2.0):
+        loss, w = scale_free_loss(generator, 5), normal(generator, 5)
+        velocity = -gradient(loss, w) - gradient(partial(_penalty, decay), w)
+        cases.append(
+            Case(f"λ = {decay:g}", -stated * decay * w @ w, 2 * w @ velocity, -2 * decay * w @ w, scale=float(decay * w @ w))
+        )
+    return identity(cases)
+
+
+def _penalty(decay: float, w: Tensor) -> Tensor:
+    return decay / 2 * w @ w
+
+
+@claim(
+    "A-R5.1", AKBAR, "Remark after Lemma 5.1, (iii)",
+    "Mini-batch noise gives the gradient a small component along w, so that ‖w‖ makes a random walk.",
+    "The loss of every batch is itself scale-invariant, so each gradient is orthogonal to w; what grows ‖w‖² is the finite step, "
+    "by exactly η²‖∇L‖².",
+)  # fmt: skip
+def minibatch_radial_gradient(generator: torch.Generator, stated: float = VISIBLE, statistics: str = "batch") -> Outcome:
+    """Cosines of w and the gradients of mini-batches of a BN neuron. stated: the cosine that would count as a component.
+
+    statistics: "data" normalizes each batch with the statistics of all data, held fixed; then there is one.
+    """
+    x, targets, w = normal(generator, 200, 5), normal(generator, 200), normal(generator, 5)
+    whole, effects, grown = x @ w, {}, 0.0
+    for size in (4, 10, 40):
+        for start in range(0, 200, size):
+            chosen = slice(start, start + size)
+
+            def loss(p: Tensor, chosen: slice = chosen) -> Tensor:
+                z = x[chosen] @ p
+                hat = standardize(z, 0, 0.0) if statistics == "batch" else (z - whole.mean()) / whole.std(correction=0)
+                return (hat.tanh() - targets[chosen]).square().mean()
+
+            slope = gradient(loss, w)
+            effects[f"batch of {size} from {start}"] = abs(float(slope @ w / (slope.norm() * w.norm())))
+            growth = float((w - 0.1 * slope).norm() ** 2 - w.norm() ** 2) / float(0.01 * slope @ slope)
+            grown = max(grown, abs(growth - 1))
+    return presence(effects, stated, grown < VISIBLE, **{"largest error of the growth η²‖∇L‖²": grown})

@@ -1,0 +1,222 @@
+"""Akbar, Section 4: what leaves the output of a normalized layer unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normscope.claims.calculus import EPSILON, gradient, jacobian, normal, scalar, standardize
+from normscope.claims.ledger import AKBAR, claim
+from normscope.claims.verdicts import Case, Outcome, identity
+
+FACTORS = (1e-3, 0.1, 10.0, 1e3)
+INPUTS, OUTPUTS, BATCH = 5, 4, 12
+BATCH_AXIS, LAYER_AXIS = 0, -1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """a = γ · normalize(xWᵀ + b) + β, along the batch (BN) or along the features (LN)."""
+
+    weight: Tensor
+    bias: Tensor
+    gamma: Tensor
+    beta: Tensor
+    axis: int
+
+    def __call__(self, x: Tensor, epsilon: float = 0.0) -> Tensor:
+        return self.gamma * standardize(x @ self.weight.T + self.bias, self.axis, epsilon) + self.beta
+
+    def scaled(self, c: float | Tensor) -> Layer:
+        """(W, b) → (cW, cb); a tensor c has one factor a neuron."""
+        rows = c[:, None] if isinstance(c, Tensor) else c
+        return replace(self, weight=rows * self.weight, bias=c * self.bias)
+
+
+def random_layer(generator: torch.Generator, axis: int) -> Layer:
+    weight = normal(generator, OUTPUTS, INPUTS)
+    bias, gamma, beta = normal(generator, 3, OUTPUTS)
+    return Layer(weight, bias, gamma, beta, axis)
+
+
+Change = Callable[[Layer, float], Layer]
+
+
+def scale_all(layer: Layer, c: float) -> Layer:
+    """(W, b) → (cW, cb)."""
+    return layer.scaled(c)
+
+
+def scale_and_divide_gamma(layer: Layer, c: float) -> Layer:
+    """(W, b, γ) → (cW, cb, γ/c)."""
+    return replace(layer.scaled(c), gamma=layer.gamma / c)
+
+
+def invariance_cases(generator: torch.Generator, axis: int, stated: Change, corrected: Change | None = None) -> list[Case]:
+    """The output of the changed layer against that of the layer, at ε = 0."""
+    cases = []
+    for c in FACTORS:
+        layer, x = random_layer(generator, axis), normal(generator, BATCH, INPUTS)
+        right = None if corrected is None else corrected(layer, c)(x)
+        cases.append(Case(f"c = {c:g}", stated(layer, c)(x), layer(x), right))
+    return cases
+
+
+def defect(layer: Layer, x: Tensor, c: float) -> float:
+    """How much the output changes with ε = 1e-5 when (W, b) is scaled by c."""
+    before = layer(x, EPSILON)
+    return float((layer.scaled(c)(x, EPSILON) - before).norm() / before.norm())
+
+
+@claim(
+    "A-P4.1", AKBAR, "Proposition 4.1", "With BN, scaling the weights and bias of a layer by c > 0 leaves the output unchanged.",
+)  # fmt: skip
+def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_all) -> Outcome:
+    """ẑ = (z − μ)/σ has degree 0 in (W, b), at ε = 0 and with the statistics of the batch; also one factor a neuron.
+
+    With ε > 0 the relative defect is about ε/(σ² + ε), which matters when weights shrink. In eval mode, with fixed statistics, the
+    output scales with the weights: it is no symmetry there.
+    """
+    x, layer = normal(generator, BATCH, INPUTS), random_layer(generator, BATCH_AXIS)
+    factors = 10 ** normal(generator, OUTPUTS)
+    cases = invariance_cases(generator, BATCH_AXIS, stated)
+    cases.append(Case("one factor a neuron", layer.scaled(factors)(x), layer(x)))
+    z = x @ layer.weight.T + layer.bias
+    fixed = layer.gamma * (10 * z - z.mean(0)) / z.std(0, correction=0)
+    moved = float((fixed + layer.beta - layer(x)).norm() / layer(x).norm())
+    defects = {f"defect at ε = 1e-5, c = {c:g}": defect(layer, x, c) for c in (10.0, 1e-3)}
+    return identity(cases, **defects, **{"change in eval mode, c = 10": moved})
+
+
+@claim(
+    "A-P4.1-gamma", AKBAR, "Proposition 4.1, first version, and Section 2.1",
+    "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
+    "γ stays as it is: BN has removed the scale already. The paper withdraws this version, but keeps it in Section 2.1.",
+)  # fmt: skip
+def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Outcome:
+    """ẑ does not change, so a = γẑ + β becomes γẑ/c + β."""
+    return identity(invariance_cases(generator, BATCH_AXIS, stated, scale_all))
+
+
+def radial(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return weight, bias
+
+
+@claim("A-C4.1.1", AKBAR, "Corollary 4.1.1", "With BN, ⟨∇_W L, W⟩ + ⟨∇_b L, b⟩ = 0.")
+def gradient_is_orthogonal(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = radial
+) -> Outcome:
+    """The derivative of L along c ↦ (cW, cb) at c = 1, as a cosine, for a loss with a ReLU and a random readout after the layer."""
+    cases = []
+    for trial in range(4):
+        layer, x = random_layer(generator, BATCH_AXIS), normal(generator, BATCH, INPUTS)
+        slope = layer_gradient(layer, x, generator)
+        direction = torch.cat([part.flatten() for part in stated(layer.weight, layer.bias)])
+        cases.append(Case(f"network {trial + 1}", scalar(0.0), slope @ direction / (slope.norm() * direction.norm()), scale=1.0))
+    return identity(cases)
+
+
+def layer_gradient(layer: Layer, x: Tensor, generator: torch.Generator) -> Tensor:
+    """∇ of a random loss of relu(layer(x)) with respect to (W, b), as one vector."""
+    readout, targets = normal(generator, OUTPUTS), normal(generator, len(x))
+    return gradient(lambda p: (with_parameters(layer, p)(x).relu() @ readout - targets).square().mean(), parameters(layer))
+
+
+def parameters(layer: Layer) -> Tensor:
+    return torch.cat([layer.weight.flatten(), layer.bias])
+
+
+def with_parameters(layer: Layer, vector: Tensor) -> Layer:
+    return replace(layer, weight=vector[: -len(layer.bias)].reshape(layer.weight.shape), bias=vector[-len(layer.bias) :])
+
+
+def scale_and_shift(layer: Layer, c: float) -> Layer:
+    """(W, b) → (cW, cb + c)."""
+    return replace(layer.scaled(c), bias=c * layer.bias + c)
+
+
+@claim(
+    "A-P4.2", AKBAR, "Proposition 4.2", "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged."
+)
+def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_and_shift) -> Outcome:
+    """ẑ has degree 0 in (W, b) jointly at ε = 0. One neuron alone may not be scaled; RMSNorm keeps the scale but not the shift."""
+    layer, x = random_layer(generator, LAYER_AXIS), normal(generator, BATCH, INPUTS)
+    one = torch.ones(OUTPUTS, dtype=torch.float64)
+    one[0] = 10
+    alone = float((layer.scaled(one)(x) - layer(x)).norm() / layer(x).norm())
+    z = x @ layer.weight.T + layer.bias
+    shifted = float((_rms(z + 1) - _rms(z)).norm() / _rms(z).norm())
+    return identity(
+        invariance_cases(generator, LAYER_AXIS, stated),
+        **{"change when one neuron is scaled": alone, "change of RMSNorm by a shift": shifted},
+    )
+
+
+def weight_of(v: Tensor, g: Tensor) -> Tensor:
+    """w = g v/‖v‖ of weight normalization."""
+    return g * v / v.norm()
+
+
+def weight_norm_output(x: Tensor, vector: Tensor) -> Tensor:
+    """x·w with (v, g) in one vector."""
+    return x @ weight_of(vector[:-1], vector[-1])
+
+
+@claim(
+    "A-P4.3", AKBAR, "Proposition 4.3", "In weight normalization (v, g) → (αv, g/α) leaves w = g v/‖v‖ unchanged.",
+    "It gives w/α; the symmetry is v → αv with g fixed, since w depends on the direction of v alone.",
+)  # fmt: skip
+def weight_norm_scale_invariance(
+    generator: torch.Generator, stated: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] = lambda v, g, c: (c * v, g / c)
+) -> Outcome:
+    """v/‖v‖ has degree 0 in v: the factor 1/α on g is left over. The proof divides by ‖v‖ where it should by ‖αv‖."""
+    cases = []
+    for c in FACTORS:
+        v, g = normal(generator, 6), normal(generator, 1).abs()
+        cases.append(Case(f"α = {c:g}", weight_of(*stated(v, g, c)), weight_of(v, g), weight_of(c * v, g)))
+    return identity(cases)
+
+
+def table_of_freedoms(kind: str, inputs: int) -> int:
+    """Table 1: scale and shift for BN (a neuron) and LN (a layer), scale for WN."""
+    return {"BN": 2, "LN": 2, "WN": 1}[kind]
+
+
+def freedoms(kind: str, inputs: int) -> int:
+    """What is free: for LN also W → W + 1vᵀ."""
+    return {"BN": 2, "LN": 2 + inputs, "WN": 1}[kind]
+
+
+@claim(
+    "A-Tab1", AKBAR, "Table 1",
+    "The free directions are scale and shift for a BN neuron, scale and common shift for an LN layer, one scale for a WN vector.",
+    "LN also ignores W → W + 1vᵀ, which adds the same number to every neuron: (W, b) has 2 + d_in free directions.",
+)  # fmt: skip
+def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], int] = table_of_freedoms) -> Outcome:
+    """The nullity of the Jacobian of the normalized output in the parameters, at ε = 0 on more samples than parameters."""
+    cases = []
+    for inputs in (3, 6):
+        x = normal(generator, 60, inputs)
+        neuron = _jacobian_of_layer(x, normal(generator, 1, inputs), normal(generator, 1), BATCH_AXIS)
+        layer = _jacobian_of_layer(x, normal(generator, 5, inputs), normal(generator, 5), LAYER_AXIS)
+        vector = jacobian(partial(weight_norm_output, x), normal(generator, inputs + 1))
+        for kind, matrix in (("BN", neuron), ("LN", layer), ("WN", vector)):
+            true = matrix.shape[1] - int(torch.linalg.matrix_rank(matrix, rtol=1e-9))
+            cases.append(
+                Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(true), scalar(freedoms(kind, inputs)))
+            )
+    return identity(cases)
+
+
+def _jacobian_of_layer(x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:
+    ones = torch.ones_like(bias)
+    layer = Layer(weight, bias, ones, 0 * ones, axis)
+    return jacobian(lambda p: with_parameters(layer, p)(x), parameters(layer))
+
+
+def _rms(z: Tensor) -> Tensor:
+    return z / z.square().mean(-1, keepdim=True).sqrt()

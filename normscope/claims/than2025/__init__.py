@@ -1,0 +1,1 @@
+"""Than 2025: normalizers, networks, weights, optimization, generalization, figures."""

@@ -1,0 +1,199 @@
+"""Than 2025, Sections 4.1 and 4.2: Lipschitz constants of networks with respect to their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normscope.claims.calculus import (
+    ROUGH_EPSILON,
+    Map,
+    chain,
+    fixed_batch_norms,
+    layer_norms,
+    normal,
+    product,
+    random_weights,
+    scalar,
+    scaled_identities,
+    spectral_norm,
+    spectral_product,
+    steepness,
+    uniform,
+)
+from normscope.claims.ledger import THAN, claim
+from normscope.claims.verdicts import Case, Outcome, constant, upper_bound
+
+WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))
+POINTS = 20  # random inputs a network
+
+Weights = Sequence[Tensor]
+Deviations = Sequence[Tensor]  # √(σ² + ε) of each BN, one number a channel
+
+
+def steepest(function: Map, points: Sequence[Tensor]) -> Tensor:
+    """The largest ‖∂function/∂x‖ at the points: a lower bound on the constant."""
+    return torch.stack([steepness(function, x) for x in points]).max()
+
+
+def inputs(width: int, generator: torch.Generator) -> list[Tensor]:
+    """Random inputs and the one whose entries are all 1, at which no unit of an extremal network is off."""
+    return [torch.ones(width, dtype=torch.float64), *(normal(generator, width) for _ in range(POINTS))]
+
+
+def random_and_extremal(widths: Sequence[int], generator: torch.Generator) -> dict[str, list[Tensor]]:
+    """Weights that are random, and those of Theorem 6 with random factors."""
+    factors = uniform(generator, 0.3, 3, len(widths) - 1).tolist()
+    return {
+        f"random network {widths}": random_weights(widths, generator),
+        f"extremal network {widths}": scaled_identities(factors, widths),
+    }
+
+
+@claim("T-L5", THAN, "Lemma 5", "The Lipschitz constant of a feedforward network is at most ∏‖W_k‖.")
+def product_bound(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Outcome:
+    """The chain rule: each factor of the Jacobian has norm at most ‖W_k‖, for slopes are at most 1.
+
+    Tried on random networks and on the members of Theorem 6, which reach it. It is about chains, see T-L5-residual.
+    """
+    return upper_bound(
+        [
+            Case(name, stated(weights), steepest(partial(chain, weights), inputs(widths[0], generator)))
+            for widths in WIDTHS
+            for name, weights in random_and_extremal(widths, generator).items()
+        ]
+    )
+
+
+def product_of_blocks(weights: Weights) -> Tensor:
+    """∏(1 + ‖W_k‖), the bound for residual blocks."""
+    return product([1 + spectral_norm(weight) for weight in weights])
+
+
+@claim(
+    "T-L5-residual", THAN, "Remark 7 and Figure 1", "The bound ∏‖W_k‖ is that of ResNet-18 too, whose product reaches 10^50.",
+    "For residual blocks x + F(x) the bound is ∏(1 + ‖F‖); the plain product of norms bounds nothing.",
+)  # fmt: skip
+def residual_product(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Outcome:
+    """Residual linear blocks x ↦ x + W_k x with small W_k: the Jacobian ∏(I + W_k) is near I while ∏‖W_k‖ is near 0."""
+    cases = []
+    for depth in (2, 4, 8):
+        weights = [0.2 * weight for weight in random_weights([5] * (depth + 1), generator)]
+        true = steepness(partial(_residual, weights), normal(generator, 5))
+        cases.append(Case(f"{depth} residual blocks", stated(weights), true, product_of_blocks(weights)))
+    return upper_bound(cases)
+
+
+def product_of_factors(factors: Sequence[float]) -> Tensor:
+    """∏a_k."""
+    return product([scalar(factor) for factor in factors])
+
+
+@claim("T-T6", THAN, "Theorem 6", "For all a_k in [0, s_k] some ReLU network has Lipschitz constant exactly ∏a_k.")
+def every_constant_is_taken(
+    generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors
+) -> Outcome:
+    """W_k = a_k[I 0] gives h(x) = ∏a_k · relu(x) truncated: constant ∏a_k, taken at positive x; some a_k are zero, some large."""
+    cases = []
+    for widths in WIDTHS:
+        for low, high in ((0.0, 0.5), (0.5, 10.0), (0.0, 0.0)):
+            factors = uniform(generator, low, high, len(widths) - 1).tolist()
+            true = steepest(partial(chain, scaled_identities(factors, widths)), inputs(widths[0], generator))
+            cases.append(Case(f"widths {widths}, a in [{low}, {high}]", stated(factors), true))
+    return constant(cases)
+
+
+@dataclass(frozen=True)
+class BatchNormNetwork:
+    """A network with BN of fixed statistics after every weight, and the steepest Jacobian that was found."""
+
+    name: str
+    weights: list[Tensor]
+    deviations: list[Tensor]
+    steepest: Tensor
+
+
+def batch_norm_networks(widths_of_networks: Sequence[Sequence[int]], generator: torch.Generator) -> Iterator[BatchNormNetwork]:
+    """Random and extremal networks with variances over four orders of magnitude."""
+    for widths in widths_of_networks:
+        deviations = [10 ** uniform(generator, -1, 1, width) for width in widths[1:]]
+        for name, weights in random_and_extremal(widths, generator).items():
+            network = partial(chain, weights, normalizers=fixed_batch_norms(deviations))
+            yield BatchNormNetwork(f"{name} with BN", weights, deviations, steepest(network, inputs(widths[0], generator)))
+
+
+def weights_and_constants(weights: Weights, deviations: Deviations) -> Tensor:
+    """∏‖W_k‖ ∏‖NO_k‖ with the exact constant max 1/√(σ² + ε) of each BN."""
+    return spectral_product(weights) * product([(1 / deviation).max() for deviation in deviations])
+
+
+@claim("T-T9", THAN, "Theorem 9", "The constant of a normalized network is at most ∏‖W_k‖ ∏‖NO_k‖_Lip.")
+def normalized_product_bound(
+    generator: torch.Generator, stated: Callable[[Weights, Deviations], Tensor] = weights_and_constants
+) -> Outcome:
+    """The chain rule once more, with the exact constants max_k 1/√(σ_k² + ε) of the normalizers; reached at width 1."""
+    networks = batch_norm_networks([*WIDTHS, (1, 1, 1)], generator)
+    return upper_bound([Case(network.name, stated(network.weights, network.deviations), network.steepest) for network in networks])
+
+
+def weights_and_norms(weights: Weights, deviations: Deviations) -> Tensor:
+    """∏‖W_k‖ ∏‖1/σ_k‖₂."""
+    return spectral_product(weights) * product([(1 / deviation).norm() for deviation in deviations])
+
+
+def weights_and_powers(weights: Weights, deviations: Deviations) -> Tensor:
+    """σ^-K ∏‖W_k‖ with σ = min_k 1/‖1/σ_k‖."""
+    least = torch.stack([1 / (1 / deviation).norm() for deviation in deviations]).min()
+    return spectral_product(weights) * least ** -len(weights)
+
+
+@claim(
+    "T-C10", THAN, "Corollary 10", "With BN, ‖h‖_Lip ≤ ∏‖W_k‖ ∏‖1/σ_k‖ ≤ σ^-K ∏‖W_k‖ with σ = min_k ‖1/σ_k‖^-1.",
+    "True, but ∏‖W_k‖ ∏max 1/σ_k is far sharper: the ℓ2 norms cost up to √n a layer.",
+)  # fmt: skip
+def batch_norm_network_bound(
+    generator: torch.Generator,
+    stated: Callable[[Weights, Deviations], Tensor] = weights_and_norms,
+    power_form: Callable[[Weights, Deviations], Tensor] = weights_and_powers,
+) -> Outcome:
+    """Theorem 9 with Lemma 1's constants, in both forms, for layers of more than one unit."""
+    cases = []
+    for network in batch_norm_networks(WIDTHS, generator):
+        sharp = weights_and_constants(network.weights, network.deviations)
+        for form, bound in (("product form", stated), ("power form", power_form)):
+            value = bound(network.weights, network.deviations)
+            cases.append(Case(f"{network.name}, {form}", value, network.steepest, sharp))
+    return upper_bound(cases)
+
+
+def weights_and_least_deviations(weights: Weights, epsilon: float) -> Tensor:
+    """∏‖W_k‖ ∏1/σ_k where σ_k = √ε, the least over all inputs."""
+    return spectral_product(weights) * epsilon ** (-len(weights) / 2)
+
+
+@claim("T-C11", THAN, "Corollary 11", "With LN, ‖h‖_Lip ≤ ∏‖W_k‖ ∏1/σ_k with σ_k the least √(σ² + ε) over inputs.")
+def layer_norm_network_bound(
+    generator: torch.Generator, stated: Callable[[Weights, float], Tensor] = weights_and_least_deviations
+) -> Outcome:
+    """Theorem 9 with Lemma 2's constants, near 0 too, where features are almost equal: the least σ over all inputs is √ε.
+
+    Reached by one layer. With that σ the product is ε^-K/2, which reduces nothing: to reduce, σ must be meant on a region.
+    """
+    cases = []
+    for widths in ((4, 4), *WIDTHS):
+        for name, weights in random_and_extremal(widths, generator).items():
+            points = inputs(widths[0], generator)
+            network = partial(chain, weights, normalizers=layer_norms(len(weights)))
+            true = steepest(network, [*points, *(1e-3 * x for x in points)])
+            cases.append(Case(f"{name} with LN", stated(weights, ROUGH_EPSILON), true))
+    return upper_bound(cases)
+
+
+def _residual(weights: Weights, x: Tensor) -> Tensor:
+    for weight in weights:
+        x = x + weight @ x
+    return x

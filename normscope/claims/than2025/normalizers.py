@@ -1,0 +1,160 @@
+"""Than 2025, Section 3 and its slides: Lipschitz constants of BN, LN and GN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from normscope.claims.calculus import (
+    EPSILON,
+    jacobian,
+    layer_deviation,
+    normal,
+    spectral_norm,
+    standardize,
+    steepness,
+    uniform,
+)
+from normscope.claims.ledger import THAN, claim
+from normscope.claims.verdicts import Case, Outcome, constant, identity, upper_bound
+
+SCALES = (1e-3, 1.0, 1e3)  # of inputs
+
+
+def batch_norm(deviations: Tensor) -> Callable[[Tensor], Tensor]:
+    """BN with population statistics: x ↦ x/√(σ² + ε); the mean only shifts."""
+    return lambda x: x / deviations
+
+
+def norm_of_inverses(deviations: Tensor) -> Tensor:
+    """‖1/σ‖₂, Lemma 1's constant."""
+    return (1 / deviations).norm()
+
+
+@claim(
+    "T-L1", THAN, "Lemma 1", "The Lipschitz constant of BN is the ℓ2 norm of the vector of 1/√(σ_k² + ε).",
+    "It is max_k 1/√(σ_k² + ε), for the Jacobian is diagonal; the ℓ2 norm is an upper bound, larger by up to √n.",
+)  # fmt: skip
+def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Outcome:
+    """BN with fixed statistics is x_k ↦ (x_k − μ_k)/√(σ_k² + ε), with Jacobian diag(1/√(σ_k² + ε)).
+
+    The constant is the spectral norm of that matrix, taken by automatic differentiation, for widths 1 to 64 and variances over
+    six orders of magnitude, among them one tiny variance and all equal.
+    """
+    variances = [uniform(generator, -3, 3, width) for width in (1, 2, 3, 8, 64)]
+    spreads = [(10**exponents + EPSILON).sqrt() for exponents in variances]
+    spreads += [torch.ones(16, dtype=torch.float64), torch.tensor([1e-2, 10.0, 10.0], dtype=torch.float64)]
+    cases = [
+        Case(
+            f"{len(spread)} channels",
+            stated(spread),
+            steepness(batch_norm(spread), normal(generator, len(spread))),
+            (1 / spread).max(),
+        )
+        for spread in spreads
+    ]
+    return constant(cases)
+
+
+def inverse_deviation(x: Tensor) -> Tensor:
+    """1/√(σ² + ε) at x, Lemma 2's bound."""
+    return 1 / layer_deviation(x)
+
+
+def layer_norm_points(generator: torch.Generator) -> list[Tensor]:
+    """Inputs of LN: random at several scales, one spike, and a constant vector, where σ is least."""
+    points = [scale * normal(generator, width) for width in (2, 3, 4, 16, 64) for scale in SCALES]
+    return [*points, torch.eye(8, dtype=torch.float64)[0] * 100, torch.full((6,), 3.0, dtype=torch.float64)]
+
+
+@claim("T-L2", THAN, "Lemma 2", "‖∂LN/∂x‖ ≤ 1/√(σ² + ε) at every x, hence ‖LN‖_Lip ≤ 1/min σ.")
+def layer_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = inverse_deviation) -> Outcome:
+    """∂LN/∂x = (I − 11ᵀ/n − zzᵀ/n)/√(σ² + ε) with z = LN(x): a contraction over √(σ² + ε).
+
+    For n ≥ 3 some direction is orthogonal to both 1 and z, so the bound is reached. For n = 2 there is none and the norm is
+    ε/(σ² + ε)^1.5. The least σ over all of ℝⁿ is √ε, at constant x, so a large σ can only be meant on data or on a region.
+    """
+    points = layer_norm_points(generator)
+    cases = [Case(f"n = {len(x)}, σ = {float(layer_deviation(x)):.3g}", stated(x), steepness(_layer_norm, x)) for x in points]
+    pairs = [case for case, x in zip(cases, points, strict=True) if len(x) == 2]
+    exact = [EPSILON / float(layer_deviation(x)) ** 3 for x in points if len(x) == 2]
+    gap = max(abs(float(case.true) / value - 1) for case, value in zip(pairs, exact, strict=True))
+    return upper_bound(cases, **{"largest true/stated at n = 2": max(case.ratio for case in pairs), "error of the n = 2 form": gap})
+
+
+def layer_norm_jacobian(x: Tensor) -> Tensor:
+    """Lemma 23: (I − yyᵀ/(‖y‖² + nε))(I − 11ᵀ/n)/√(σ² + ε), y = x − μ."""
+    n, y = len(x), x - x.mean()
+    identity = torch.eye(n, dtype=x.dtype)
+    return (identity - torch.outer(y, y) / (y @ y + n * EPSILON)) @ (identity - 1 / n) / layer_deviation(x)
+
+
+@claim("T-L23", THAN, "Lemma 23", "∂LN/∂x = (I − yyᵀ/(‖y‖² + nε))(I − 11ᵀ/n)/√(σ² + ε) with y = x − μ.")
+def layer_norm_derivative(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = layer_norm_jacobian) -> Outcome:
+    """The closed form against automatic differentiation, entry by entry; errors are relative to 1/σ, the size of what cancels."""
+    points = layer_norm_points(generator)
+    return identity([Case(f"n = {len(x)}", stated(x), jacobian(_layer_norm, x), scale=float(inverse_deviation(x))) for x in points])
+
+
+def sum_over_groups(deviations: Tensor) -> Tensor:
+    return (1 / deviations).sum()
+
+
+@claim(
+    "T-L3", THAN, "Lemma 3", "‖GN‖_Lip ≤ Σ over the groups of 1/√(σ_g² + ε).",
+    "The sharp constant is the maximum over the groups, for the Jacobian is block diagonal.",
+)  # fmt: skip
+def group_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = sum_over_groups) -> Outcome:
+    """GN is LN on each group: its Jacobian has one block a group, so its norm is the largest of theirs."""
+    cases = []
+    for groups, size in ((2, 3), (4, 4), (8, 8)):
+        for spread in (0.0, 1.0):  # groups of one scale, and of scales that differ by up to two orders of magnitude
+            x = 10 ** uniform(generator, -spread, spread, groups, 1) * normal(generator, groups, size)
+            deviations = layer_deviation(x)
+            true = steepness(_layer_norm, x)
+            cases.append(Case(f"{groups} groups of {size}", stated(deviations), true, (1 / deviations).max()))
+    return upper_bound(cases)
+
+
+def shrunk_by_width(x: Tensor, scales: Tensor) -> Tensor:
+    """(1 − 1/n) max|γ|/σ: the summary's (1 − 1/n)/σ at γ = 1, the slides' (1 − 1/n)‖γ/σ‖ at γ = e₁."""
+    return (1 - 1 / x.shape[-1]) * scales.abs().max() / layer_deviation(x).min()
+
+
+def scaled_layer_norm_cases(
+    generator: torch.Generator, shapes: list[tuple[int, ...]], stated: Callable[[Tensor, Tensor], Tensor]
+) -> list[Case]:
+    """LN along the last axis with γ = 1 and with γ = e₁, at inputs of unit scale."""
+    cases = []
+    for shape in shapes:
+        x = normal(generator, *shape)
+        for name, scales in (("γ = 1", torch.ones(shape[-1])), ("γ = e₁", torch.eye(shape[-1])[0])):
+            gamma = scales.double()
+            true = spectral_norm(gamma.expand(x.shape).reshape(-1, 1) * jacobian(_layer_norm, x))
+            corrected = gamma.abs().max() / layer_deviation(x).min()
+            cases.append(Case(f"{' groups of '.join(map(str, shape))} neurons, {name}", stated(x, gamma), true, corrected))
+    return cases
+
+
+@claim(
+    "T-S-LN", THAN, "Slides and summary", "‖LN‖_Lip ≤ (1 − 1/n)‖γ/σ‖: smaller layers are penalized more.",
+    "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n.",
+)  # fmt: skip
+def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
+    """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); γ = e₁ keeps one row of it."""
+    return upper_bound(scaled_layer_norm_cases(generator, [(3,), (4,), (8,), (32,)], stated))
+
+
+@claim(
+    "T-S-GN", THAN, "Slides and summary", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖ for groups of n_g neurons.",
+    "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: there is no factor 1 − 1/n_g.",
+)  # fmt: skip
+def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
+    """The block of the group with the least σ alone has norm 1/σ for n_g ≥ 3, as for LN."""
+    return upper_bound(scaled_layer_norm_cases(generator, [(2, 3), (4, 4), (2, 16)], stated))
+
+
+def _layer_norm(x: Tensor) -> Tensor:
+    return standardize(x, -1)

@@ -1,0 +1,178 @@
+"""From numbers to a verdict: every claim computes cases, and one of these functions decides what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan, sqrt
+
+import torch
+
+HOLDS, BOUND, FALSE, GAP, MEASURED = "holds", "holds as a bound", "false as stated", "does not follow", "measured"
+VERDICTS = (HOLDS, BOUND, FALSE, GAP, MEASURED)
+TOLERANCE = 1e-6  # relative, in float64
+SHARP = 0.9999  # a bound that some instance reaches to this part is called sharp
+
+Evidence = dict[str, float | int | bool | str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the numbers say.
+
+    instance: the counterexample, or the instance that comes closest to a bound. confirmed: whether the corrected statement
+    passed the same test, None where none was tried.
+    """
+
+    verdict: str
+    evidence: Evidence
+    instance: str = ""
+    confirmed: bool | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One instance: the value that the statement gives, the true one, and that of the corrected statement.
+
+    scale: what an error is relative to, where it is more than the values (1 for cosines).
+    """
+
+    instance: str
+    stated: torch.Tensor
+    true: torch.Tensor
+    corrected: torch.Tensor | None = None
+    scale: float = 0.0
+
+    @property
+    def error(self) -> float:
+        return self._distance(self.stated)
+
+    @property
+    def corrected_error(self) -> float:
+        return 0.0 if self.corrected is None else self._distance(self.corrected)
+
+    @property
+    def ratio(self) -> float:
+        """true / stated, of numbers."""
+        return _ratio(self.true, self.stated)
+
+    @property
+    def corrected_ratio(self) -> float:
+        return 0.0 if self.corrected is None else _ratio(self.true, self.corrected)
+
+    def _distance(self, value: torch.Tensor) -> float:
+        size = max(float(value.norm()), float(self.true.norm()), self.scale)
+        distance = float((value - self.true).norm()) / size if size else 0.0
+        return distance if isfinite(distance) else inf
+
+    def __str__(self) -> str:
+        if self.true.numel() > 1:
+            return f"{self.instance}: relative error {self.error:.3g}"
+        corrected = "" if self.corrected is None else f", corrected {float(self.corrected):.3g}"
+        return f"{self.instance}: stated {float(self.stated):.3g}, true {float(self.true):.3g}{corrected}"
+
+
+def identity(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+    """stated = true in every case."""
+    worst = max(cases, key=lambda case: case.error)
+    verdict = HOLDS if worst.error <= TOLERANCE else FALSE
+    tried = any(case.corrected is not None for case in cases)
+    corrected = max(case.corrected_error for case in cases)
+    found: Evidence = {"instances": len(cases), "largest error": worst.error}
+    found |= {"largest error of the correction": corrected} if tried else {}
+    return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= TOLERANCE if tried else None)
+
+
+def constant(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+    """A Lipschitz constant, said to be equal to the stated one; a bound where that is only ever too large."""
+    outcome = identity(cases, **evidence)
+    too_large = outcome.verdict == FALSE and all(case.ratio <= 1 + TOLERANCE for case in cases)
+    return replace(outcome, verdict=BOUND) if too_large else outcome
+
+
+def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+    """true ≤ stated in every case; `holds` where some case reaches it, `holds as a bound` where none does."""
+    worst = max(cases, key=lambda case: case.ratio)
+    verdict = FALSE if worst.ratio > 1 + TOLERANCE else HOLDS if worst.ratio >= SHARP else BOUND
+    tried = any(case.corrected is not None for case in cases)
+    corrected = max(case.corrected_ratio for case in cases)
+    found: Evidence = {"instances": len(cases), "largest true/stated": worst.ratio}
+    found |= {"largest true/corrected": corrected} if tried else {}
+    return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= 1 + TOLERANCE if tried else None)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draw of data in a setting: the stated bound and the true value; `corrected`: the bound of the corrected statement."""
+
+    setting: str
+    bound: float
+    true: float
+    corrected: float | None = None
+
+
+def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | str) -> Outcome:
+    """A bound with probability 1 − δ: in no setting broken by more than a part δ of the trials, three standard errors allowed."""
+    settings: dict[str, list[Trial]] = {}
+    for trial in trials:
+        settings.setdefault(trial.setting, []).append(trial)
+    excess = {name: _excess([trial.true > trial.bound for trial in group], delta) for name, group in settings.items()}
+    worst = max(excess, key=excess.__getitem__)
+    verdict = FALSE if excess[worst] > 0 else HOLDS
+    found: Evidence = {
+        "settings": len(settings),
+        "trials": len(trials),
+        "broken": sum(t.true > t.bound for t in trials),
+        "delta": delta,
+    }
+    confirmed = None
+    if any(trial.corrected is not None for trial in trials):
+        again = [[t.corrected is not None and t.true > t.corrected for t in group] for group in settings.values()]
+        confirmed = all(_excess(group, delta) <= 0 for group in again)
+        found["broken by the correction"] = sum(map(sum, again))
+    trial = max(settings[worst], key=lambda trial: trial.true - trial.bound)
+    example = f"{worst}: bound {trial.bound:.3g}, true value {trial.true:.3g}"
+    return Outcome(verdict, found | evidence, example if verdict == FALSE else "", confirmed)
+
+
+def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Outcome:
+    """What the premises allow is at most (`least`: at least) what is stated; a case beyond it is a gap in the argument."""
+    excess = {case: 1 / case.ratio if least and case.ratio else inf if least else case.ratio for case in cases}
+    worst = max(cases, key=excess.__getitem__)
+    verdict = GAP if excess[worst] > 1 + TOLERANCE else HOLDS
+    return Outcome(verdict, {"instances": len(cases), **evidence}, str(worst) if verdict == GAP else "")
+
+
+def weaker(first: Outcome, second: Outcome) -> Outcome:
+    """Two checks of one claim: the verdict that is further from `holds`, the evidence of both."""
+    worse = max(first, second, key=lambda outcome: (HOLDS, BOUND, GAP, FALSE).index(outcome.verdict))
+    return replace(worse, evidence=first.evidence | second.evidence)
+
+
+def presence(effects: dict[str, float], least: float, confirmed: bool | None = None, **evidence: float | int | str) -> Outcome:
+    """An effect is claimed to be there: it is where some instance shows at least so much of it."""
+    name, effect = max(effects.items(), key=lambda item: item[1])
+    verdict = HOLDS if effect >= least else FALSE
+    instance = f"{name}: at most {effect:.3g} is seen" if verdict == FALSE else ""
+    return Outcome(verdict, {"instances": len(effects), "largest effect": effect, **evidence}, instance, confirmed)
+
+
+def measured(theirs: str, agrees: bool, settings: str, **ours: float | int | str) -> Outcome:
+    """An observation: the paper's figure, ours, and whether ours agrees with what the paper says."""
+    return Outcome(MEASURED, {"theirs": theirs, **ours, "agrees": bool(agrees), "settings": settings})
+
+
+def _ratio(true: torch.Tensor, stated: torch.Tensor) -> float:
+    if float(true) == float(stated):
+        return 1.0
+    ratio = float(true) / float(stated) if float(stated) > 0 else inf
+    return inf if isnan(ratio) else ratio
+
+
+def _excess(broken: Sequence[bool], delta: float) -> float:
+    """How far the broken part exceeds δ and three standard errors."""
+    return sum(broken) / len(broken) - delta - 3 * sqrt(delta * (1 - delta) / len(broken))
+
+
+def _instance(verdict: str, worst: Case) -> str:
+    return str(worst) if verdict in (FALSE, BOUND) else ""

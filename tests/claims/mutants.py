@@ -1,0 +1,110 @@
+"""For every claim: its verdict, and changes of its statement (a sign, an exponent, a factor) with the verdict that each must give.
+
+A measured claim is changed into its opposite: what is measured then agrees where it did not, and the other way round.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from normscope.claims.akbar import derivatives, experiments, observations, symmetry
+from normscope.claims.calculus import scalar, spectral_product
+from normscope.claims.than2025 import figures, generalization, networks, normalizers, optimization, weights
+from normscope.claims.verdicts import BOUND, FALSE, GAP, HOLDS, MEASURED
+
+
+def times(function, factor):
+    """The stated formula with a spare factor."""
+    return lambda *arguments: factor * function(*arguments)
+
+
+def opposite(says):
+    return lambda numbers: not says(numbers)
+
+
+def measured(says):
+    return MEASURED, [({"stated": opposite(says)}, MEASURED)]
+
+
+def wrong_rows(scale, slopes, active, features, rows):
+    return weights.extreme_gradient(scale, slopes, active, features, len(active[0]))
+
+
+VERDICTS = {
+    "T-L1": (BOUND, [
+        ({"stated": lambda s: (1 / s).max()}, HOLDS),
+        ({"stated": lambda s: (1 / s).min()}, FALSE),
+        ({"stated": lambda s: (1 / s**2).norm()}, FALSE),
+    ]),
+    "T-L2": (HOLDS, [({"stated": times(normalizers.inverse_deviation, 0.9)}, FALSE), ({"stated": times(normalizers.inverse_deviation, 1.1)}, BOUND)]),
+    "T-L23": (HOLDS, [({"stated": lambda x: normalizers.layer_norm_jacobian(x) + 1e-3 * torch.eye(len(x))}, FALSE), ({"stated": times(normalizers.layer_norm_jacobian, -1)}, FALSE)]),
+    "T-L3": (BOUND, [({"stated": lambda s: (1 / s).max()}, HOLDS), ({"stated": lambda s: (1 / s).mean()}, FALSE)]),
+    "T-S-LN": (FALSE, [({"stated": lambda x, g: x.shape[-1] / (x.shape[-1] - 1) * normalizers.shrunk_by_width(x, g)}, HOLDS), ({"stated": times(normalizers.shrunk_by_width, 2)}, BOUND)]),
+    "T-S-GN": (FALSE, [({"stated": lambda x, g: x.shape[-1] / (x.shape[-1] - 1) * normalizers.shrunk_by_width(x, g)}, HOLDS), ({"stated": times(normalizers.shrunk_by_width, 2)}, BOUND)]),
+    "T-L5": (HOLDS, [({"stated": times(spectral_product, 0.9)}, FALSE), ({"stated": times(spectral_product, 2)}, BOUND)]),
+    "T-L5-residual": (FALSE, [({"stated": networks.product_of_blocks}, BOUND)]),
+    "T-T6": (HOLDS, [({"stated": lambda factors: scalar(sum(factors))}, FALSE), ({"stated": lambda factors: networks.product_of_factors(factors) ** 0.5}, FALSE)]),
+    "T-T9": (HOLDS, [({"stated": lambda w, d: spectral_product(w) ** 2 / networks.weights_and_constants(w, d)}, FALSE), ({"stated": times(networks.weights_and_constants, 3)}, BOUND)]),
+    "T-C10": (BOUND, [
+        ({"stated": networks.weights_and_constants}, HOLDS),
+        ({"stated": lambda w, d: spectral_product(w)}, FALSE),
+        ({"power_form": lambda w, d: 1 / networks.weights_and_powers(w, d)}, FALSE),
+    ]),
+    "T-C11": (HOLDS, [({"stated": lambda w, e: spectral_product(w) * e ** (len(w) / 2)}, FALSE), ({"stated": lambda w, e: spectral_product(w) * e ** -len(w)}, BOUND)]),
+    "T-T12": (HOLDS, [({"stated": lambda w, d, i: weights.product_from(w, [1 / x for x in d], i)}, FALSE), ({"stated": times(weights.product_from, 2)}, BOUND)]),
+    "T-T13": (FALSE, [({"stated": lambda features, widths: features.norm()}, HOLDS), ({"stated": lambda features, widths: 2 * features.norm()}, BOUND)]),
+    "T-T13-y": (HOLDS, [({"stated": lambda factors: scalar(max(factors))}, FALSE)]),
+    "T-C14": (FALSE, [({"stated": lambda active: active**0.5}, HOLDS), ({"stated": lambda active: active}, BOUND)]),
+    "T-T15": (HOLDS, [({"stated": wrong_rows}, FALSE), ({"stated": times(weights.extreme_gradient, -1)}, FALSE)]),
+    "T-C18": (GAP, [({"stated": lambda norms, alpha: 0.0}, HOLDS)]),
+    "T-C19": (GAP, [({"stated": optimization.cited_rate}, HOLDS), ({"stated": lambda constant, alpha: constant**3}, HOLDS)]),
+    "T-T20": (HOLDS, [({"stated": lambda empirical, spread, uncertain: empirical - spread + uncertain}, FALSE), ({"stated": lambda empirical, spread, uncertain: empirical}, FALSE)]),
+    "T-T20-local": (FALSE, [({"stated": lambda sample, loss: sample.constants(loss)}, HOLDS)]),
+    "T-C21": (HOLDS, [({"stated": lambda empirical, spread, uncertain: empirical - uncertain}, FALSE)]),
+    "T-S-T1": (HOLDS, [({"stated": lambda spread, uncertain: uncertain - spread}, FALSE)]),
+    "T-C22": (HOLDS, [
+        ({"stated": times(spectral_product, 0.5)}, FALSE),
+        ({"batch": lambda d: 1 / generalization.batch_norm_factor(d)}, FALSE),
+        ({"layer": lambda layers: 1 / generalization.layer_norm_factor(layers)}, FALSE),
+    ]),
+    "T-F1": measured(figures.norms_grow),
+    "T-F2": measured(figures.variances_reduce),
+    "T-F3": measured(figures.norms_and_variances),
+    "T-S-data": measured(figures.saves_more_when_deeper),
+    "A-P4.1": (HOLDS, [({"stated": lambda layer, c: layer.scaled(-c)}, FALSE), ({"stated": symmetry.scale_and_divide_gamma}, FALSE)]),
+    "A-P4.1-gamma": (FALSE, [({"stated": symmetry.scale_all}, HOLDS)]),
+    "A-C4.1.1": (HOLDS, [({"stated": lambda weight, bias: (weight**2, bias)}, FALSE), ({"stated": lambda weight, bias: (weight.roll(1, 1), bias)}, FALSE)]),
+    "A-P4.2": (HOLDS, [
+        ({"stated": lambda layer, c: layer.scaled(c * torch.arange(1.0, 5.0, dtype=torch.float64))}, FALSE),
+        ({"stated": lambda layer, c: layer.scaled(-c)}, FALSE),
+    ]),
+    "A-P4.3": (FALSE, [({"stated": lambda v, g, c: (c * v, g)}, HOLDS), ({"stated": lambda v, g, c: (c * v, g * c)}, FALSE)]),
+    "A-Tab1": (FALSE, [({"stated": symmetry.freedoms}, HOLDS), ({"stated": lambda kind, inputs: 2 + inputs}, FALSE)]),
+    "A-Eq1": (FALSE, [({"stated": derivatives.backward_with_gamma}, HOLDS), ({"stated": times(derivatives.backward_with_gamma, -1)}, FALSE)]),
+    "A-A.1.1-end": (HOLDS, [({"stated": derivatives.backward_without_gamma}, FALSE)]),
+    "A-A.1.1": (FALSE, [({"stated": derivatives.right_jacobian}, HOLDS), ({"stated": lambda z: -derivatives.right_jacobian(z)}, FALSE)]),
+    "A-LN-backward": (FALSE, [({"stated": derivatives.right_layer_norm_backward}, HOLDS), ({"stated": lambda d, z, g: derivatives.right_layer_norm_backward(d, z, g**2)}, FALSE)]),
+    "A-WN": (FALSE, [({"stated": derivatives.right_weight_norm}, HOLDS), ({"stated": lambda s, v, g: (derivatives.right_weight_norm(s, v, g)[0], s @ v)}, FALSE)]),
+    "A-WN-radial": (FALSE, [({"stated": lambda g, of_g: scalar(0.0)}, HOLDS), ({"stated": lambda g, of_g: -g * of_g}, FALSE)]),
+    "A-A.1.2": (FALSE, [
+        ({"stated": lambda gamma, sigma, deltas: gamma / sigma * deltas, "stated_hessian": derivatives.right_hessian}, HOLDS),
+        ({"stated": lambda gamma, sigma, deltas: gamma / sigma * deltas}, FALSE),
+        ({"stated_hessian": derivatives.right_hessian}, FALSE),
+    ]),
+    "A-S3.2-flat": (FALSE, [({"stated": lambda slope, w: -slope}, HOLDS), ({"stated": lambda slope, w: slope}, FALSE)]),
+    "A-metric": (HOLDS, [({"stated": lambda y, first, second: first @ second}, FALSE), ({"stated": lambda y, first, second: first @ second / y.norm()}, FALSE)]),
+    "A-grad-scale": (HOLDS, [({"stated": (2.0, 2.0)}, FALSE), ({"stated": (1.0, 1.0)}, FALSE), ({"stated": (-1.0, 2.0)}, FALSE)]),
+    "A-Ex5.1": (FALSE, [({"stated": lambda size, c: size / c}, HOLDS), ({"stated": lambda size, c: size * c}, FALSE)]),
+    "A-L5.1": (HOLDS, [({"stated": lambda norm, time: norm * (1 + 1e-3 * time)}, FALSE), ({"stated": lambda norm, time: norm * (1 - 1e-3 * time)}, FALSE)]),
+    "A-L5.1-LN": (FALSE, [({"stated": lambda weight, bias: (weight.square().sum() + bias.square().sum()).sqrt()}, HOLDS), ({"stated": lambda weight, bias: bias.norm()}, FALSE)]),
+    "A-WD": (FALSE, [({"stated": 2.0}, HOLDS), ({"stated": -2.0}, FALSE)]),
+    "A-R5.1": (FALSE, [({"statistics": "data"}, HOLDS)]),
+    "A-E1": measured(experiments.norm_is_kept),
+    "A-E2": measured(experiments.better_conditioned),
+    "A-E3": measured(experiments.wider_margins),
+    "A-E4": measured(experiments.survives_bad_starts),
+    "A-noise": measured(observations.noise_helps),
+    "A-large-lr": measured(lambda largest: largest["largest rate, BN"] > largest["largest rate, plain"]),
+    "A-smooth": measured(observations.smoother),
+}  # fmt: skip
+LONG = {"T-F1-resnet18": figures.norms_grow, "T-F2-resnet18": figures.variances_reduce}

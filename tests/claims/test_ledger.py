@@ -1,0 +1,158 @@
+"""The ledger: every id of the papers' table, order, JSON, and a page that is fresh."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import normscope as ns
+from normscope.claims.documentation import documentation
+from normscope.claims.ledger import CLAIMS, PAPERS, Ledger, Result, claim, explanation, find, load
+from normscope.claims.verdicts import VERDICTS, Outcome
+from normscope.core.errors import InputError
+
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
+IDS = [
+    "T-L1",
+    "T-L2",
+    "T-L23",
+    "T-L3",
+    "T-S-LN",
+    "T-S-GN",
+    "T-L5",
+    "T-T6",
+    "T-T9",
+    "T-C10",
+    "T-C11",
+    "T-T12",
+    "T-T13",
+    "T-C14",
+    "T-T15",
+    "T-C18",
+    "T-C19",
+    "T-T20",
+    "T-C21",
+    "T-C22",
+    "T-F1",
+    "T-F2",
+    "T-F3",
+    "T-S-data",
+    "A-P4.1",
+    "A-C4.1.1",
+    "A-P4.2",
+    "A-P4.3",
+    "A-Tab1",
+    "A-WN",
+    "A-R5.1",
+    "A-Eq1",
+    "A-A.1.1",
+    "A-metric",
+    "A-grad-scale",
+    "A-L5.1",
+    "A-WD",
+    "A-A.1.2",
+    "A-E1",
+    "A-E2",
+    "A-E3",
+    "A-E4",
+    "A-noise",
+    "A-large-lr",
+    "A-smooth",
+]
+
+
+def test_every_statement_is_there(ledger):
+    assert set(IDS) <= set(load()) and set(IDS) <= {result.claim.id for result in ledger}
+    assert {result.claim.paper for result in ledger} == set(PAPERS)
+
+
+def test_claims_stand_by_paper():
+    papers = [claim.paper for claim in load().values()]
+    assert papers == sorted(papers, key=list(PAPERS).index)
+    assert all(claim.id.startswith("T-") == (claim.paper == "Than 2025") for claim in load().values())
+
+
+def test_each_function_states_its_mathematics():
+    names = [claim.check.__name__ for claim in load().values()]
+    assert len(set(names)) == len(names)
+    for known in load().values():
+        assert known.mathematics and known.place and known.statement.endswith("."), known.id
+
+
+def test_an_id_is_taken_once():
+    with pytest.raises(ValueError, match="T-L1 is taken"):
+        claim("T-L1", "Than 2025", "", "")(lambda generator: Outcome("holds", {}))
+    assert CLAIMS["T-L1"].check.__name__ == "batch_norm_constant"
+
+
+def test_long_claims_are_skipped_and_named(ledger):
+    assert ledger.skipped and all(claim.long for claim in ledger.skipped)
+    assert all(claim.id in _text(ledger) for claim in ledger.skipped)
+
+
+def test_results_are_the_same_each_time_and_alone(ledger):
+    assert [result.claim.id for result in ns.run_claims(["t-t13", "A-WD", "T-T13"])] == ["T-T13", "A-WD"]
+    for result in ns.run_claims(["T-T13", "T-C21", "A-WD"]):
+        (other,) = [row for row in ledger if row.claim is result.claim]
+        assert result.outcome == other.outcome
+
+
+def test_global_random_state_is_untouched():
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    ns.run_claims(["T-C22", "A-E2", "A-large-lr"], seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1] and random.getstate() == before[2]
+
+
+def test_json_is_a_list_of_claims(ledger, tmp_path):
+    rows = json.loads(ledger.to_json(tmp_path / "claims.json"), parse_constant=pytest.fail)
+    assert json.loads((tmp_path / "claims.json").read_text()) == rows
+    assert len(rows) == len(ledger)
+    for row in rows:
+        assert {"id", "paper", "statement", "verdict", "correction", "evidence"} <= set(row)
+        assert row["verdict"] in VERDICTS and row["evidence"]
+
+
+def test_json_has_no_infinities():
+    claim = find("T-L1")
+    ledger = Ledger((Result(claim, Outcome("measured", {"a": float("inf"), "b": float("nan"), "c": 1.5}), 0.0),))
+    assert json.loads(ledger.to_json(), parse_constant=pytest.fail)[0]["evidence"] == {"a": "inf", "b": "nan", "c": 1.5}
+
+
+def test_the_print_shows_verdicts_corrections_and_counterexamples(ledger):
+    text = _text(ledger)
+    assert all(result.claim.id in text and result.outcome.verdict in text for result in ledger)
+    assert "instead:" in text and "counterexample:" in text and "(NOT confirmed" not in text
+
+
+def test_unknown_ids_are_refused_in_one_line():
+    for only in (["T-X"], "T-X"):
+        with pytest.raises(InputError, match="no claim 'T-X'"):
+            ns.run_claims(only)
+
+
+def test_explanation():
+    text = explanation("t-t13")
+    assert "Theorem 13" in text and "Correction:" in text and find("T-T13").statement in text
+    assert "Long:" in explanation("T-F1-resnet18")
+
+
+def test_progress_is_reported():
+    seen: list[tuple[str, int, int]] = []
+    ns.run_claims(["A-WD", "A-P4.3"], report=lambda *what: seen.append(what))
+    assert seen == [("A-WD", 0, 2), ("A-P4.3", 1, 2)]
+
+
+def test_the_page_is_fresh(ledger):
+    assert PAGE.read_text(encoding="utf-8") == documentation(ledger), "run: python -m normscope.claims > docs/claims.md"
+
+
+def _text(ledger: Ledger) -> str:
+    console = Console(width=4000, highlight=False)
+    with console.capture() as capture:
+        console.print(ledger.render())
+    return capture.get()
