@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from normscope.core.errors import InputError
 
+CANCELLING = ("tanhshrink", "gelu")  # their kernels subtract values of the size of the input from each other
+
 Shape = tuple[int, ...]
 Noise = Callable[[Any], Any]
 
@@ -104,7 +106,10 @@ class Node:
             return leaf
 
         assert self.target is not None, f"{self.name} is an input"
-        return perturb(self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()}))
+        result = perturb(self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()}))
+        if noise is not None and self.op in CANCELLING:
+            result = result + (noise(values[self.input]) - values[self.input])
+        return result
 
     def apply(self, *inputs: torch.Tensor, dtype: torch.dtype = torch.float64) -> Any:
         """This operation alone, on given values of its (distinct) inputs."""

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 import normscope as ns
 from normscope.cli import app, demo
 from normscope.cli.demo import Trained
+from normscope.curvature.sharpness import Sharpness
+from normscope.curvature.spectrum import Condition, Eigenpair
 from normscope.lab.datasets import digits
 from normscope.ledger import LayerRow
 
@@ -92,7 +94,8 @@ def trained(gains: list[float], lower: float = 1.0, upper: float = 100.0, accura
     audit = ns.audit(nn.Linear(3, 2), torch.zeros(1, 3), effort=0.1)
     row = LayerRow("normalizer", "batch_norm", **{key: ns.Magnitude(gain) for key, gain in zip(KEYS, gains, strict=False)})
     bracket = replace(audit.bracket, lower=ns.Magnitude(lower), upper=ns.Magnitude(upper))
-    return Trained(accuracy, replace(audit, bracket=bracket, layers=(row,)))
+    sharpness = Sharpness(Eigenpair(2.0, 0.0, {}), Condition(10.0, 1e-6, False), False)
+    return Trained(accuracy, replace(audit, bracket=bracket, layers=(row,)), sharpness)
 
 
 @pytest.mark.parametrize(
