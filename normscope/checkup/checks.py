@@ -19,6 +19,7 @@ NEEDS = {  # what a check may need, and what to say where it is missing
     "data": "pass data=, batches of inputs or (inputs, targets)",
     "labels": "pass data=(inputs, targets)",
     "optimizer": "pass optimizer=",
+    "accumulation": "pass accumulation=, how many micro-batches make a step",
     "run": "pass run=, the directory of a recorded run",
 }
 

@@ -29,6 +29,7 @@ def doctor(
     output: str | int | None = None,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    accumulation: int | None = None,
 ) -> Findings:
     """Find what is wrong with a model's normalization; nothing is trained and nothing is changed.
 
@@ -36,14 +37,15 @@ def doctor(
     >>> [finding.rule for finding in doctor(model, torch.zeros(2, 4))]
     ['NS101']
 
-    data: batches, or (inputs, targets); optimizer: as it will train the model; run: a recorded run or its directory.
+    data: batches, or (inputs, targets); optimizer: as it will train the model; run: a recorded run or its directory;
+    accumulation: how many micro-batches the training accumulates before a step.
     select, ignore: rule ids or their beginnings ("NS1", "NS203"). `# normscope: ignore NS101` beside the line that makes a
     module silences a rule there.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     chosen = chosen_checks(select, ignore)
-    subject = Subject(model, example, optimizer, data, _loaded(run), output)
+    subject = Subject(model, example, optimizer, data, _loaded(run), output, accumulation)
     found: list[Finding] = []
     checked: list[str] = []
     not_checked: dict[str, str] = {}

@@ -41,6 +41,7 @@ class Subject:
     data: Data | None = None
     run: Any = None
     output: str | int | None = None
+    accumulation: int | None = None
     why_no_graph: str = ""
 
     # the graph -----------------------------------------------------------------------------------------------------
@@ -196,6 +197,7 @@ class Subject:
             "labels": self.labelled,
             "optimizer": self.optimizer is not None,
             "run": self.run is not None,
+            "accumulation": self.accumulation is not None,
         }
         for need in needs:
             if need == "graph" and self.graph is None:

@@ -10,10 +10,13 @@ from torch import nn
 
 from normscope.checkup.checks import Hit, check
 from normscope.checkup.subject import Subject
+from normscope.curvature.landscape import landscape
 
 SMALL_BATCH = 8  # samples a device, below which batch statistics are noise
 STRONG_DECAY = 0.05  # lr · weight decay a step
 DRIFT = 10.0  # of an effective learning rate over a run
+BEYOND = 2.0  # times the measured stable rate
+SAMPLES = 256  # of the data, to measure it
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -161,3 +164,40 @@ def drifting_rate(subject: Subject) -> Iterator[Hit]:
         if len(usable) > 1 and max(usable) > DRIFT * min(usable):
             yield Hit(name, f"its effective learning rate ran from {usable[0]:.3g} to {usable[-1]:.3g}",
                       {"first": usable[0], "last": usable[-1], "largest": max(usable), "smallest": min(usable)})  # fmt: skip
+
+
+@check(
+    "NS310", "a learning rate outside the stable range", "warning",
+    fix="Lower the learning rate below the measured one, or normalize: that widens the range.",
+    reference="Bjorck et al. 2018; Cohen et al. 2021", needs=("labels", "optimizer"),
+)  # fmt: skip
+def unstable_rate(subject: Subject) -> Iterator[Hit]:
+    """Gradient descent on a loss of curvature λ diverges beyond a rate of 2/λ. The largest rate at which some steps on a copy of
+    the model do not raise the cross-entropy of the data is measured; plain SGD, with momentum counted as lr/(1 − α), should stay
+    below it. Adaptive optimizers have no such limit and are not judged."""
+    assert isinstance(subject.data, tuple)
+    inputs, labels = subject.data[: len(subject.call.tensors)], subject.data[len(subject.call.tensors)]
+    if not isinstance(subject.optimizer, torch.optim.SGD) or labels.dtype != torch.long or len(inputs) != 1:
+        return
+    batch = (inputs[0][:SAMPLES], labels[:SAMPLES])
+    stable = landscape(subject.model, nn.functional.cross_entropy, batch).largest_stable_rate()
+    for group in subject.optimizer.param_groups:
+        rate = float(group["lr"]) / (1 - float(group["momentum"]))
+        if rate > BEYOND * stable:
+            yield Hit("", f"lr/(1 − momentum) = {rate:.3g}, and gradient descent is stable up to {stable:.3g}",
+                      {"rate": rate, "largest_stable_rate": stable})  # fmt: skip
+
+
+@check(
+    "NS311", "batch statistics under gradient accumulation", "warning",
+    fix="Use a normalizer that does not depend on the batch, or larger micro-batches.",
+    reference="Wu & Johnson 2021", needs=("accumulation",),
+)  # fmt: skip
+def accumulated_statistics(subject: Subject) -> Iterator[Hit]:
+    """Accumulating gradients makes the optimizer's batch larger, not BN's: each micro-batch is normalized by its own statistics,
+    and running statistics are updated once a micro-batch, so the trained function is that of the small batches."""
+    parts = subject.accumulation or 1
+    if parts > 1 and subject.batch_norms:
+        count = len(subject.batch_norms)
+        yield Hit(next(iter(subject.batch_norms)), f"{count} batch normalizers see 1/{parts} of what a step is made of",
+                  {"micro_batches": parts, "layers": count})  # fmt: skip

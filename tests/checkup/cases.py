@@ -146,6 +146,18 @@ def shifted(by: float) -> Patient:
     return patient
 
 
+def stepped(rate: float) -> Patient:
+    patient = shifted(1.0)
+    patient.settings["optimizer"] = torch.optim.SGD(apart(patient.model, 1e-4), lr=rate)
+    return patient
+
+
+def accumulated(normalizer: nn.Module) -> Patient:
+    patient = conv(normalizer=normalizer)
+    patient.settings["accumulation"] = 4
+    return patient
+
+
 def modes(model: bool, norm: bool, gradient: bool) -> Patient:
     """A model of two normalizers, the second in a mode and with gradients of its own."""
     patient = image(
@@ -255,6 +267,8 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS307": (lambda: Patient(conv().model.bfloat16(), conv().example.bfloat16()), lambda: conv()),
     "NS308": (lambda: all_modes(False), lambda: all_modes(True)),
     "NS309": (lambda: recorded([1.0, 0.5, 0.05], [1.0, 1.0]), lambda: recorded([1.0, 0.5, 0.2], [1.0, 1.0])),
+    "NS310": (lambda: stepped(1e3), lambda: stepped(1e-3)),
+    "NS311": (lambda: accumulated(nn.BatchNorm2d(8)), lambda: accumulated(nn.GroupNorm(2, 8))),
     "NS401": (lambda: heavy(1.05), lambda: heavy(20.0)),
     "NS402": (lambda: amplified(1e-4), lambda: amplified(1.0)),
     "NS403": (lambda: recorded([1.0], [1.0, 3.0, 9.0]), lambda: recorded([1.0], [1.0, 2.0, 3.0])),
