@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +9,15 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from normscope.core.errors import InputError
+from normscope.core.rendering import Rendered
 
 SEVERITIES = ("error", "warning", "info")  # from bad to good
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 SCHEMA = "normscope.doctor/1"
-WIDTH = 100
 SHOWN = 3  # findings of one rule that are printed in full
 
 Evidence = dict[str, float | int | str]
@@ -65,7 +64,7 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class Findings(Sequence[Finding]):
+class Findings(Rendered, Sequence[Finding]):
     """All findings of one model, worst first, with the checks that ran and those that could not, and why."""
 
     found: tuple[Finding, ...]
@@ -145,11 +144,6 @@ class Findings(Sequence[Finding]):
             reasons.setdefault(reason, []).append(rule)
         parts += [Text(f"not checked: {', '.join(rules)}: {reason}", "dim") for reason, rules in reasons.items()]
         return Group(*parts)
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=WIDTH, highlight=False)
-        console.print(self.render())
-        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
 
 def _places(findings: Sequence[Finding]) -> str:
