@@ -256,7 +256,7 @@ class _Search:
             push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
             push(torch.zeros_like(pool))
             return lambda v: push(v)[0], lambda u: pull(u)[0]
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):  # functorch has no derivative of some operation
             step = 1e-3 * torch.linalg.vector_norm(pool, dim=1, keepdim=True).clamp(min=1e-3)
 
         def difference(v: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ class _Search:
                 outputs = self.function(leaf)
             torch.autograd.grad(outputs, leaf, torch.zeros_like(outputs), retain_graph=True)
             return difference, lambda u: torch.autograd.grad(outputs, leaf, u, retain_graph=True)[0]
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):  # nor has autograd: directions are then random
             return difference, lambda u: self._noise(pool.shape)
 
     def _generation(
@@ -304,7 +304,7 @@ class _Search:
             units, pull = torch.func.vjp(self.pre_activations, points)
             chosen = torch.randint(units.shape[1], (len(points), 1), generator=self.generator)
             (slope,) = pull(torch.zeros_like(units).scatter(1, chosen, 1.0))
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):  # without a derivative there is no Newton step
             return points + beside
         step = units.gather(1, chosen) / slope.square().sum(1, keepdim=True)
         return points - (step * slope).nan_to_num(0, 0, 0) + beside

@@ -79,14 +79,17 @@ class Subject:
 
     @cached_property
     def bound(self) -> Magnitude | None:
-        """A certified bound from quick norms (a kernel's is at most √taps that of its matrix); None without rules for all."""
+        """A certified bound from quick norms; None without rules for all operations.
+
+        A zero-padded kernel reads an entry at most once a tap, so its norm is at most √taps that of its matrix; other padding may
+        repeat entries and is left to the rule itself.
+        """
         assert self.graph is not None
         quick: dict[object, Gain] = {}
         for node, norm in self.weight_norms.items():
-            taps = math.prod(node.args[1].shape[2:])
-            transposed = node.op.startswith("conv_transpose")
-            factor = math.prod(node.args[1].shape[:2]) if transposed else 1  # the other matrix has at most that much more rank
-            quick[signature(node)] = Gain((norm * math.sqrt(taps * factor),), "quick")
+            if node.input.op != "pad":
+                taps = math.prod(node.args[1].shape[2:])
+                quick[signature(node)] = Gain((norm * math.sqrt(taps),), "quick")
         try:
             check_finite(self.graph)
             return upper(self.graph, known=quick).bound

@@ -101,7 +101,7 @@ def strong_decay(subject: Subject) -> Iterator[Hit]:
 def forgotten_parameters(subject: Subject) -> Iterator[Hit]:
     """Trainable γ and β that no parameter group holds stay at their initial values while everything else moves: a common slip
     when parameter groups are built by module type."""
-    held = {id(p) for group in subject.optimizer.param_groups for p in group["params"]}  # type: ignore[union-attr]
+    held = {number for group, _ in _groups(subject) for number in map(id, group["params"])}
     missing = [name for name, p in subject.normalizer_parameters.items() if p.requires_grad and id(p) not in held]
     if missing:
         yield Hit(missing[0].rpartition(".")[0], f"{len(missing)} trainable normalizer parameters such as {missing[0]} are in no "

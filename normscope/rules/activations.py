@@ -1,4 +1,4 @@
-"""Entrywise functions, and the softmax family."""
+"""Entrywise functions; the softmax family is in softmax.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.scalars import (
-    ROUNDING,
     Scalar,
     clamped,
     derivative,
@@ -57,8 +56,8 @@ class Entrywise(Rule):
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Values of the size of x, which may cancel: GELU's 1 + erf(x) at x ≪ 0 is all rounding."""
-        middle = context.center(node.input)
-        return math.inf if middle is None else float(torch.linalg.vector_norm(middle))
+        middles = [context.center(source) for source in node.inputs]
+        return sum(math.inf if middle is None else float(torch.linalg.vector_norm(middle)) for middle in middles)
 
     def interval(self, node: Node, context: Context) -> Interval:
         return self.scalar(node).range(context.interval(node.input))
@@ -197,6 +196,8 @@ def _hardswish(node: Node) -> Scalar:
 def _power(node: Node) -> Scalar:
     if node.op == "pow" and not isinstance(node.args[0], Node):
         return exponential(_number(node.args[0], 1.0))
+    if node.op == "pow" and isinstance(node.args[1], Node):
+        raise Refusal("no certificate: an exponent depends on the input", [node.label], "Write it as exp(exponent · log(base)).")
     if node.op == "pow" and isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1:
         raise Refusal("no certificate: exponents differ from entry to entry", [node.label], "Raise to one power at a time.")
     exponent = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.get(node.op)
@@ -303,8 +304,10 @@ class Clamp(Entrywise):
             not isinstance(limit, Node) and (not isinstance(limit, Constant) or limit.value.numel() == 1) for limit in limits
         )
 
-    def slopes(self, node: Node) -> tuple[float, float]:
-        return super().slopes(node) if self._fixed(node) else (0.0, 1.0)
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._fixed(node):
+            return super().slopes_on(node, bounds)
+        return torch.zeros(bounds.shape, dtype=torch.float64), torch.ones(bounds.shape, dtype=torch.float64)
 
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) == 1 and node.input is node.args[0]:
@@ -345,111 +348,6 @@ class Threshold(Rule):
         if _number(node.args[1], 0.0) != _number(node.args[2], 0.0):
             return Gain.infinite(node, "it jumps at its threshold, so no finite constant exists")
         return Gain.of(1, method="slope")
-
-
-MASKS = ("add", "sub", "masked_fill", "where")
-FAR_BELOW = 1e4  # a logit so far below the largest has the probability e^-10000, which is 0 in float64
-
-
-@rule("softmax", "_softmax", "special_softmax")
-class Softmax(Rule):
-    """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
-
-    def gain(self, node: Node, context: Context) -> Gain:
-        if node.shape[node.args[1]] == 1:
-            return Gain.of(0, method="softmax")
-        if not context.local:
-            return Gain.of(0.5, method="softmax")
-        p = self.interval(node, context)  # by Gershgorin ‖J‖ ≤ max 2 p_i (1 − p_i)
-        nearest_half = torch.maximum(p.low, torch.minimum(p.high, torch.full_like(p.high, 0.5)))
-        return Gain.of(min(0.5, float((2 * nearest_half * (1 - nearest_half)).max()) * (1 + ROUNDING)), method="softmax")
-
-    def interval(self, node: Node, context: Context) -> Interval:
-        if not context.local:
-            return Interval.constant(0.0, 1.0, node.shape)
-        logits, axis = context.interval(node.input), node.args[1]
-        bounds: list[torch.Tensor] = []
-        for own, others in ((logits.low, logits.high), (logits.high, logits.low)):
-            top = torch.maximum(own, others).amax(axis, keepdim=True).nan_to_num(0, 0, 0)
-            rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()
-            bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
-        return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
-
-    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
-        """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""
-        away = context.distances(node)
-        if away is None or not away.numel():
-            return None
-        rows = float(torch.linalg.vector_norm(away, dim=node.args[1]).max())
-        return (min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input)) * (1 + 2**-40),)
-
-    def center_error(self, node: Node, context: Context) -> float:
-        """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
-        p, logits, error = context.center(node), node.input, context.error(node.input)
-        if p is None:
-            return math.inf
-        if logits.op in MASKS and len(logits.inputs) == 1 and (middle := context.center(logits.input)) is not None:
-            error = min(error, context.error(logits.input) + 3 * self.roundoff(node) * self._unmasked(node, middle))
-        if error > FAR_BELOW / 4:
-            return math.inf
-        return 0.5 * error + self.roundoff(node) * math.sqrt(p.numel()) * 4
-
-    @staticmethod
-    def _unmasked(node: Node, middle: torch.Tensor) -> float:
-        """The norm of the logits that are not masked."""
-        logits = node.input.apply(middle)
-        close = logits > logits.amax(node.args[1], keepdim=True) - FAR_BELOW
-        return float(torch.linalg.vector_norm(logits[close]))
-
-    def norm(self, node: Node, context: Context) -> float:
-        return 1.0 if node.args[1] % len(node.shape) == len(node.shape) - 1 else math.inf
-
-    def form(self, node: Node, forms: Forms) -> Form:
-        return forms.softmax(forms.of(node.input), node.args[1])
-
-
-@rule("log_softmax", "_log_softmax", "special_log_softmax")
-class LogSoftmax(Rule):
-    """J = I − 1pᵀ has norm below √n, its supremum as p → e_i; a single entry is constant."""
-
-    def gain(self, node: Node, context: Context) -> Gain:
-        n = node.shape[node.args[1]]
-        return Gain.of(math.sqrt(n) * (1 + 2**-50) if n > 1 else 0.0, method="log-softmax")
-
-    def interval(self, node: Node, context: Context) -> Interval:
-        return Interval.constant(-math.inf, 0.0, node.shape)
-
-    def form(self, node: Node, forms: Forms) -> Form:
-        return forms.softmax(forms.of(node.input), node.args[1], stochastic=False)
-
-
-@rule("logsumexp")
-class LogSumExp(Rule):
-    """Its gradient is a softmax, of norm at most 1."""
-
-    def gain(self, node: Node, context: Context) -> Gain:
-        return Gain.of(1, method="slope")
-
-
-@rule("glu")
-class GatedLinearUnit(Rule):
-    """a · sigmoid(b) with (a, b) the halves of x: ‖J‖ ≤ √(1 + (sup|a|/4)²)."""
-
-    def gain(self, node: Node, context: Context) -> Gain:
-        gate = context.interval(node.input).magnitude
-        if math.isinf(gate):
-            return Gain.infinite(node, "a gate times an unbounded value; bound the values by a region or a normalizer before it")
-        return Gain.of(math.hypot(1.0, gate / 4) * (1 + 2**-50), method="product")
-
-    def interval(self, node: Node, context: Context) -> Interval:
-        size = context.interval(node.input).magnitude
-        return Interval.constant(-size, size, node.shape)
-
-    def form(self, node: Node, forms: Forms) -> Form:
-        x, axis = forms.of(node.input), node.argument(1, "dim", -1)
-        value = forms.moved([x], lambda values: values[0].chunk(2, axis)[0], node.shape)
-        gate = forms.moved([x], lambda values: values[0].chunk(2, axis)[1], node.shape)
-        return forms.product(value, forms.opaque_of(gate))
 
 
 @rule("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise")

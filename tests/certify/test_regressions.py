@@ -114,3 +114,24 @@ def test_circular_padding_beyond_the_same_size_repeats_outputs():
     kernel = torch.eye(64)[:, :, None].repeat(1, 1, 3)
     found = ns.operator_norm(kernel, 32, padding=8, padding_mode="circular")
     assert 4 < float(found.lower) <= float(found.upper) < 4.5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.clamp(x, torch.sin(x) - 1, torch.cos(x) + 1),
+        lambda x: torch.clamp(x, -torch.ones(4), torch.tensor([1.0, 0.1, 2.0, 0.5])),
+        lambda x: torch.clamp_min(x, torch.zeros(4)),
+    ],
+    ids=["limits of the input", "limits of their own", "one limit"],
+)
+@pytest.mark.parametrize("radius", [1e-3, 2.0])
+def test_clamps_of_every_kind_on_a_ball(function, radius):
+    x = randn(1, 4)
+    found = ns.lipschitz(Function(function), x, region=Ball(x[0], radius))
+    assert 0 < float(found.lower) <= float(found.upper) <= 3
+
+
+def test_an_exponent_that_depends_on_the_input_is_refused():
+    with pytest.raises(ns.Refusal, match="exponent"):
+        ns.lipschitz(Function(lambda x: (x.abs() + 1) ** torch.sigmoid(x)), randn(1, 4))

@@ -1,0 +1,1 @@
+"""The dashboard: a server on loopback that follows run directories."""

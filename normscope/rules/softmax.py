@@ -1,0 +1,117 @@
+"""The softmax family, and the gate of its logistic case."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope.core.interval import Interval
+from normscope.graph.graph import Node
+from normscope.rules.forms import Form, Forms
+from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.scalars import ROUNDING
+
+MASKS = ("add", "sub", "masked_fill", "where")
+FAR_BELOW = 1e4  # a logit so far below the largest has the probability e^-10000, which is 0 in float64
+
+
+@rule("softmax", "_softmax", "special_softmax")
+class Softmax(Rule):
+    """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if node.shape[node.args[1]] == 1:
+            return Gain.of(0, method="softmax")
+        if not context.local:
+            return Gain.of(0.5, method="softmax")
+        p = self.interval(node, context)  # by Gershgorin ‖J‖ ≤ max 2 p_i (1 − p_i)
+        nearest_half = torch.maximum(p.low, torch.minimum(p.high, torch.full_like(p.high, 0.5)))
+        return Gain.of(min(0.5, float((2 * nearest_half * (1 - nearest_half)).max()) * (1 + ROUNDING)), method="softmax")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if not context.local:
+            return Interval.constant(0.0, 1.0, node.shape)
+        logits, axis = context.interval(node.input), node.args[1]
+        bounds: list[torch.Tensor] = []
+        for own, others in ((logits.low, logits.high), (logits.high, logits.low)):
+            top = torch.maximum(own, others).amax(axis, keepdim=True).nan_to_num(0, 0, 0)
+            rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()
+            bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
+        return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
+
+    def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
+        """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""
+        away = context.distances(node)
+        if away is None or not away.numel():
+            return None
+        rows = float(torch.linalg.vector_norm(away, dim=node.args[1]).max())
+        return (min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input)) * (1 + 2**-40),)
+
+    def center_error(self, node: Node, context: Context) -> float:
+        """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
+        p, logits, error = context.center(node), node.input, context.error(node.input)
+        if p is None:
+            return math.inf
+        if logits.op in MASKS and len(logits.inputs) == 1 and (middle := context.center(logits.input)) is not None:
+            error = min(error, context.error(logits.input) + 3 * self.roundoff(node) * self._unmasked(node, middle))
+        if error > FAR_BELOW / 4:
+            return math.inf
+        return 0.5 * error + self.roundoff(node) * math.sqrt(p.numel()) * 4
+
+    @staticmethod
+    def _unmasked(node: Node, middle: torch.Tensor) -> float:
+        """The norm of the logits that are not masked."""
+        logits = node.input.apply(middle)
+        close = logits > logits.amax(node.args[1], keepdim=True) - FAR_BELOW
+        return float(torch.linalg.vector_norm(logits[close]))
+
+    def norm(self, node: Node, context: Context) -> float:
+        return 1.0 if node.args[1] % len(node.shape) == len(node.shape) - 1 else math.inf
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.softmax(forms.of(node.input), node.args[1])
+
+
+@rule("log_softmax", "_log_softmax", "special_log_softmax")
+class LogSoftmax(Rule):
+    """J = I − 1pᵀ has norm below √n, its supremum as p → e_i; a single entry is constant."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        n = node.shape[node.args[1]]
+        return Gain.of(math.sqrt(n) * (1 + 2**-50) if n > 1 else 0.0, method="log-softmax")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(-math.inf, 0.0, node.shape)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return forms.softmax(forms.of(node.input), node.args[1], stochastic=False)
+
+
+@rule("logsumexp")
+class LogSumExp(Rule):
+    """Its gradient is a softmax, of norm at most 1."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(1, method="slope")
+
+
+@rule("glu")
+class GatedLinearUnit(Rule):
+    """a · sigmoid(b) with (a, b) the halves of x: ‖J‖ ≤ √(1 + (sup|a|/4)²)."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        gate = context.interval(node.input).magnitude
+        if math.isinf(gate):
+            return Gain.infinite(node, "a gate times an unbounded value; bound the values by a region or a normalizer before it")
+        return Gain.of(math.hypot(1.0, gate / 4) * (1 + 2**-50), method="product")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        size = context.interval(node.input).magnitude
+        return Interval.constant(-size, size, node.shape)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        x, axis = forms.of(node.input), node.argument(1, "dim", -1)
+        value = forms.moved([x], lambda values: values[0].chunk(2, axis)[0], node.shape)
+        gate = forms.moved([x], lambda values: values[0].chunk(2, axis)[1], node.shape)
+        return forms.product(value, forms.opaque_of(gate))
