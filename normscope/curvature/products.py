@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from normscope.core.errors import InputError
+from normscope.curvature.compilation import PartialProduct, Parts, without_tape
 from normscope.curvature.objective import Objective, Term, derivative
 
 MEMORY = 2**30  # bytes of tapes, and as many of vectors
 EXACT_VECTORS = 2_000_000  # up to so many entries, vectors are float64 whatever the model's dtype
 
-Parts = list[torch.Tensor]
-PartialProduct = Callable[[Parts], Parts]  # of one batch
-
 
 class Matrix(ABC):
-    """A symmetric matrix that is a mean over batches; `product` is exact up to rounding in the model's dtype."""
+    """A symmetric matrix that is a mean over batches; `product` is exact up to rounding in the model's dtype.
+
+    memory: bytes of tapes to keep between products. compiled: turn the tapes, which must fit, into compiled code.
+    """
 
     name: str
 
-    def __init__(self, objective: Objective, memory: int = MEMORY) -> None:
-        self.objective, self.memory = objective, memory
+    def __init__(self, objective: Objective, memory: int = MEMORY, compiled: bool = False) -> None:
+        self.objective, self.memory, self.compiled = objective, memory, compiled
         self.size = objective.size
         self.vector_dtype = torch.float64 if self.size <= EXACT_VECTORS else objective.point.dtype
         self._kept: list[tuple[int, PartialProduct]] | None = None
-        self._fits = memory > 0
+        self._fits = memory > 0 or compiled
 
     @abstractmethod
     def on(self, term: Term) -> PartialProduct:
@@ -40,7 +40,7 @@ class Matrix(ABC):
         """H v, in the dtype of v."""
         parts = [part.to(dtype) for part, dtype in zip(self.objective.layout.split(vector), self.objective.dtypes, strict=True)]
         if self._kept is None and self._fits:
-            self._keep()
+            self._keep(parts)
         total = torch.zeros_like(vector)
         samples = sum(self.objective.sizes)
         for size, partial in self._kept or self._pieces():
@@ -59,13 +59,19 @@ class Matrix(ABC):
     def _pieces(self) -> Any:
         return ((term.size, self.on(term)) for term in self.objective.terms())
 
-    def _keep(self) -> None:
+    def _keep(self, example: Parts) -> None:
         """Record all batches once, unless their tapes take more memory than allowed."""
         try:
             with _SavedBytes(self.memory):
-                self._kept = list(self._pieces())
+                tapes = list(self._pieces())
         except _TooMuch:
+            if self.compiled:
+                raise InputError(
+                    f"the tapes to compile take more than memory={self.memory}: raise it, give fewer samples or use compiled=False"
+                ) from None
             self._fits = False
+            return
+        self._kept = [(size, without_tape(partial, example)) for size, partial in tapes] if self.compiled else tapes
 
 
 class Hessian(Matrix):
@@ -105,10 +111,10 @@ class GaussNewton(Matrix):
 MATRICES: dict[str, type[Matrix]] = {"hessian": Hessian, "gauss-newton": GaussNewton}
 
 
-def matrix_of(kind: str, objective: Objective, memory: int = MEMORY) -> Matrix:
+def matrix_of(kind: str, objective: Objective, memory: int = MEMORY, compiled: bool = False) -> Matrix:
     if kind not in MATRICES:
         raise InputError(f"matrix is one of {', '.join(MATRICES)}, not {kind!r}")
-    return MATRICES[kind](objective, memory)
+    return MATRICES[kind](objective, memory, compiled)
 
 
 class _TooMuch(Exception):

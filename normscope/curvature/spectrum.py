@@ -217,7 +217,7 @@ class Curvature:
         for name in names:
             own = [other for other in self.objective.layout.shapes if other.rpartition(".")[0] == name]
             part = self.objective.of(own)
-            made[name] = Curvature(part, type(self.matrix)(part, self.matrix.memory), progress=self.progress)
+            made[name] = Curvature(part, type(self.matrix)(part, self.matrix.memory, self.matrix.compiled), progress=self.progress)
         return made
 
     def __str__(self) -> str:
@@ -256,6 +256,7 @@ def hessian(
     batch_size: int = BATCH_SIZE,
     microbatch: int | None = None,
     memory: int = MEMORY,
+    compiled: bool = False,
     seed: int = 0,
     progress: Wanted = None,
 ) -> Curvature:
@@ -274,13 +275,15 @@ def hessian(
     matrix: "hessian" or "gauss-newton". parameters: names of parameters or modules; all that require a gradient if not given.
     dtype: of the computation, that of the model if not given. batch_size: where the data come as tensors or as a Dataset.
     microbatch: samples at a time, where the loss of a batch is that of its parts. memory: bytes of tapes to keep between
-    products; without tapes a product costs about twice as much. progress: True for a bar, or a callable.
+    products; without tapes a product costs about twice as much. compiled: products by compiled code (torch.compile, made at the
+    first product). progress: True for a bar, or a callable.
     """
     objective = Objective(model, loss, batches, mode, parameters, dtype, batch_size, microbatch, seed)
     if not quotient:
-        return Curvature(objective, matrix_of(matrix, objective, memory), progress=progress)
+        return Curvature(objective, matrix_of(matrix, objective, memory, compiled), progress=progress)
     symmetries = symmetries_of(objective)
-    return Curvature(objective, matrix_of(matrix, representative(objective, symmetries), memory), symmetries, progress)
+    there = representative(objective, symmetries)
+    return Curvature(objective, matrix_of(matrix, there, memory, compiled), symmetries, progress)
 
 
 def _generator(given: torch.Generator | None) -> torch.Generator:
