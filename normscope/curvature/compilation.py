@@ -20,7 +20,7 @@ REASON_LENGTH = 200
 
 
 def without_tape(product: PartialProduct, example: Parts, backend: str = "inductor") -> PartialProduct:
-    """The same function, compiled, of vectors of the example's shapes and dtypes; the first call, made here, takes the time to compile."""
+    """The same function of vectors with the shapes and dtypes of the example, compiled at once."""
     try:
         graph = make_fx(product)(example)
         fast = torch.compile(graph, backend=backend, fullgraph=True, dynamic=False)

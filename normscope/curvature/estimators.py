@@ -18,6 +18,7 @@ from normscope.curvature.lanczos import Krylov, Operator
 from normscope.curvature.progress import Progress
 
 LEAST_SAMPLES = 4
+LARGEST_COMPLETE = 2000  # entries: beyond it a basis of the whole space is not made, however many products are allowed
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def trace(operator: Operator, products: int, confidence: float, generator: torch
     A third of the products makes the sketch, a third its exact part, and a third the samples, whose mean has Student's interval.
     Where there are products enough for every unit vector the trace is exact.
     """
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if operator.size <= products:
         return _exact_trace(operator, confidence, progress)
     if products < 3 * LEAST_SAMPLES:
@@ -82,43 +83,77 @@ def student_interval(samples: Sequence[float], confidence: float, offset: float 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """Points θ and weights w of each probe z, which add up to ‖z‖²: Σ w f(θ) is an unbiased sample of tr f(H)."""
+    """Points θ and weights w of each probe z, which add up to ‖z‖²: Σ w f(θ) is an unbiased sample of tr f(H).
+
+    complete: the points are all the eigenvalues, so that the sum is tr f(H) itself.
+    """
 
     nodes: tuple[np.ndarray, ...]
     weights: tuple[np.ndarray, ...]
+    complete: bool = False
 
     @staticmethod
     def of(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Progress) -> Quadrature:
-        """Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) with random signs as probes."""
+        """All eigenvalues of a small matrix where probes · steps products suffice, else stochastic Lanczos quadrature."""
         if probes < 1 or steps < 2:
             raise InputError(f"probes is at least 1 and steps at least 2, not {probes} and {steps}")
-        nodes: list[np.ndarray] = []
-        weights: list[np.ndarray] = []
+        if operator.size <= min(probes * steps, LARGEST_COMPLETE):
+            return Quadrature.whole(operator, generator, progress)
+        return Quadrature.sampled(operator, probes, steps, generator, progress)
+
+    @staticmethod
+    def whole(operator: Operator, generator: torch.Generator, progress: Progress) -> Quadrature:
+        """Every eigenvalue, from a complete basis; if interrupted, Gauss's rule of the one probe that it started from."""
+        start = operator.signs(generator)
+        krylov = Krylov(operator, start, operator.size, generator)
+        try:
+            while not krylov.full:
+                krylov.extend()
+                progress.advance()
+        except KeyboardInterrupt:
+            if not krylov.count:
+                raise
+            nodes, weights = _gauss(krylov, start)
+            return Quadrature((nodes,), (weights,))
+        nodes = krylov.ritz().values.numpy()
+        return Quadrature((nodes,), (np.ones_like(nodes),), complete=True)
+
+    @staticmethod
+    def sampled(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Progress) -> Quadrature:
+        """Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) with random signs as probes."""
+        rules: list[tuple[np.ndarray, np.ndarray]] = []
         try:
             for _ in range(probes):
-                found = _gauss(operator, operator.signs(generator), steps, generator, progress)
-                nodes.append(found[0])
-                weights.append(found[1])
+                start = operator.signs(generator)
+                krylov = Krylov(operator, start, steps, generator)
+                while not krylov.full:
+                    krylov.extend()
+                    progress.advance()
+                    if krylov.coupling[krylov.count - 1] == 0:  # an invariant space: the rule is exact
+                        break
+                rules.append(_gauss(krylov, start))
         except KeyboardInterrupt:
-            if not nodes:
+            if not rules:
                 raise
-        return Quadrature(tuple(nodes), tuple(weights))
+        nodes, weights = zip(*rules, strict=True)
+        return Quadrature(nodes, weights)
 
     def sums(self, function: Callable[[np.ndarray], np.ndarray]) -> list[float]:
         """tr f(H) by each probe."""
         return [float(weight @ function(node)) for node, weight in zip(self.nodes, self.weights, strict=True)]
 
+    def estimate(self, function: Callable[[np.ndarray], np.ndarray], confidence: float) -> Estimate:
+        """tr f(H) with Student's interval for the sampling."""
+        sums = self.sums(function)
+        if self.complete:
+            return Estimate(sums[0], sums[0], sums[0], confidence)
+        if len(sums) < 2:
+            raise InputError(f"an interval needs at least 2 probes, not {len(sums)}")
+        return student_interval(sums, confidence)
 
-def _gauss(
-    operator: Operator, start: torch.Tensor, steps: int, generator: torch.Generator, progress: Progress
-) -> tuple[np.ndarray, np.ndarray]:
+
+def _gauss(krylov: Krylov, start: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Gauss's rule for the spectral measure of one vector: Ritz values, and squares of the vector's parts along theirs."""
-    krylov = Krylov(operator, start, steps, generator)
-    while not krylov.full:
-        krylov.extend()
-        progress.advance()
-        if krylov.coupling[krylov.count - 1] == 0:  # an invariant space: the rule is exact
-            break
     ritz = krylov.ritz()
     return ritz.values.numpy(), (float(start.square().sum()) * ritz.coordinates[0].square()).numpy()
 
@@ -131,19 +166,24 @@ class Density:
     weights: np.ndarray
     width: float
     halves: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    complete: bool = False
 
     @staticmethod
     def of(quadrature: Quadrature, width: float | None = None) -> Density:
         nodes, weights = _pooled(quadrature, slice(None))
         extent = float(nodes.max() - nodes.min())
         halves = (slice(0, None, 2), slice(1, None, 2)) if len(quadrature.nodes) > 1 else ()
-        return Density(nodes, weights, width or max(0.005 * extent, 1e-300), tuple(_pooled(quadrature, half) for half in halves))
+        parts = tuple(_pooled(quadrature, half) for half in halves)
+        return Density(nodes, weights, width or max(0.005 * extent, 1e-300), parts, quadrature.complete)
 
     @cached_property
     def sampling_error(self) -> float:
-        """Wasserstein distance of one half of the probes to the other, over the spectrum's extent; nan for a single probe."""
+        """Wasserstein distance of one half of the probes to the other, over the spectrum's extent.
+
+        nan for a single probe, 0 where all eigenvalues are known.
+        """
         if not self.halves:
-            return math.nan
+            return 0.0 if self.complete else math.nan
         (one, own), (other, others) = self.halves
         return wasserstein_distance(one, other, own, others) / max(self.extent, 1e-300)
 
@@ -176,6 +216,6 @@ def _pooled(quadrature: Quadrature, chosen: slice) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(nodes), pooled / pooled.sum()
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise InputError(f"confidence is between 0 and 1, not {confidence}")

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
-from normscope.curvature.estimators import Density, Estimate, Quadrature, student_interval, trace
+from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import MEMORY, Matrix, matrix_of
@@ -163,16 +163,21 @@ class Curvature:
     ) -> Estimate:
         """tr f(H) = Σ f(λ) with a confidence interval for the sampling, by stochastic Lanczos quadrature.
 
-        For example log det(H + δ): `spectral_sum(lambda x: np.log(x + δ))`. In the quotient, the sum over its directions.
+        For example log det(H + δ): `spectral_sum(lambda x: np.log(x + δ))`. In the quotient, the sum over its directions. Exact
+        for up to 2,000 parameters where probes · steps is at least their number.
         """
+        check_confidence(confidence)
         if probes < 2:
             raise InputError(f"an interval needs at least 2 probes, not {probes}")
-        return student_interval(self._quadrature(probes, steps, generator).sums(function), confidence)
+        return self._quadrature(probes, steps, generator).estimate(function, confidence)
 
     def density(
         self, probes: int = 10, steps: int = 50, width: float | None = None, generator: torch.Generator | None = None
     ) -> Density:
-        """The distribution of all eigenvalues, by stochastic Lanczos quadrature."""
+        """The distribution of all eigenvalues, by stochastic Lanczos quadrature.
+
+        Exact for up to 2,000 parameters where probes · steps is at least their number.
+        """
         self.results["density"] = Density.of(self._quadrature(probes, steps, generator), width)
         return self.results["density"]
 
@@ -233,7 +238,7 @@ class Curvature:
 
     def _quadrature(self, probes: int, steps: int, generator: torch.Generator | None) -> Quadrature:
         steps = self._capacity(steps)
-        with shown("density", self.progress, probes * steps) as progress:
+        with shown("density", self.progress, min(probes * steps, self.size)) as progress:
             return Quadrature.of(self.operator, probes, steps, _generator(generator), progress)
 
     def _capacity(self, wanted: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from normscope.core.errors import InputError
-from normscope.curvature.products import GaussNewton, Hessian
+from normscope.curvature.products import GaussNewton, Hessian, Matrix
 from normscope.curvature.quotient import Quotient, named_point, symmetries_of
 from normscope.curvature.spectrum import Curvature
 from normscope.geometry.groups import self_contained
@@ -25,15 +25,22 @@ ZERO = 1e-9  # eigenvalues below this share of the largest are zero
 
 @dataclass(frozen=True)
 class ZeroModes:
-    """named: independent directions of the symmetries. null: zero eigenvalues of the Gauss-Newton matrix.
+    """named: independent directions of the symmetries. null: zero eigenvalues of a matrix M.
 
-    residual: the largest ‖G d‖/‖G‖ over unit directions d of the symmetries, zero but for ε and rounding; null exceeds named where
-    the data do not see every direction.
+    residual: the largest ‖M d‖/‖M‖ over unit directions d of the symmetries.
     """
 
     named: int
     null: int
     residual: float
+
+
+@dataclass(frozen=True)
+class Equilibrium:
+    """‖∇L‖ at a point, and the zero modes of the Hessian there."""
+
+    gradient_norm: float
+    modes: ZeroModes
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,26 @@ class Identity:
 
 
 def zero_modes(curvature: Curvature, symmetries: Any = None) -> ZeroModes:
-    """Count the zero eigenvalues of the Gauss-Newton matrix against the symmetries; for small models."""
+    """Count the zero eigenvalues of the Gauss-Newton matrix against the symmetries; for small models.
+
+    The residual is zero but for ε and rounding at every point. null exceeds named where the data do not see every direction.
+    """
     objective = _plain(curvature).objective
-    matrix = GaussNewton(objective, curvature.matrix.memory)
+    return _modes(GaussNewton(objective, curvature.matrix.memory), symmetries)
+
+
+def equilibrium(curvature: Curvature, symmetries: Any = None) -> Equilibrium:
+    """Count the zero eigenvalues of the Hessian against the symmetries; for small models.
+
+    At a critical point H is zero along every symmetry, such as w and the bias before BN. Where ∇L is not zero, neither is the
+    residual: H w = −∇L.
+    """
+    objective = _plain(curvature).objective
+    return Equilibrium(float(objective.gradient().norm()), _modes(Hessian(objective, curvature.matrix.memory), symmetries))
+
+
+def _modes(matrix: Matrix, symmetries: Any) -> ZeroModes:
+    objective = matrix.objective
     tangents = Quotient(matrix, symmetries or symmetries_of(objective)).vertical
     if tangents is None:
         raise InputError(f"counting zero modes is for small models, not {objective.size} parameters: try a smaller one of its kind")

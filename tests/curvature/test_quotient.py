@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import normscope as ns
 from normscope.core.errors import InputError
+from normscope.curvature.products import GaussNewton
 from normscope.curvature.quotient import symmetries_of
 from normscope.curvature.sharpness import sharpness
 from normscope.curvature.slices import slice_of
-from normscope.curvature.theory import scale_identities, zero_modes
+from normscope.curvature.theory import equilibrium, scale_identities, zero_modes
+from normscope.symmetry.report import KINDS
 from tests.curvature.models import CASES, Case
 
 NAMES = ["batch norm", "batch norm, eval", "batch norm, relu", "two batch norms", "layer norm", "rms norm", "conv batch norm", "conv group norm", "residual", "attention", "weight norm", "mlp relu"]  # fmt: skip
 
 
-def moved(case: Case, group, seed: int) -> torch.nn.Module:
-    """The model after a random element of a group."""
-    model = case.model()
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    model.load_state_dict({**model.state_dict(), **group.transform(parameters, torch.Generator().manual_seed(seed))})
+OTHERS = ["batch norm, regression", "batch norm, no running statistics", "conv batch norm, eval", "conv instance norm", "residual, eval", "attention, eval", "attention, rms norm", "weight norm of a whole"]  # fmt: skip
+
+
+def moved(case: Case, groups, seed: int = 0) -> nn.Module:
+    """The model after a random element of each group."""
+    model, generator = case.model(), torch.Generator().manual_seed(seed)
+    for group in groups:
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+        model.load_state_dict({**model.state_dict(), **group.transform(parameters, generator)})
     return model
 
 
-@pytest.mark.parametrize("name", NAMES)
+def divided(case: Case, model: nn.Module) -> ns.Curvature:
+    return ns.hessian(model, case.loss, case.data(), case.mode, quotient=True, batch_size=case.batch_size)
+
+
+def test_every_kind_of_symmetry_is_among_the_models():
+    found = {group.kind for name in NAMES for group in ns.symmetries(CASES[name].model(), CASES[name].data()[0]).groups}
+    assert found == set(KINDS)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
 def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
+    """Under each group by itself, and under all of them."""
     case = CASES[name]
-    made = ns.hessian(case.model(), case.loss, case.data(), case.mode, quotient=True)
-    exact = torch.linalg.eigvalsh(made.dense())
-    for seed, group in enumerate(made.symmetries.groups):
-        other = ns.hessian(moved(case, group, seed), case.loss, case.data(), case.mode, quotient=True)
+    made = divided(case, case.model())
+    exact, groups = torch.linalg.eigvalsh(made.dense()), made.symmetries.groups
+    for seed, chosen in enumerate([*([group] for group in groups), groups]):
+        other = divided(case, moved(case, chosen, seed))
         change = (torch.linalg.eigvalsh(other.dense()) - exact).abs().max() / exact.abs().max()
-        assert change <= 1e-5, (group.kind, group.parameters)
+        assert change <= 1e-5, [(group.kind, group.parameters) for group in chosen]
 
 
 @pytest.mark.parametrize("name", ["batch norm", "layer norm", "attention"])
@@ -80,7 +97,46 @@ def test_the_hessian_along_scales_is_minus_the_gradient(name):
     assert all(identity.defect <= 1e-6 for identity in scale_identities(made))
 
 
-def without_epsilon(model: torch.nn.Module) -> torch.nn.Module:
+def test_at_a_critical_point_of_a_batch_norm_network_the_hessian_is_zero_along_weights_and_biases():
+    """Akbar's A.1.2 as far as it holds; the same directions are not flat before the gradient vanishes."""
+    model, data = descended(steps=0)
+    before = equilibrium(ns.hessian(model, nn.functional.mse_loss, data))
+    assert before.gradient_norm > 1e-3 and before.modes.residual > 1e-4
+    model, data = descended(steps=12)
+    made = ns.hessian(model, nn.functional.mse_loss, data)
+    found = equilibrium(made)
+    assert found.gradient_norm <= 1e-12
+    assert found.modes.named == found.modes.null == 6 and found.modes.residual <= 1e-10  # 3 weights and 3 biases, and no more
+    point = {name: value.detach() for name, value in model.named_parameters()}
+    for neuron in range(3):
+        row = torch.zeros_like(point["0.weight"])
+        row[neuron] = point["0.weight"][neuron]
+        unit = torch.eye(3, dtype=torch.float64)[neuron]
+        for direction in ({"0.weight": row}, {"0.bias": unit}):
+            image = torch.cat([part.reshape(-1) for part in made.product(direction).values()])
+            assert image.norm() <= 1e-10
+    assert made.bottom(1, tolerance=1e-8)[0].value >= -1e-10  # a minimum: the rest of the spectrum is positive
+
+
+def descended(steps: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """A BN network near the one that made its noisy targets, after so many Gauss-Newton steps."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, eps=1e-14), nn.Tanh(), nn.Linear(3, 2)).double()
+    inputs, noise, change = (torch.randn(*shape, generator=generator).double() for shape in ((60, 4), (60, 2), (29,)))
+    data = inputs, model(inputs).detach() + 0.01 * noise
+    objective = ns.landscape(model, nn.functional.mse_loss, data).objective
+    point = objective.point + 0.005 * change
+    for _ in range(steps):
+        here = objective.at(point)
+        inverse = torch.linalg.pinv(ns.Curvature(here, GaussNewton(here)).dense(), rtol=1e-6, hermitian=True)
+        point = point - inverse @ here.gradient()
+    model.load_state_dict({**model.state_dict(), **objective.layout.unflatten(point)})
+    return model, data
+
+
+def without_epsilon(model: nn.Module) -> nn.Module:
     """The laws are about ε = 0."""
     for part in model.modules():
         if hasattr(part, "eps"):
