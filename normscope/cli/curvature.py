@@ -58,14 +58,18 @@ def curvature(
             raise InputError("an exported program has no train mode: give the callable that makes the model")
         batches = load_data(data)
         chosen = loss_named(loss, batches)
-        found = []
+        found, interrupted = [], False
         for divided in (False, True) if quotient else (False,):
             made = ns.hessian(
                 loaded, chosen, batches, mode, divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
                 dtype=torch.float64 if float64 else dtype_of(loaded),
             )  # fmt: skip
-            measure(made, top, seed)
             found.append(made)
+            try:
+                measure(made, top, seed)
+            except KeyboardInterrupt:  # what there is by now is printed
+                interrupted = True
+                break
         described = "\n\n".join(map(str, found))
         content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
     if json is not None and not to_stdout:
@@ -74,6 +78,8 @@ def curvature(
         print(content)
     else:
         terminal().print(described, soft_wrap=True, markup=False)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def measure(curvature: Curvature, top: int, seed: int) -> None:

@@ -24,3 +24,8 @@ class Refusal(NormscopeError):
         self.headline, self.causes, self.advice = headline, tuple(causes), advice
         message = f"{headline}: " + "; ".join(self.causes)
         super().__init__(f"{message}. {advice}" if advice else message)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, as far as it fits in a message of one line."""
+    return str(error).strip().partition("\n")[0]

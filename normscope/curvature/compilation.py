@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, first_line
 
 Parts = list[torch.Tensor]
 PartialProduct = Callable[[Parts], Parts]  # of one batch
@@ -31,9 +31,8 @@ def without_tape(product: PartialProduct, example: Parts, backend: str = "induct
     return flat
 
 
-def _reason(error: Exception) -> str:
-    """The first line of the innermost cause: compilers wrap what went wrong."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+def _reason(error: BaseException) -> str:
+    """The innermost cause: compilers wrap what went wrong."""
+    while error.__cause__ is not None:
         error = error.__cause__
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:REASON_LENGTH]
+    return f"{type(error).__name__}: {first_line(error)}"[:REASON_LENGTH]

@@ -77,7 +77,8 @@ def _exact_trace(operator: Operator, confidence: float, progress: Progress) -> E
 def student_interval(samples: Sequence[float], confidence: float, offset: float = 0.0) -> Estimate:
     """The mean of independent samples and Student's interval for it, moved by a known offset."""
     middle = offset + float(np.mean(samples))
-    margin = student.ppf((1 + confidence) / 2, len(samples) - 1) * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    quantile = float(student.ppf((1 + confidence) / 2, len(samples) - 1))
+    margin = quantile * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
     return Estimate(middle, middle - margin, middle + margin, confidence)
 
 

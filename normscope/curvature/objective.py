@@ -13,15 +13,17 @@ from typing import Any, Union
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, first_line
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.layout import Layout
 from normscope.curvature.twice import twice_differentiable
 
 MODES = ("train", "eval")
 BATCH_SIZE = 256
+MISFITS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)  # what code raises on data that do not fit
 MICROBATCH_TOLERANCE = 1e-4  # relative: what rounding may change in a loss when a batch is computed in parts
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -164,13 +166,19 @@ class Objective:
     def _outputs(self, state: dict[str, torch.Tensor], batch: Batch) -> Any:
         try:
             return functional_call(self.model, state, batch.call.args, batch.call.kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what a forward raises on inputs that do not fit it
+        except MISFITS as error:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batch.call.tensors)
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(f"the model does not run on inputs of shape {shapes} in {self.mode} mode: {reason}") from error
+            raise InputError(
+                f"the model does not run on inputs of shape {shapes} in {self.mode} mode: {first_line(error)}"
+            ) from error
 
     def _loss(self, outputs: Any, target: Any) -> torch.Tensor:
-        value = sum(loss(outputs, target) for loss in self.losses)
+        try:
+            value = sum(loss(outputs, target) for loss in self.losses)
+        except MISFITS as error:
+            raise InputError(
+                f"loss(outputs, targets) fails on what the model and the batches give it: {first_line(error)}"
+            ) from error
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise InputError(f"loss(outputs, targets) must return one number, the mean over the batch; it returned {shape}")
@@ -216,6 +224,9 @@ def _snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Modu
     """A copy of the model in one mode; what happens to it never reaches the model."""
     if not isinstance(model, nn.Module):
         raise InputError(f"the model is an nn.Module, not {type(model).__name__}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise InputError(f"dtype is of real numbers, such as torch.float64, not {dtype}")
+    _check_parameters(model)
     model = getattr(model, "_orig_mod", model)  # torch.compile has no second derivatives
     try:
         twin = copy.deepcopy(model)
@@ -224,7 +235,19 @@ def _snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Modu
     for part in twin.modules():
         if isinstance(part, nn.RMSNorm) and part.eps is None and dtype is not None:  # torch's default depends on the dtype
             part.eps = torch.finfo(next(model.parameters()).dtype).eps
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):  # a sparse gradient has no derivative
+            part.sparse = False
     return (twin if dtype is None else twin.to(dtype)).train(mode == "train")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, tensor in model.named_parameters():
+        if isinstance(tensor, UninitializedParameter):
+            raise InputError(f"{name} has no shape yet: call the model once")
+        if tensor.is_meta:
+            raise InputError(f"{name} has no values (device meta): load the weights")
+        if tensor.is_complex() and tensor.requires_grad:
+            raise InputError(f"{name} is complex, and the matrices are of real parameters: store its real and imaginary parts")
 
 
 def _chosen(model: nn.Module, parameters: str | Iterable[str] | None) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, first_line
 from normscope.curvature.compilation import PartialProduct, Parts, without_tape
 from normscope.curvature.objective import Objective, Term, derivative
 
@@ -39,6 +39,14 @@ class Matrix(ABC):
     def product(self, vector: torch.Tensor) -> torch.Tensor:
         """H v, in the dtype of v."""
         parts = [part.to(dtype) for part, dtype in zip(self.objective.layout.split(vector), self.objective.dtypes, strict=True)]
+        try:
+            return self._product(vector, parts)
+        except RuntimeError as error:
+            if "not implemented" not in str(error):
+                raise
+            raise InputError(f"an operation cannot be differentiated twice: {first_line(error)}") from error
+
+    def _product(self, vector: torch.Tensor, parts: Parts) -> torch.Tensor:
         if self._kept is None and self._fits:
             self._keep(parts)
         total = torch.zeros_like(vector)

@@ -72,6 +72,15 @@ def test_real_targets_and_batches() -> None:
         assert result.exit_code == 0 and "batches: 2 of 10" in result.stdout, result.stderr
 
 
+def test_ctrl_c_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normscope.curvature.spectrum.Curvature.trace", interrupted)
+    result = curvature("network.py:make", "--data", "digits")
+    assert result.exit_code == 130 and "smallest:" in result.stdout and "trace:" not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

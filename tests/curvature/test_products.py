@@ -126,9 +126,54 @@ def test_microbatches_where_they_change_nothing_and_an_error_where_they_do():
 
 
 def test_several_losses_add_up():
+    def penalty(outputs, targets):
+        return outputs.pow(4).mean()
+
+    one, other, both = (
+        ns.hessian(BN.model(), losses, BN.data(), batch_size=14).dense()
+        for losses in (functional.cross_entropy, penalty, [functional.cross_entropy, penalty])
+    )
+    assert other.abs().max() > 0.1 and (both - one - other).abs().max() <= 1e-12
+
+
+class TwoInputs(nn.Module):
+    """A model and losses as they come with dict batches: two inputs, two targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.norm = nn.Linear(3, 5), nn.Linear(1, 5), nn.LayerNorm(5)
+        self.classes, self.height = nn.Linear(5, 3), nn.Linear(5, 1)
+
+    def forward(self, image, mask):
+        hidden = torch.tanh(self.norm(self.left(image) + self.right(mask)))
+        return {"classes": self.classes(hidden), "height": self.height(hidden)}
+
+
+@pytest.mark.parametrize("microbatch", [None, 4])
+@pytest.mark.parametrize("memory", [0, 2**30])
+def test_dicts_with_several_inputs_and_targets_and_several_losses(microbatch, memory):
     x, y = BN.data()
-    double = ns.hessian(BN.model(), [functional.cross_entropy] * 2, (x, y), batch_size=14).dense()
-    assert (double - 2 * dense_hessian(BN)).abs().max() <= 1e-10
+    whole = {"mask": x[:, 3:], "label": y, "image": x[:, :3], "height": x[:, :1].square()}
+    losses = [
+        lambda outputs, batch: functional.cross_entropy(outputs["classes"], batch["label"]),
+        lambda outputs, batch: functional.mse_loss(outputs["height"], batch["height"]),
+    ]
+    batches = [{name: value[start:stop] for name, value in whole.items()} for start, stop in ((0, 14), (14, 24))]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TwoInputs().double()
+    made = ns.hessian(model, losses, batches, microbatch=microbatch, memory=memory)
+
+    def total(*values):
+        outputs = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (whole["image"], whole["mask"]))
+        return sum(loss(outputs, whole) for loss in losses)
+
+    names, values = zip(*((name, value.detach()) for name, value in model.named_parameters()), strict=True)
+    rows = torch.autograd.functional.hessian(total, values)
+    exact = torch.cat(
+        [torch.cat([part.flatten(0, a.dim() - 1).flatten(1) for part in row], 1) for a, row in zip(values, rows, strict=True)]
+    )
+    assert made.grouping == (14, 10) and (made.dense() - exact).abs().max() <= 1e-12
 
 
 def test_parameters_by_name_and_blocks_are_parts_of_the_whole():
@@ -236,3 +281,67 @@ def test_mistakes_are_one_line(options, said):
 def test_a_loss_that_is_no_number_is_refused():
     with pytest.raises(InputError, match="must return one number"):
         ns.hessian(BN.model(), lambda outputs, targets: outputs, BN.data())
+
+
+def of(*layers: nn.Module, loss=functional.cross_entropy, data=None, **options) -> ns.Curvature:
+    x, y = BN.data()
+    return ns.hessian(nn.Sequential(*layers), loss, data or (x.float(), y), **options)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return (x.to(self.weight.dtype) @ self.weight).abs()
+
+
+class Distances(nn.Module):
+    """torch.cdist has no second derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.points = nn.Parameter(torch.arange(12.0).reshape(3, 4))
+
+    def forward(self, x):
+        return -torch.cdist(x, self.points)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: of(nn.Tanh()), "no parameter that requires a gradient"),
+        (lambda: of(nn.Linear(4, 3), dtype=torch.int64), "dtype is of real numbers"),
+        (lambda: of(Complex()), "is complex"),
+        (lambda: of(nn.LazyLinear(3)), "no shape yet"),
+        (lambda: of(nn.Linear(4, 3, device="meta")), "no values"),
+        (lambda: of(nn.Linear(4, 2)), "Target 2 is out of bounds"),
+        (lambda: of(nn.Linear(4, 3), loss=None), "not callable"),
+        (lambda: of(Distances()).top(1), "cannot be differentiated twice"),
+    ],
+)
+def test_models_and_losses_that_have_no_hessian_are_refused_in_one_line(call, said):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_sparse_embeddings_are_as_dense_ones():
+    tokens, classes = torch.randint(10, (24, 2), generator=torch.Generator().manual_seed(0)), BN.data()[1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3)]
+    dense = of(*layers, data=(tokens, classes)).dense()
+    layers[0].sparse = True
+    assert torch.equal(of(*layers, data=(tokens, classes)).dense(), dense) and layers[0].sparse
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_as_it_is_and_in_float64_on_request(dtype):
+    model, data = BN.model().to(dtype), BN.data()
+    exact = ns.hessian(model, BN.loss, data, dtype=torch.float64).dense()
+    rough = ns.hessian(model, BN.loss, data).dense()
+    unrounded = ns.hessian(model.double(), BN.loss, data).dense()
+    assert (exact - unrounded).abs().max() <= 1e-10
+    assert (rough - exact).norm() <= 0.05 * exact.norm()

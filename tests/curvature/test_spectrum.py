@@ -108,6 +108,34 @@ def test_an_interrupt_keeps_what_there_is_with_wider_errors():
     assert len(Quadrature.of(Given(matrix, stop_after=70), 5, 30, generator, Progress("", None)).nodes) == 2
 
 
+def stopped(made: ns.Curvature, at: int) -> ns.Curvature:
+    """The same matrix, with a Ctrl-C at a product."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == at:
+            raise KeyboardInterrupt
+
+    return ns.Curvature(made.objective, made.matrix, progress=stop)
+
+
+def test_ctrl_c_keeps_what_there_is_in_every_computation(wide):
+    made, matrix = wide
+    exact = torch.linalg.eigvalsh(matrix)
+    early = stopped(made, 12)
+    pairs = early.top(2, tolerance=1e-9)
+    assert all((exact - pair.value).abs().min() <= pair.error for pair in pairs) and max(pair.error for pair in pairs) > 1e-9
+    assert not early.condition(products=60).exact
+    with pytest.raises(KeyboardInterrupt):
+        early.trace()  # no sample yet
+    assert "largest:" in str(early) and "trace:" not in str(early)
+    estimate = stopped(made, 40).trace()  # 32 products make the basis, 7 are samples
+    assert estimate.low < float(matrix.trace()) < estimate.high and estimate != made.trace()
+    one = stopped(made, 60).density(probes=3, steps=40)
+    assert len(one.nodes) == 40 and np.isnan(one.sampling_error)
+    part = stopped(made, 60).density()
+    assert not part.complete and len(part.nodes) == 60 and part.wasserstein(exact.numpy()) < 0.1
+
+
 def test_the_basis_is_orthonormal_and_the_relation_holds_after_restarts():
     matrix = random_symmetric(SPECTRUM)
     generator = torch.Generator().manual_seed(0)
