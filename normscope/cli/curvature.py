@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from normscope.curvature.spectrum import Curvature
 
-LOSSES = ("cross_entropy", "mse")
+LOSSES = ("cross_entropy", "mse", "model")
 
 
 def curvature(
@@ -31,7 +32,8 @@ def curvature(
     quotient: Annotated[bool, typer.Option("--quotient", help="Also with the model's symmetries divided out.")] = False,
     matrix: Annotated[str, typer.Option(metavar="hessian|gauss-newton", help="Which matrix.")] = "hessian",
     loss: Annotated[
-        str | None, typer.Option(metavar="|".join(LOSSES), help="Cross-entropy for classes, mse for real targets if not given.")
+        str | None,
+        typer.Option(metavar="|".join(LOSSES), help="By the kind of targets if not given; model: its own, for dict batches."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
@@ -99,11 +101,31 @@ def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Ten
     """The loss of that name; without a name, the one for the kind of targets."""
     import torch.nn.functional as functional
 
-    if name is None:
-        target = batches[1] if isinstance(batches, tuple) and len(batches) == 2 else next(iter(batches))[-1]
-        real = getattr(target, "is_floating_point", lambda: isinstance(target, float))()
-        name = "mse" if real else "cross_entropy"
-    losses: dict[str, Any] = {"cross_entropy": functional.cross_entropy, "mse": functional.mse_loss}
+    losses: dict[str, Any] = {
+        "cross_entropy": lambda outputs, targets: functional.cross_entropy(scores(outputs), targets),
+        "mse": lambda outputs, targets: functional.mse_loss(scores(outputs), targets),
+        "model": lambda outputs, targets: outputs["loss"],
+    }
+    name = name or usual_loss(batches)
     if name not in losses:
         raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {name!r}; ns.hessian takes any loss")
     return losses[name]
+
+
+def usual_loss(batches: Any) -> str:
+    """Dicts come with models that compute their own loss; else cross-entropy for classes, mse for real targets."""
+    target = batches[1] if isinstance(batches, tuple) and len(batches) == 2 else None
+    if target is None:
+        first = next(iter(batches), None)
+        if isinstance(first, Mapping):
+            return "model"
+        if not isinstance(first, (tuple, list)) or not first:
+            raise InputError(f"a batch is (inputs, targets) or a dict, not a {type(first).__name__}")
+        target = first[-1]
+    real = getattr(target, "is_floating_point", lambda: isinstance(target, float))()
+    return "mse" if real else "cross_entropy"
+
+
+def scores(outputs: Any) -> Any:
+    """What is compared with the targets: the outputs, or their `logits` where a model names its outputs."""
+    return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs

@@ -23,6 +23,27 @@ def real():
     generator = torch.Generator().manual_seed(0)
     return torch.randn(20, 64, generator=generator), torch.randn(20, 10, generator=generator)
 
+class Named(torch.nn.Module):
+    # outputs by name, and its own loss where labels are given: the convention of transformers
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(inputs=64, width=8, depth=3, normalizer="layer")
+
+    def forward(self, pixels, labels=None):
+        found = {"logits": self.inner(pixels)}
+        if labels is not None:
+            found["loss"] = torch.nn.functional.cross_entropy(found["logits"], labels)
+        return found
+
+def dicts():
+    inputs, targets = real()
+    return [{"pixels": inputs, "labels": targets.argmax(1)}]
+
+def pairs():
+    inputs, targets = real()
+    return inputs, targets.argmax(1)
+
 def batches():
     inputs, targets = real()
     return [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
@@ -70,6 +91,11 @@ def test_real_targets_and_batches() -> None:
     for data in ("real", "batches"):
         result = curvature("network.py:make", "--data", f"network.py:{data}", "--batch", "10", "--matrix", "gauss-newton")
         assert result.exit_code == 0 and "batches: 2 of 10" in result.stdout, result.stderr
+
+
+def test_models_that_name_their_outputs_and_compute_their_loss() -> None:
+    own, usual = (curvature("network.py:Named", "--data", f"network.py:{data}") for data in ("dicts", "pairs"))
+    assert own.exit_code == usual.exit_code == 0 and own.stdout == usual.stdout, own.stderr + usual.stderr
 
 
 def test_ctrl_c_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
