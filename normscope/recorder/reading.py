@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from normscope.core.errors import InputError
 from normscope.recorder.columns import matrix
-from normscope.recorder.sharding import merge_ranks
+from normscope.recorder.sharding import MERGED, merge_ranks
 from normscope.recorder.store import EVENTS, MANIFEST, SEGMENTS, segment_number
 
 INCOMPLETE = (EOFError, OSError, pa.ArrowInvalid)  # what pyarrow says of a message that is not all there
@@ -58,14 +58,14 @@ class Part:
             lines = (self.path / EVENTS).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [event for line in lines if line.endswith(b"\n") and (event := _parsed(line)) is not None]
+        return [event for line in lines if line.endswith(b"\n") and (event := parsed(line)) is not None]
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table | None:
         """All rows. A restart from an earlier checkpoint repeats steps: the later segment's rows are kept."""
         tables: list[pa.Table] = []
         first: int | None = None  # step of the segments after the one at hand
         for segment in reversed(self.segments):
-            rows = Segment(segment).read(columns)
+            rows = self.rows(segment, columns)
             if rows is None:
                 continue
             if first is not None and len(rows) and rows["step"][-1].as_py() >= first:
@@ -74,6 +74,10 @@ class Part:
                 first = rows["step"][0].as_py()
             tables.append(rows)
         return pa.concat_tables(reversed(tables)) if tables else None
+
+    def rows(self, segment: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
+        """The complete rows of one segment; None while it has no complete schema."""
+        return Segment(segment).read(columns)
 
 
 class Segment:
@@ -98,13 +102,13 @@ class Segment:
                     self.schema = pa.ipc.read_schema(message)
                 else:
                     batch = pa.ipc.read_record_batch(message, self.schema)
-                    batches.append(batch if columns is None else batch.select(_chosen(self.schema, columns)))
+                    batches.append(batch if columns is None else batch.select(chosen(self.schema, columns)))
             except INCOMPLETE:
                 break
             self.offset = source.tell()
         if self.schema is None:
             return None
-        schema = self.schema if columns is None else self.schema.empty_table().select(_chosen(self.schema, columns)).schema
+        schema = self.schema if columns is None else self.schema.empty_table().select(chosen(self.schema, columns)).schema
         return pa.Table.from_batches(batches, schema)
 
 
@@ -141,7 +145,8 @@ class Run:
         layers = self.layers
         if len(self.parts) == 1 or not any(layer.get("sharded") for layer in layers):
             return tables[0][1]
-        return merge_ranks([part.table() for part, _ in tables], layers).select(tables[0][1].column_names)
+        wanted = None if columns is None else [*dict.fromkeys([*columns, *MERGED])]
+        return merge_ranks([part.table(wanted) for part, _ in tables], layers).select(tables[0][1].column_names)
 
     def matrix(self, metric: str) -> np.ndarray:
         """A metric as an array (sampled steps, layers)."""
@@ -172,7 +177,7 @@ class Run:
             time.sleep(poll)
 
 
-def _chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+def chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     """The columns asked for, `step` first."""
     missing = [name for name in columns if name not in schema.names]
     if missing:
@@ -185,9 +190,10 @@ def _closed(part: Part) -> bool:
     return bool(events) and events[-1] == "closed"
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of events.jsonl, None where it is not JSON."""
     try:
         event: dict[str, Any] = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event
