@@ -120,6 +120,10 @@ class Run:
     parts: tuple[Part, ...]
 
     @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
     def manifest(self) -> dict[str, Any]:
         """Configuration, layers and versions, as the first process wrote them."""
         return self.parts[0].manifest
@@ -152,6 +156,17 @@ class Run:
         """A metric as an array (sampled steps, layers)."""
         return matrix(self.table([metric])[metric])
 
+    def arrays(self, *columns: str) -> dict[str, np.ndarray]:
+        """`step` and these columns, read at once: (sampled steps,) for a number, (sampled steps, layers) for a metric."""
+        table = self.table(columns)
+        return {name: _array(table[name]) for name in table.column_names}
+
+    def figure(self, name: str, **options: Any) -> Any:
+        """A Plotly figure: of a metric a heatmap of layers against steps, of a number a line, "products" or "norm_angle"."""
+        from normscope.report.runs import run_figure
+
+        return run_figure(self, name, **options)
+
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Notes, errors and findings of all processes, in the order of time."""
         found = [event for part in self.parts for event in part.events() if kind in (None, event["kind"])]
@@ -183,6 +198,10 @@ def chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     if missing:
         raise InputError(f"a run has no column {', '.join(missing)}: choose from {', '.join(schema.names)}")
     return ["step", *(name for name in columns if name != "step")]
+
+
+def _array(column: pa.ChunkedArray) -> np.ndarray:
+    return matrix(column) if pa.types.is_fixed_size_list(column.type) else column.to_numpy()
 
 
 def _closed(part: Part) -> bool:
