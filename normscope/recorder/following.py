@@ -110,33 +110,52 @@ class Block:
     messages: int = 1
 
 
-class FollowedSegment:
-    """An Arrow IPC stream that may still grow, by column."""
+class Grown:
+    """A file that grows: `offset` is how far it was read, `more` whether there was too much for one reading."""
 
-    def __init__(self, path: Path, cache: ColumnCache) -> None:
-        self.path, self.cache = path, cache
-        self._begin()
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.forget()
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """Begin anew, for a file that is no longer the one that was read."""
         self.identity: tuple[int, int] | None = None
-        self.schema: pa.Schema | None = None
-        self.places: dict[str, Place] = {}
-        self.blocks: list[Block] = []
-        self.offset = self.rows = 0
+        self.offset = 0
         self.more = False
-        self.cache.forget(self.path)
 
     def refresh(self) -> None:
-        """Find the messages that were completed since the last call; `more` says that there are too many for one call."""
+        """Read what was completed since the last call."""
         with opened(self.path) as (file, state):
             identity = (state.st_dev, state.st_ino)
             if identity != self.identity or state.st_size < self.offset:
-                self._begin()
+                self.forget()
                 self.identity = identity
-            left = MESSAGES_AT_ONCE
-            while left > 0 and (found := self._next(file, state.st_size, left)):
-                left -= found
-            self.more = left <= 0
+            self._read(file, state.st_size)
+
+    def _read(self, file: int, size: int) -> None:
+        raise NotImplementedError
+
+
+class FollowedSegment(Grown):
+    """An Arrow IPC stream, by column."""
+
+    def __init__(self, path: Path, cache: ColumnCache) -> None:
+        self.cache = cache
+        super().__init__(path)
+
+    def forget(self) -> None:
+        super().forget()
+        self.schema: pa.Schema | None = None
+        self.places: dict[str, Place] = {}
+        self.blocks: list[Block] = []
+        self.rows = 0
+        self.cache.forget(self.path)
+
+    def _read(self, file: int, size: int) -> None:
+        left = MESSAGES_AT_ONCE
+        while left > 0 and (found := self._next(file, size, left)):
+            left -= found
+        self.more = left <= 0
 
     def _next(self, file: int, size: int, most: int) -> int:
         """Take in the next message with those like it; the number of them, 0 where no complete one follows."""
@@ -177,15 +196,16 @@ class FollowedSegment:
             self._fill(column, place)
             self.cache.trim()
         values = column.room[: self.rows]
-        return values if self.schema is not None and _listed(self.schema, name) else values[:, 0]
+        return values if _listed(self.schema, name) else values[:, 0]
 
     def _fill(self, column: Column, place: Place) -> None:
         """Read the rows that a column lacks."""
         values = column.grow(self.rows)
+        room = values.data.cast("B") if values.size else memoryview(b"")
         with opened(self.path) as (file, _):
             for first, start, layout in self._messages(column.rows):
-                wanted = memoryview(values[first : first + layout.rows]).cast("B") if place.row_bytes and layout.rows else b""
-                if wanted and os.preadv(file, [wanted], start + layout.buffers[place.buffer][0]) != len(wanted):
+                wanted = room[first * place.row_bytes : (first + layout.rows) * place.row_bytes]
+                if os.preadv(file, [wanted], start + layout.buffers[place.buffer][0]) != len(wanted):
                     raise InputError(f"{self.path.name} was cut while it was read: reload")
         column.rows = self.rows
 
@@ -219,107 +239,101 @@ class FollowedSegment:
         return np.frombuffer(content, place.dtype) if len(content) == place.row_bytes else None
 
 
-class FollowedEvents:
-    """The lines of events.jsonl that are complete; `unread` counts those that are no event, or too many."""
+class FollowedEvents(Grown):
+    """The complete lines of events.jsonl; `unread` counts those that are no event, or too many."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._begin()
-
-    def _begin(self) -> None:
-        self.identity: tuple[int, int] | None = None
+    def forget(self) -> None:
+        super().forget()
         self.events: list[dict[str, Any]] = []
-        self.offset = self.unread = 0
-        self.more = False
+        self.unread = 0
 
-    def refresh(self) -> None:
-        with opened(self.path) as (file, state):
-            identity = (state.st_dev, state.st_ino)
-            if identity != self.identity or state.st_size < self.offset:
-                self._begin()
-                self.identity = identity
-            content = os.pread(file, EVENTS_AT_ONCE, self.offset)
+    def _read(self, file: int, size: int) -> None:
+        content = os.pread(file, EVENTS_AT_ONCE, self.offset)
         complete = content.rfind(b"\n") + 1
-        if not complete and len(content) > MOST_LINE:
+        if len(content) - complete > MOST_LINE:
             raise InputError(f"{EVENTS} has a line of more than {MOST_LINE >> 20} MB")
         self.offset += complete
         self.more = len(content) == EVENTS_AT_ONCE
         for line in content[:complete].splitlines():
             event = parsed(line) if len(line) <= MOST_LINE else None
-            if _is_event(event) and len(self.events) < MOST_EVENTS:
+            if event is not None and _is_event(event) and len(self.events) < MOST_EVENTS:
                 self.events.append(event)
             elif line.strip():
                 self.unread += 1
+
+
+class FollowedManifest(Grown):
+    """manifest.json, which is replaced as a whole."""
+
+    def forget(self) -> None:
+        super().forget()
+        self.content: dict[str, Any] = {"layers": []}
+
+    def _read(self, file: int, size: int) -> None:
+        if size > MOST_MANIFEST:
+            raise InputError(f"{MANIFEST} has {size >> 20} MB: more than a manifest can have")
+        if size != self.offset:
+            self.content = checked_manifest(os.pread(file, size, 0))
+            self.offset = size
 
 
 @dataclass(frozen=True)
 class FollowedPart(Part):
     """What one process wrote, as of the last `refresh`."""
 
-    cache: ColumnCache = field(default_factory=ColumnCache)
-    _known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    cache: ColumnCache
+    outline: FollowedManifest
+    log: FollowedEvents
+    streams: dict[Path, FollowedSegment] = field(default_factory=dict)
+
+    @staticmethod
+    def at(path: Path, cache: ColumnCache) -> FollowedPart:
+        return FollowedPart(path, cache, FollowedManifest(path / MANIFEST), FollowedEvents(path / EVENTS))
 
     def refresh(self) -> bool:
         """Read what is new; whether there is more than one call reads."""
-        files = [entry.name for entry in os.scandir(self.path)]
-        if MANIFEST in files:
-            self._refresh_manifest()
-        if EVENTS in files:
-            self._events.refresh()
-        segments = [self._segment(path) for path in self.segments]
-        for segment in segments:
-            segment.refresh()
-        return self._events.more or any(segment.more for segment in segments)
+        segments = self.segments
+        for gone in self.streams.keys() - set(segments):
+            self.streams.pop(gone).forget()
+        for path in segments:
+            self.streams.setdefault(path, FollowedSegment(path, self.cache))
+        files: list[Grown] = [*(file for file in (self.outline, self.log) if os.path.lexists(file.path)), *self.streams.values()]
+        for file in files:
+            file.refresh()
+        self._check_widths()
+        return any(file.more for file in files)
 
-    def _refresh_manifest(self) -> None:
-        with opened(self.path / MANIFEST) as (file, state):
-            signature = (state.st_ino, state.st_size, state.st_mtime_ns)
-            if self._known.get("signature") == signature:
-                return
-            if state.st_size > MOST_MANIFEST:
-                raise InputError(f"{MANIFEST} has {state.st_size >> 20} MB: more than a manifest can have")
-            content = os.pread(file, MOST_MANIFEST, 0)
-        self._known["manifest"] = checked_manifest(content)
-        self._known["signature"] = signature
+    def _check_widths(self) -> None:
+        layers = len(self.manifest["layers"])
+        for stream in self.streams.values():
+            for name in stream.places:
+                if _listed(stream.schema, name) and stream.places[name].width != layers:
+                    raise InputError(f"{MANIFEST} has {layers} layers, {stream.path.name} has {stream.places[name].width}")
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return self._known.get("manifest", {"layers": []})
-
-    @property
-    def _events(self) -> FollowedEvents:
-        return self._known.setdefault("events", FollowedEvents(self.path / EVENTS))
+        return self.outline.content
 
     def events(self) -> list[dict[str, Any]]:
-        return self._events.events
-
-    @property
-    def unread(self) -> int:
-        """Lines of events.jsonl that are no event."""
-        return self._events.unread
-
-    def _segment(self, path: Path) -> FollowedSegment:
-        if path not in self._known:
-            self._known[path] = FollowedSegment(path, self.cache)
-        return self._known[path]
+        return self.log.events
 
     def rows(self, segment: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
-        return self._segment(segment).table(columns)
+        return self.streams[segment].table(columns) if segment in self.streams else None
 
     def last(self, name: str) -> np.ndarray | None:
         """The newest row of a column."""
-        found = (self._segment(path).last(name) for path in reversed(self.segments))
+        found = (self.streams[path].last(name) for path in reversed(self.segments) if path in self.streams)
         return next((value for value in found if value is not None), None)
 
     @property
     def count(self) -> int:
         """Rows in all segments, repeated steps included."""
-        return sum(self._segment(path).rows for path in self.segments)
+        return sum(stream.rows for stream in self.streams.values())
 
 
 def followed(path: Path, ranks: Sequence[Path], cache: ColumnCache) -> Run:
     """A run whose parts are read by `refresh`, and then as of that moment."""
-    return Run(path, tuple(FollowedPart(rank, cache) for rank in ranks or (path,)))
+    return Run(path, tuple(FollowedPart.at(rank, cache) for rank in ranks or (path,)))
 
 
 def checked_manifest(content: bytes) -> dict[str, Any]:
@@ -347,8 +361,8 @@ def _schema(header: bytes) -> pa.Schema:
         raise InputError(f"not a run's stream: it does not begin with a schema ({str(error)[:200]})") from error
 
 
-def _listed(schema: pa.Schema, name: str) -> bool:
-    return pa.types.is_fixed_size_list(schema.field(name).type)
+def _listed(schema: pa.Schema | None, name: str) -> bool:
+    return schema is not None and pa.types.is_fixed_size_list(schema.field(name).type)
 
 
 def _array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
