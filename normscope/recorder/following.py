@@ -24,7 +24,7 @@ import pyarrow as pa
 from normscope.core.errors import InputError
 from normscope.recorder.layout import PREFIX, Layout, Place, batch_layout, check_batch, metadata_size, places
 from normscope.recorder.reading import Part, Run, chosen, parsed
-from normscope.recorder.store import EVENTS, MANIFEST
+from normscope.recorder.store import EVENTS, MANIFEST, segment_number
 
 MOST_MANIFEST = 8 << 20  # bytes; one of 10,000 layers has 4 million
 MOST_LAYERS, MOST_NAME = 50_000, 1_000
@@ -227,15 +227,16 @@ class FollowedSegment(Grown):
         arrays = [_array(self.column(name), self.schema.field(name).type) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema.field(name) for name in names], self.schema.metadata))
 
-    def last(self, name: str) -> np.ndarray | None:
-        """The last row of a column, read alone."""
+    def edge(self, name: str, last: bool = True) -> np.ndarray | None:
+        """The last row of a column, or the first, read alone."""
         if not self.rows or name not in self.places:
             return None
         place = self.places[name]
-        block = next(block for block in reversed(self.blocks) if block.layout.rows)
-        start = block.start + (block.messages - 1) * block.layout.size + block.layout.buffers[place.buffer][0]
+        block = next(block for block in (reversed(self.blocks) if last else self.blocks) if block.layout.rows)
+        message, row = (block.messages - 1, block.layout.rows - 1) if last else (0, 0)
+        start = block.start + message * block.layout.size + block.layout.buffers[place.buffer][0]
         with opened(self.path) as (file, _):
-            content = os.pread(file, place.row_bytes, start + (block.layout.rows - 1) * place.row_bytes)
+            content = os.pread(file, place.row_bytes, start + row * place.row_bytes)
         return np.frombuffer(content, place.dtype) if len(content) == place.row_bytes else None
 
 
@@ -320,9 +321,10 @@ class FollowedPart(Part):
     def rows(self, segment: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
         return self.streams[segment].table(columns) if segment in self.streams else None
 
-    def last(self, name: str) -> np.ndarray | None:
-        """The newest row of a column."""
-        found = (self.streams[path].last(name) for path in reversed(self.segments) if path in self.streams)
+    def edge(self, name: str, last: bool = True) -> np.ndarray | None:
+        """The newest row of a column, or the oldest."""
+        paths = sorted(self.streams, key=segment_number, reverse=last)
+        found = (self.streams[path].edge(name, last) for path in paths)
         return next((value for value in found if value is not None), None)
 
     @property
@@ -345,9 +347,15 @@ def checked_manifest(content: bytes) -> dict[str, Any]:
     layers = manifest.get("layers") if isinstance(manifest, dict) else None
     if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
         raise InputError(f"{MANIFEST} is not that of a run: it has no list of at most {MOST_LAYERS} layers")
-    if not all(isinstance(layer, dict) and isinstance(layer.get("name"), str) and len(layer["name"]) <= MOST_NAME for layer in layers):
+    if not all(
+        isinstance(layer, dict) and isinstance(layer.get("name"), str) and len(layer["name"]) <= MOST_NAME for layer in layers
+    ):
         raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
     return dict(manifest)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= MOST_NAME
 
 
 def _is_event(event: Any) -> bool:

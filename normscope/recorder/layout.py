@@ -24,7 +24,7 @@ MISPLACED = "a record batch is not laid out as its schema says"
 
 @dataclass(frozen=True)
 class Layout:
-    """rows: of the batch. header, size: bytes of the message before its body, and in all. buffers: (start in the message, bytes)."""
+    """header, size: bytes of the message before its body and in all. buffers: (start in the message, bytes)."""
 
     rows: int
     header: int

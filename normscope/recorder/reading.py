@@ -181,13 +181,13 @@ class Run:
         part, seen = self.parts[0], time.monotonic()
         known: dict[Path, Segment] = {}
         while True:
-            closed = _closed(part)  # before reading: what was written until then is read below
+            ended = closed(part)  # before reading: what was written until then is read below
             for path in part.segments:
                 rows = known.setdefault(path, Segment(path)).read()
                 if rows is not None and len(rows):
                     seen = time.monotonic()
                     yield rows
-            if closed or (timeout is not None and time.monotonic() - seen > timeout):
+            if ended or (timeout is not None and time.monotonic() - seen > timeout):
                 return
             time.sleep(poll)
 
@@ -204,7 +204,8 @@ def _array(column: pa.ChunkedArray) -> np.ndarray:
     return matrix(column) if pa.types.is_fixed_size_list(column.type) else column.to_numpy()
 
 
-def _closed(part: Part) -> bool:
+def closed(part: Part) -> bool:
+    """Whether its last recording ended as it should."""
     events = [event["kind"] for event in part.events() if event["kind"] in ("started", "closed")]
     return bool(events) and events[-1] == "closed"
 
