@@ -269,6 +269,7 @@ class FollowedManifest(Grown):
     def forget(self) -> None:
         super().forget()
         self.content: dict[str, Any] = {"layers": []}
+        self.offset = -1  # not read yet
 
     def _read(self, file: int, size: int) -> None:
         if size > MOST_MANIFEST:
@@ -296,8 +297,8 @@ class FollowedPart(Part):
         segments = self.segments
         for gone in self.streams.keys() - set(segments):
             self.streams.pop(gone).forget()
-        for path in segments:
-            self.streams.setdefault(path, FollowedSegment(path, self.cache))
+        for new in [path for path in segments if path not in self.streams]:
+            self.streams[new] = FollowedSegment(new, self.cache)
         files: list[Grown] = [*(file for file in (self.outline, self.log) if os.path.lexists(file.path)), *self.streams.values()]
         for file in files:
             file.refresh()
@@ -364,7 +365,10 @@ def _is_event(event: Any) -> bool:
 
 def _schema(header: bytes) -> pa.Schema:
     try:
-        return pa.ipc.read_schema(pa.ipc.read_message(pa.py_buffer(header)))
+        schema = pa.ipc.read_schema(pa.ipc.read_message(pa.py_buffer(header)))
+        if len(set(schema.names)) != len(schema.names) or "step" not in schema.names:
+            raise ValueError("the names of its columns are not those of a run")
+        return schema
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise InputError(f"not a run's stream: it does not begin with a schema ({str(error)[:200]})") from error
 
