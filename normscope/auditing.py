@@ -173,10 +173,10 @@ def audit(
     above = upper(graph, report, region)
     call = Call.of(example)
     batches: Iterable[Call] = [call] if data is None or graph.whole_batch else calls(data, call)
-    rows = ledgers.ledger(graph, above, batches)
     if report is not None:
         report("searching for the lower bound", 0, 1)
     found = bracket(graph, above, call, region, data, effort, generator)
+    rows = ledgers.ledger(graph, above, batches, found.witness)
     return Audit(
         model=type(model).__name__,
         mode=mode,

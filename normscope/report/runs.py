@@ -199,7 +199,7 @@ def _lines(
         mode = "lines" if len(x) > 1 else "markers"
         traces.append(go.Scatter(x=x, y=_drawable(y), name=label(name), mode=mode, line=style, hovertemplate=hover))
     made = figure(*traces, title=about.title, x="step", y=about.axis, log_y=not about.signed and spans_decades(every))
-    made.update_layout(showlegend=len(lines) > 1, height=LEAST_HEIGHT + 60).update_xaxes(STEPS, range=between)
+    made.update_layout(showlegend=len(lines) > 1).update_xaxes(STEPS, range=between)
     return made if np.isfinite(every).any() else _empty(made, f"{about.title.lower()} is not on record")
 
 

@@ -57,6 +57,7 @@ def figure(*traces: Any, title: str, x: str, y: str, log_x: bool = False, log_y:
     return go.Figure(traces).update_layout(
         template=TEMPLATE,
         title={"text": title},
+        height=420,
         xaxis={"title": {"text": x}, "type": "log" if log_x else None},
         yaxis={"title": {"text": y}, "type": "log" if log_y else None},
     )
