@@ -90,7 +90,8 @@ def model_graph(audit: Audit) -> go.Figure:
     arcs = go.Scatter(x=x, y=y, mode="lines", line={"color": NEUTRAL, "width": 1.2}, hoverinfo="skip", showlegend=False)
     marker = {
         "color": 100 * shares, "cmin": -100 * largest, "cmax": 100 * largest, "colorscale": DIVERGING, "reversescale": True,
-        "size": sizes, "opacity": 1, "line": {"color": NEUTRAL, "width": 1}, "colorbar": {"title": {"text": "share [%]"}, "thickness": 14},
+        "size": sizes, "opacity": 1, "line": {"color": NEUTRAL, "width": 1},
+        "colorbar": {"title": {"text": "share [%]"}, "thickness": 14},
     }  # fmt: skip
     layers = go.Scatter(
         x=list(range(len(names))), y=[0.0] * len(names), mode="markers", marker=marker, customdata=detail, text=names,

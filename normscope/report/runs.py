@@ -88,7 +88,7 @@ def heatmap(
     height = min(max(LEAST_HEIGHT, 140 + ROW_HEIGHT * len(chosen)), MOST_HEIGHT)
     made.update_layout(height=height, showlegend=False, yaxis={"autorange": "reversed", "type": "category", "showgrid": False})
     made.update_xaxes(STEPS, showgrid=False, range=between)
-    return made if chosen else _empty(made, f"no layer has {about.title.lower()} on record")
+    return made if chosen else _empty(made, f"no layer has {about.words} on record")
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,16 @@ def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -
 # lines ---------------------------------------------------------------------------------------------------------------
 
 
-def series(runs: Sequence[Recording], column: str, *, between: Between | None = None, columns: int = COLUMNS) -> go.Figure:
-    """One number over the steps, a line a run."""
-    read = [(run.name, *_rows(run, column, between)) for run in runs]
+def series(
+    runs: Sequence[Recording],
+    column: str,
+    *,
+    names: Sequence[str] = (),
+    between: Between | None = None,
+    columns: int = COLUMNS,
+) -> go.Figure:
+    """One number over the steps, a line a run. names: of the lines, where the runs' own do not tell them apart."""
+    read = [(name, *_rows(run, column, between)) for name, run in zip(names or [run.name for run in runs], runs, strict=True)]
     return _lines(read, quantity(column), columns, between)
 
 
@@ -200,7 +207,9 @@ def _lines(
         traces.append(go.Scatter(x=x, y=_drawable(y), name=label(name), mode=mode, line=style, hovertemplate=hover))
     made = figure(*traces, title=about.title, x="step", y=about.axis, log_y=not about.signed and spans_decades(every))
     made.update_layout(showlegend=len(lines) > 1).update_xaxes(STEPS, range=between)
-    return made if np.isfinite(every).any() else _empty(made, f"{about.title.lower()} is not on record")
+    if len(level := np.unique(every[np.isfinite(every)])) == 1 and level[0] > 0:
+        made.update_yaxes(range=[0, 2 * float(level[0])])
+    return made if np.isfinite(every).any() else _empty(made, f"{about.words} is not on record")
 
 
 def norm_angle(run: Recording, *, between: Between | None = None, most: int = LINES) -> go.Figure:
