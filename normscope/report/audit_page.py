@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normscope.core.errors import InputError
@@ -14,7 +15,7 @@ from normscope.version import __version__
 
 if TYPE_CHECKING:
     from normscope.auditing import Audit
-    from normscope.checkup.finding import Findings
+    from normscope.checkup.finding import Finding, Findings
     from normscope.ledger import LayerRow
 
 SECTIONS = (
@@ -64,10 +65,11 @@ def _examined(audit: Audit) -> tuple[Findings | None, str]:
 def _verdict(audit: Audit, findings: Findings | None) -> Markup:
     bracket = audit.bracket
     shared = sorted((row for row in audit.layers if row.share_of_log_upper), key=lambda row: -(row.share_of_log_upper or 0))
-    wrong: list[Child] = [str(finding) for finding in findings or () if finding.severity != "info"]
+    serious = _by_rule([finding for finding in findings or () if finding.severity != "info"])
+    wrong: list[Child] = [[element("code", rule), f" at {_places(alike)}: {alike[0].message}"] for rule, alike in serious.items()]
     if not bracket.upper.finite:
         wrong.insert(0, f"No finite bound holds for all inputs: {bracket.reason}. A region would help: pass region=.")
-    remedies = list(dict.fromkeys(f"{finding.where or 'the model'}: {finding.fix}" for finding in findings or () if finding.fix))
+    remedies = [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
     fine = [f"{len(findings.checked)} checks of the doctor ran."] if findings is not None and not wrong else []
     return element(
         "article",
@@ -76,7 +78,7 @@ def _verdict(audit: Audit, findings: Findings | None) -> Markup:
         element(
             "div",
             titled("What is not fine", wrong, "wrong"),
-            titled("What to do", remedies[:10], "todo"),
+            titled("What to do", remedies, "todo"),
             titled("What makes the bound", [_named(row) for row in shared[:MOST_NAMED]], "apart"),
             titled("What the normalizers do", _normalizers(audit), "apart"),
             titled("What is fine", fine, "right"),
@@ -84,6 +86,18 @@ def _verdict(audit: Audit, findings: Findings | None) -> Markup:
         ),
         class_=f"verdict{' bad' if wrong else ''}",
     )
+
+
+def _by_rule(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    grouped: dict[str, list[Finding]] = {}
+    for finding in findings:
+        grouped.setdefault(finding.rule, []).append(finding)
+    return grouped
+
+
+def _places(alike: Sequence[Finding]) -> str:
+    first = alike[0].where or "the model"
+    return first if len(alike) == 1 else f"{first} and {len(alike) - 1} more"
 
 
 def _headline(audit: Audit, shared: list[LayerRow]) -> str:

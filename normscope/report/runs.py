@@ -145,11 +145,8 @@ def _compact(steps: np.ndarray) -> np.ndarray:
 
 def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -> list[go.Scatter]:
     """A cross where a finding is about a layer that is shown. places: layer → its label."""
-    found = [
-        finding
-        for finding in run.findings
-        if finding.get("layer") in places and isinstance(finding.get("step"), (int, float)) and _within(finding["step"], between)
-    ]
+    found = [finding for finding in run.findings if isinstance(finding.get("layer"), str) and finding["layer"] in places]
+    found = [finding for finding in found if isinstance(finding.get("step"), int) and _within(finding["step"], between)]
     if not found:
         return []
     return [
