@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.console import RenderableType
 
 from normscope.core.errors import InputError
+from normscope.core.rendering import Rendered
 from normscope.recorder.columns import matrix
 from normscope.recorder.sharding import MERGED, merge_ranks
 from normscope.recorder.store import EVENTS, MANIFEST, SEGMENTS, segment_number
@@ -113,7 +115,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Rendered):
     """A run directory. Properties read the files anew, so a live run shows what it holds now."""
 
     path: Path
@@ -160,6 +162,12 @@ class Run:
         """`step` and these columns, read at once: (sampled steps,) for a number, (sampled steps, layers) for a metric."""
         table = self.table(columns)
         return {name: _array(table[name]) for name in table.column_names}
+
+    def render(self) -> RenderableType:
+        """The run in words: how far it is, what is not fine and what is."""
+        from normscope.report.summary import rendered_run
+
+        return rendered_run(self)
 
     def figure(self, name: str, **options: Any) -> Any:
         """A Plotly figure: of a metric a heatmap of layers against steps, of a number a line, "products" or "norm_angle"."""

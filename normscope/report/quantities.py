@@ -14,6 +14,11 @@ class Quantity:
     signed: bool = False
 
     @property
+    def words(self) -> str:
+        """The title within a sentence."""
+        return self.title[:1].lower() + self.title[1:]
+
+    @property
     def axis(self) -> str:
         return f"{self.title} [{self.unit}]" if self.unit else self.title
 

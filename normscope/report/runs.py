@@ -88,7 +88,7 @@ def heatmap(
     height = min(max(LEAST_HEIGHT, 140 + ROW_HEIGHT * len(chosen)), MOST_HEIGHT)
     made.update_layout(height=height, showlegend=False, yaxis={"autorange": "reversed", "type": "category", "showgrid": False})
     made.update_xaxes(STEPS, showgrid=False, range=between)
-    return made if chosen else _empty(made, f"no layer has {about.title.lower()} on record")
+    return made if chosen else _empty(made, f"no layer has {about.words} on record")
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,8 @@ def _compact(steps: np.ndarray) -> np.ndarray:
 
 def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -> list[go.Scatter]:
     """A cross where a finding is about a layer that is shown. places: layer → its label."""
-    found = [
-        finding
-        for finding in run.findings
-        if finding.get("layer") in places and isinstance(finding.get("step"), (int, float)) and _within(finding["step"], between)
-    ]
+    found = [finding for finding in run.findings if isinstance(finding.get("layer"), str) and finding["layer"] in places]
+    found = [finding for finding in found if isinstance(finding.get("step"), int) and _within(finding["step"], between)]
     if not found:
         return []
     return [
@@ -165,9 +162,16 @@ def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -
 # lines ---------------------------------------------------------------------------------------------------------------
 
 
-def series(runs: Sequence[Recording], column: str, *, between: Between | None = None, columns: int = COLUMNS) -> go.Figure:
-    """One number over the steps, a line a run."""
-    read = [(run.name, *_rows(run, column, between)) for run in runs]
+def series(
+    runs: Sequence[Recording],
+    column: str,
+    *,
+    names: Sequence[str] = (),
+    between: Between | None = None,
+    columns: int = COLUMNS,
+) -> go.Figure:
+    """One number over the steps, a line a run. names: of the lines, where the runs' own do not tell them apart."""
+    read = [(name, *_rows(run, column, between)) for name, run in zip(names or [run.name for run in runs], runs, strict=True)]
     return _lines(read, quantity(column), columns, between)
 
 
@@ -199,8 +203,10 @@ def _lines(
         mode = "lines" if len(x) > 1 else "markers"
         traces.append(go.Scatter(x=x, y=_drawable(y), name=label(name), mode=mode, line=style, hovertemplate=hover))
     made = figure(*traces, title=about.title, x="step", y=about.axis, log_y=not about.signed and spans_decades(every))
-    made.update_layout(showlegend=len(lines) > 1, height=LEAST_HEIGHT + 60).update_xaxes(STEPS, range=between)
-    return made if np.isfinite(every).any() else _empty(made, f"{about.title.lower()} is not on record")
+    made.update_layout(showlegend=len(lines) > 1).update_xaxes(STEPS, range=between)
+    if len(level := np.unique(every[np.isfinite(every)])) == 1 and level[0] > 0:
+        made.update_yaxes(range=[0, 2 * float(level[0])])
+    return made if np.isfinite(every).any() else _empty(made, f"{about.words} is not on record")
 
 
 def norm_angle(run: Recording, *, between: Between | None = None, most: int = LINES) -> go.Figure:

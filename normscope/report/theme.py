@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from normscope.report.markup import clean
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # Okabe and Ito, without their yellow
 DASHES = ("solid", "dash", "dot", "dashdot")  # one more for every round of colours
 WARNING = "#D55E00"
@@ -34,7 +36,7 @@ TEMPLATE = go.layout.Template(
     layout=go.Layout(
         colorway=COLORS,
         font={"family": "system-ui, sans-serif", "size": 13, "color": NEUTRAL},
-        margin={"l": 60, "r": 20, "t": 60, "b": 50},
+        margin={"l": 60, "r": 20, "t": 84, "b": 50},
         hovermode="closest",
         hoverlabel={"align": "left", "font": {"size": 13}},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": NEUTRAL, "activecolor": COLORS[0]},
@@ -57,6 +59,7 @@ def figure(*traces: Any, title: str, x: str, y: str, log_x: bool = False, log_y:
     return go.Figure(traces).update_layout(
         template=TEMPLATE,
         title={"text": title},
+        height=420,
         xaxis={"title": {"text": x}, "type": "log" if log_x else None},
         yaxis={"title": {"text": y}, "type": "log" if log_y else None},
     )
@@ -78,6 +81,7 @@ def label(name: str) -> str:
     >>> label("<b>"), len(label("block." * 100))
     ('&lt;b&gt;', 44)
     """
+    name = clean(name)
     if len(name) > LONGEST_LABEL:
         head = LONGEST_LABEL // 3
         name = f"{name[:head]}…{name[head + 1 - LONGEST_LABEL :]}"
