@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from normscope.recorder.columns import METRICS
 from normscope.recorder.following import FollowedPart
 from normscope.recorder.reading import Run, closed
 from normscope.recorder.store import is_being_written
+from normscope.report.summary import Problem, summarize
 
 QUIET = 120.0  # seconds after which an open run without a lock to ask counts as ended
 LONGEST = 600  # characters of a text
 
-SEVERITY = (  # what ends a training first
-    "loss-not-finite", "exploding-gradient", "variance-collapse", "vanishing-gradient", "growing-", "dead-units",
-    "effective-learning-rate-drift", "running-statistics",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Alert:
-    """An early warning of a run, as text."""
+    """An early warning of a run, as text. affected: how many layers it is about."""
 
     rule: str
     layer: str | None
@@ -36,24 +33,22 @@ class Alert:
 
     @staticmethod
     def of(finding: Mapping[str, Any]) -> Alert:
+        """Of a finding of any form: a run may have been written by anybody."""
         evidence = finding.get("evidence")
         affected = evidence.get("affected", 1) if isinstance(evidence, Mapping) else 1
         layer, step = finding.get("layer"), finding.get("step")
         return Alert(
-            _text(finding.get("rule")), None if layer is None else _text(layer), step if isinstance(step, int) else None,
-            _text(finding.get("message")), _text(finding.get("fix")), affected if isinstance(affected, int) else 1,
+            text(finding.get("rule")), None if layer is None else text(layer), step if isinstance(step, int) else None,
+            text(finding.get("message")), text(finding.get("fix")), affected if isinstance(affected, int) else 1,
         )  # fmt: skip
-
-    @property
-    def severity(self) -> tuple[bool, int]:
-        """Smaller is worse; those that name a layer come first, because they say where to look."""
-        ranks = [rank for rank, rule in enumerate(SEVERITY) if self.rule.startswith(rule)]
-        return self.layer is None, ranks[0] if ranks else len(SEVERITY)
 
 
 @dataclass(frozen=True)
 class Card:
-    """status: live, finished, failed (ended without closing) or error (cannot be read; `error` says why)."""
+    """status: live, finished, failed (ended without closing), error (cannot be read; `error` says why) or waiting (not read yet).
+
+    headline, fine: the report's summary. worst: its first problem that names a layer, else its first.
+    """
 
     id: str
     name: str
@@ -67,6 +62,8 @@ class Card:
     loss: float | None = None
     findings: int = 0
     worst: Alert | None = None
+    headline: str = ""
+    fine: tuple[str, ...] = ()
     updated: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,24 +72,46 @@ class Card:
 
 def card(id: str, name: str, run: Run, updated: float) -> Card:
     """The card of a run that was refreshed just now."""
-    first = run.parts[0]
-    assert isinstance(first, FollowedPart)
-    found = alerts(run)
-    ends = [_integer(first.edge("step", last)) for last in (False, True)]
+    part = run.parts[0]
+    assert isinstance(part, FollowedPart)
+    edges = Edges(name, run.layers, run.findings, part)
+    summary = summarize(edges)
+    problems = sorted(summary.problems, key=lambda problem: problem.layer is None)
+    steps = edges.arrays()["step"].tolist() or [None]
     return Card(
         id,
         name,
         status(run, updated),
-        model=_text(run.manifest.get("model")),
+        model=text(run.manifest.get("model")),
         layers=len(run.layers),
-        rows=first.count,
-        first=ends[0],
-        step=ends[1],
-        loss=_number(first.edge("loss")),
-        findings=len(found),
-        worst=min(found, key=lambda alert: alert.severity, default=None),
+        rows=part.count,
+        first=steps[0],
+        step=steps[-1],
+        loss=_number(part.edge("loss")),
+        findings=len(edges.findings),
+        worst=next((_alert(problem) for problem in problems), None),
+        headline=text(summary.headline),
+        fine=summary.fine,
         updated=updated,
     )
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The first and the last row of a run as a recording: enough for its summary, however long it is."""
+
+    name: str
+    layers: Sequence[Mapping[str, Any]]
+    findings: Sequence[Mapping[str, Any]]
+    part: FollowedPart
+
+    def arrays(self, *columns: str) -> dict[str, np.ndarray]:
+        return {name: self._column(name) for name in ("step", *columns)}
+
+    def _column(self, name: str) -> np.ndarray:
+        rows = [row for last in (False, True) if (row := self.part.edge(name, last)) is not None]
+        width = (len(self.layers),) if name in METRICS else ()
+        return np.stack(rows).reshape(len(rows), *width) if rows else np.empty((0, *width), np.float32)
 
 
 def alerts(run: Run) -> list[Alert]:
@@ -109,16 +128,16 @@ def status(run: Run, updated: float) -> str:
     return "live" if any(recent if held is None else held for held in writing) else "failed"
 
 
-def _integer(value: np.ndarray | None) -> int | None:
-    return None if value is None else int(value[0])
+def text(value: Any) -> str:
+    """Anything as text of bounded length."""
+    made = "" if value is None else str(value)
+    return made if len(made) <= LONGEST else made[: LONGEST - 1] + "…"
+
+
+def _alert(problem: Problem) -> Alert:
+    layer = None if problem.layer is None else text(problem.layer)
+    return Alert(text(problem.rule), layer, problem.step, text(problem.message), text(problem.fix), 1 + problem.others)
 
 
 def _number(value: np.ndarray | None) -> float | None:
-    if value is None or not math.isfinite(float(value[0])):
-        return None
-    return float(value[0])
-
-
-def _text(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return None if value is None or not math.isfinite(float(value[0])) else float(value[0])

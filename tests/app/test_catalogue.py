@@ -19,6 +19,7 @@ from normscope.app import catalogue as catalogues
 from normscope.app.card import Alert, Card
 from normscope.app.catalogue import Catalogue
 from normscope.app.discovery import DEEPEST, discover
+from normscope.report.summary import summarize
 from tests.report.recordings import write_run
 
 NAMES = ["first", "norm", "head"]
@@ -111,13 +112,34 @@ def test_a_card_says_how_far_and_which_layer(tmp_path: Path) -> None:
     assert good.worst is None and good.findings == 0
 
 
-def test_the_worst_finding_names_a_layer_and_ends_training_first() -> None:
-    rules = [("dead-units", "a"), ("loss-not-finite", None), ("exploding-gradient", "b"), ("variance-collapse", "c"), ("new-rule", "d")]
-    alerts = [Alert(rule, layer, 1, "", "") for rule, layer in rules]
-    assert [alert.layer for alert in sorted(alerts, key=lambda alert: alert.severity)] == ["b", "c", "a", "d", None]
+def test_the_summary_is_that_of_the_report(tmp_path: Path) -> None:
+    """A card reads two rows, the report all: they name the same layer in the same words."""
+    for rule, layer in [
+        ("variance-collapse", "norm"),
+        ("loss-not-finite", None),
+        ("growing-weight-product", None),
+        ("new-rule", "head"),
+    ]:
+        write_run(tmp_path / rule, 5, NAMES, finding={**FINDING, "rule": rule, "layer": layer, "evidence": {}})
+    for id, card in cards(Catalogue(tmp_path)).items():
+        whole = summarize(ns.load_run(tmp_path / id))
+        assert (card.headline, card.fine) == (whole.headline, whole.fine)
+        assert card.worst is not None and card.worst.layer == whole.problems[0].layer
 
 
-@pytest.mark.parametrize("finding", [{}, {"rule": 3, "layer": ["x"], "step": "now", "evidence": [1], "message": {"a": 1}, "fix": None}, {"message": "x" * 10**5}])
+def test_of_several_findings_one_that_names_a_layer_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 5, NAMES, finding=FINDING)
+    with (tmp_path / "a" / "events.jsonl").open("a") as file:
+        for rule, layer in [("loss-not-finite", None), ("exploding-gradient", "head"), ("dead-units", "first")]:
+            file.write(json.dumps({**FINDING, "kind": "finding", "time": 1.0, "rule": rule, "layer": layer}) + "\n")
+    card = cards(Catalogue(tmp_path))["a"]
+    assert card.worst is not None and (card.worst.layer, card.findings) == ("head", 4)
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [{}, {"rule": 3, "layer": ["x"], "step": "now", "evidence": [1], "message": {"a": 1}, "fix": None}, {"message": "x" * 10**5}],
+)
 def test_a_finding_of_any_form_becomes_text(finding: dict[str, Any]) -> None:
     alert = Alert.of(finding)
     assert all(isinstance(text, str) and len(text) < 1000 for text in (alert.rule, alert.message, alert.fix))
@@ -141,7 +163,11 @@ for step in range(1, 10**6):
 
 def test_live_until_killed_then_failed(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ns.__file__).parents[1]
+        [sys.executable, "-c", WRITER, tmp_path / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(ns.__file__).parents[1],
     )
     assert process.stdin is not None and process.stdout is not None
     try:

@@ -27,7 +27,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("base")
     write_run(base / "runs" / "bad", 30, NAMES, finding=FINDING)
     write_run(base / "runs" / "good", 20, NAMES, seed=1)
-    write_run(base / "runs" / "hostile", 5, [HOSTILE, "javascript:alert(1)", HOSTILE], finding={**FINDING, "layer": HOSTILE, "message": HOSTILE})
+    write_run(
+        base / "runs" / "hostile",
+        5,
+        [HOSTILE, "javascript:alert(1)", HOSTILE],
+        finding={**FINDING, "layer": HOSTILE, "message": HOSTILE},
+    )
     (base / "secret.json").write_text('{"secret": "do not tell"}')
     return base / "runs"
 
@@ -157,7 +162,9 @@ def test_names_come_as_data_never_as_markup(here: TestClient) -> None:
 def test_the_page_builds_nodes_not_markup() -> None:
     for path in STATIC.glob("*.js"):
         text = path.read_text()
-        assert not any(word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function")), path
+        assert not any(
+            word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function")
+        ), path
     page = (STATIC / "index.html").read_text()
     assert "http" not in page.replace("http-equiv", "") and "<script>" not in page and " style=" not in page
 
@@ -180,7 +187,18 @@ def test_loopback_names_are_answered(host: str, here: TestClient) -> None:
     assert here.get("/", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "127.0.0.1@evil", "[::1].evil"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8321",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:80",
+        "",
+        "127.0.0.1@evil",
+        "[::1].evil",
+    ],
+)
 def test_other_names_are_refused(host: str, here: TestClient) -> None:
     """DNS rebinding: a page of evil.example whose name now resolves to 127.0.0.1."""
     for path in ("/", "/api/runs", "/static/main.js"):
@@ -188,7 +206,14 @@ def test_other_names_are_refused(host: str, here: TestClient) -> None:
 
 
 def test_every_answer_has_the_headers(here: TestClient) -> None:
-    answers = [here.get("/"), here.get("/static/main.js"), here.get("/api/runs"), here.get("/none"), here.post("/"), here.get("/", headers={"host": "x"})]
+    answers = [
+        here.get("/"),
+        here.get("/static/main.js"),
+        here.get("/api/runs"),
+        here.get("/none"),
+        here.post("/"),
+        here.get("/", headers={"host": "x"}),
+    ]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self'" in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy

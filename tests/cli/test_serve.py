@@ -44,7 +44,12 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "normscope", "serve", str(tmp_path), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normscope", "serve", str(tmp_path), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         address = process.stdout.readline().split(" at ")[1].split()[0]

@@ -212,7 +212,9 @@ def test_a_damaged_header_gives_a_layout_inside_its_message_or_an_input_error(da
     message = bytearray(record_batch([row(0)], schema(LAYERS)).serialize())
     header = message[: len(message) - pa.ipc.read_message(bytes(message)).body.size]
     place = data.draw(st.integers(8, len(header) - 8))
-    header[place : place + 8] = data.draw(st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\x80" * 8, b"\1\0\0\0" * 2]))
+    header[place : place + 8] = data.draw(
+        st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", b"\x80" * 8, b"\1\0\0\0" * 2])
+    )
     try:
         layout = batch_layout(bytes(header))
     except ns.InputError:
@@ -266,7 +268,15 @@ def test_a_manifest_that_is_none_is_an_input_error(case: str, tmp_path: Path) ->
 
 
 def test_lines_that_are_no_events_are_counted_not_shown(tmp_path: Path) -> None:
-    lines = [b'{"kind": "note", "time": 1, "message": "fine"}', b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"kind": 3, "time": 1}', b'"text"', b""]
+    lines = [
+        b'{"kind": "note", "time": 1, "message": "fine"}',
+        b"[1]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"kind": 3, "time": 1}',
+        b'"text"',
+        b"",
+    ]
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines) + b'\n{"kind": "torn"')
     part = refreshed(tmp_path).parts[0]
     assert isinstance(part, FollowedPart)

@@ -29,9 +29,15 @@ function verdict(card) {
     return element("div", { class: "verdict bad" }, element("h2", {}, "Cannot be read"), element("p", {}, card.error), about);
   }
   if (!worst) {
-    const so = card.step === null ? "Nothing is recorded yet" : "No layer stands out";
-    const detail = card.step === null ? "The first row is written after the first optimizer step." : `No warning up to step ${integer(card.step)}.`;
-    return element("div", { class: "verdict good" }, element("h2", {}, so), element("p", {}, detail), about);
+    const empty = card.step === null;
+    return element(
+      "div",
+      { class: `verdict ${empty ? "" : "good"}` },
+      element("h2", {}, empty ? "Nothing is recorded yet" : "No warnings"),
+      element("p", {}, empty ? "The first row is written after the first optimizer step." : card.headline),
+      fine(card),
+      about,
+    );
   }
   const others = [worst.affected > 1 && `${plural(worst.affected - 1, "other layer")} too`, card.findings > 1 && `${plural(card.findings - 1, "more finding")} below`];
   return element(
@@ -40,8 +46,13 @@ function verdict(card) {
     element("h2", {}, worst.layer ? "Look at " : "Look at the whole network", worst.layer && element("code", {}, worst.layer)),
     element("p", {}, `${capital(worst.message)}${worst.step === null ? "" : ` (since step ${integer(worst.step)})`}.`),
     worst.fix && element("p", {}, element("b", {}, "Try: "), `${worst.fix}.`),
+    fine(card),
     element("p", { class: "where" }, [card.name, worst.rule, ...others].filter(Boolean).join(" · ")),
   );
+}
+
+function fine(card) {
+  return card.fine.length > 0 && element("details", {}, element("summary", {}, "What is fine"), element("ul", {}, card.fine.map((sentence) => element("li", {}, sentence))));
 }
 
 export function drawFindings(details) {
