@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -81,34 +82,36 @@ def serve(
         )
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii()):
         raise InputError(f"a token has at least {SHORTEST_TOKEN} characters, all of them ASCII")
-    listening = _listening(host, port)
-    server = uvicorn.Server(
-        uvicorn.Config(application(root, token), log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    with listening(host, port) as taken:
+        name = f"[{host}]" if ":" in host else host
+        ready(f"http://{name}:{taken.getsockname()[1]}/" + ("?token=…" if token else ""))
+        with suppress(KeyboardInterrupt):  # uvicorn has closed all connections by then
+            server(root, token).run(sockets=[taken])
+
+
+def server(root: Path, token: str | None = None) -> uvicorn.Server:
+    """The application in a server that says nothing and leaves within two seconds."""
+    settings = uvicorn.Config(
+        application(root, token), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
     )
-    name = f"[{host}]" if ":" in host else host
-    ready(f"http://{name}:{listening.getsockname()[1]}/" + ("?token=…" if token else ""))
-    try:
-        server.run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn has closed all connections, then says why
-        pass
-    finally:
-        listening.close()
+    return uvicorn.Server(settings)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        made = socket.socket(family, kind, protocol)
     except OSError as error:
         raise InputError(f"cannot listen on {host}: {error.strerror or error}") from error
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(128)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(128)
     except OSError as error:
-        listening.close()
+        made.close()
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port (0 takes a free one)") from error
-    return listening
+    return made
 
 
 # answers -------------------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class Panel {
   describe({ title, question, range, onClick = null }) {
     Object.assign(this, { question, range, onClick });
     this.heading.textContent = title;
+    this.table.name(title);
     this.plot.setAttribute("aria-label", `${title}: figure; its numbers are in the table below it`);
   }
 

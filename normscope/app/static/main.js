@@ -38,13 +38,13 @@ async function drawView() {
     return;
   }
   drawVerdict(chosen);
-  const readable = chosen.filter((card) => card.status !== "error" && card.status !== "waiting");
+  const readable = chosen.filter((card) => card.step !== null); // an unreadable run has no step, nor has one without rows
   byId("view").hidden = readable.length === 0;
   byId("metric").value = metricOf(chosen);
   try {
     const details = await detailsOf(readable);
     const layers = await filtered(details);
-    if (turn !== drawing) return;
+    if (turn !== drawing || details.length === 0) return;
     drawFindings(details);
     drawSettings(details);
     arrange(byId("figures"), panelsOf(details, layers, metricOf(chosen)));

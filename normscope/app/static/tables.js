@@ -5,7 +5,7 @@ import { element, integer, number } from "./element.js";
 import { layerButton } from "./findings.js";
 
 export function tableOf(question) {
-  const place = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" });
+  const place = element("div", { class: "scroll", tabindex: "0", role: "region" });
   const details = element("details", { class: "table" }, element("summary", {}, "As a table"), place);
   const fill = async () => {
     if (!details.open) return;
@@ -16,7 +16,7 @@ export function tableOf(question) {
     }
   };
   details.addEventListener("toggle", fill);
-  return { details, fill };
+  return { details, fill, name: (title) => place.setAttribute("aria-label", `Table of ${title}`) };
 }
 
 function drawn({ caption, columns, rows }, metric) {
