@@ -20,6 +20,7 @@ from normscope.recorder.reading import Run
 
 AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
 OFTEN = 0.4  # seconds between refreshes
+MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -60,6 +61,7 @@ class Catalogue:
         self.version = 0
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
+        self._readers = threading.Semaphore(MOST_READERS)
         self._last = -OFTEN
 
     def changes(self, since: int = -1) -> Changes:
@@ -84,7 +86,7 @@ class Catalogue:
             if unknown:
                 raise InputError(f"no run {unknown[0][:200]!r} here: reload the list of runs")
             entries = {id: self._entries[id] for id in sorted(set(ids))}
-        with ExitStack() as held:
+        with self._readers, ExitStack() as held:
             for entry in entries.values():
                 held.enter_context(entry.lock)
                 if entry.card.status == "error":

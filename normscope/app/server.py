@@ -53,7 +53,7 @@ def application(root: Path, token: str | None = None) -> Starlette:
     def table(request: Request) -> Any:
         question = views.Question.parse(request.query_params)
         with catalogue.reading(request.query_params.getlist("run")) as found:
-            return views.table(found, question).to_dict()
+            return views.table(request.query_params.get("kind", "heatmap"), found, question).to_dict()
 
     def quantities(request: Request) -> Any:
         return views.quantities()

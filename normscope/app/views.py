@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from normscope.app.card import alerts
 from normscope.core.errors import InputError
-from normscope.recorder.columns import METRICS, SCALARS
+from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
 from normscope.recorder.reading import Run
 from normscope.report.quantities import quantity
 from normscope.report.runs import Scale, heatmap, layer_series, norm_angle, products, series
@@ -95,8 +95,7 @@ def _number(given: Mapping[str, str], name: str) -> float:
 
 def figure(kind: str, runs: Sequence[Run], question: Question) -> go.Figure:
     """heatmap, products and norm_angle are of the first run; heatmap takes its colours' scale from all."""
-    if not 1 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"choose between 1 and {MOST_RUNS} runs")
+    _check(runs)
     between, columns = question.between, question.columns
     if kind == "heatmap":
         metric = question.of_metric()
@@ -114,6 +113,11 @@ def figure(kind: str, runs: Sequence[Run], question: Question) -> go.Figure:
     raise InputError(f"no figure {kind[:50]!r}: choose from {', '.join(FIGURES)}")
 
 
+def _check(runs: Sequence[Run]) -> None:
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise InputError(f"choose between 1 and {MOST_RUNS} runs")
+
+
 # tables --------------------------------------------------------------------------------------------------------------
 
 
@@ -129,9 +133,17 @@ class Table:
         return asdict(self)
 
 
-def table(runs: Sequence[Run], question: Question) -> Table:
-    """Of a metric: first, last, least and greatest value a layer of the first run. Of a number: values of every run over steps."""
-    return _layer_table(runs[0], question) if question.of in METRICS else _step_table(runs, question)
+def table(kind: str, runs: Sequence[Run], question: Question) -> Table:
+    """What a figure of this kind shows: of layers first, last, least and greatest values of the first run, else a few steps."""
+    _check(runs)
+    if kind == "products":
+        arrays = runs[0].arrays(*PRODUCTS)
+        columns = [(quantity(name).axis, arrays["step"], arrays[name]) for name in PRODUCTS]
+        return _step_table(f"Products over depth, {runs[0].name}", columns, question)
+    if question.of in METRICS:
+        return _layer_table(runs[0], question)
+    read = [(run.name, run.arrays(question.of)) for run in runs]
+    return _step_table(quantity(question.of).axis, [(name, found["step"], found[question.of]) for name, found in read], question)
 
 
 def _layer_table(run: Run, question: Question) -> Table:
@@ -154,14 +166,14 @@ def _layer_table(run: Run, question: Question) -> Table:
     return Table(f"{quantity(question.of).axis}, {run.name}", columns, rows)
 
 
-def _step_table(runs: Sequence[Run], question: Question) -> Table:
-    read = [run.arrays(question.of) for run in runs]
-    steps = np.unique(np.concatenate([arrays["step"] for arrays in read]))
+def _step_table(caption: str, columns: Sequence[tuple[str, np.ndarray, np.ndarray]], question: Question) -> Table:
+    """columns: name, steps, values."""
+    steps = np.unique(np.concatenate([steps for _, steps, _ in columns]))
     if question.between is not None:
         steps = steps[(steps >= question.between[0]) & (steps <= question.between[1])]
     shown = steps[np.unique(np.linspace(0, len(steps) - 1, TABLE_ROWS).round().astype(int))] if len(steps) else steps
-    rows = [[int(step), *(_at(arrays["step"], arrays[question.of], step) for arrays in read)] for step in shown]
-    return Table(quantity(question.of).axis, ("step", *(run.name for run in runs)), rows)
+    rows = [[int(step), *(_at(steps, values, step) for _, steps, values in columns)] for step in shown]
+    return Table(caption, ("step", *(name for name, _, _ in columns)), rows)
 
 
 def _at(steps: np.ndarray, values: np.ndarray, step: int) -> float | None:

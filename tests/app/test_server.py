@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import normscope as ns
 from normscope.app.server import STATIC, application
 from normscope.app.views import FIGURES, Question, parse_ranges
-from normscope.recorder.columns import METRICS, SCALARS
+from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
 from tests.app.test_catalogue import FINDING, NAMES
 from tests.report.recordings import write_run
 
@@ -94,6 +94,8 @@ def test_a_table_holds_the_numbers_of_its_figure(here: TestClient, root: Path) -
         column = values[:, index]
         assert (name, first, last, least, greatest) == (NAMES[index], column[0], column[-1], column.min(), column.max())
         assert (at_least, at_greatest) == (column.argmin() + 1, column.argmax() + 1)
+    products = here.get("/api/table", params={"kind": "products", "run": "bad"}).json()
+    assert len(products["columns"]) == 1 + len(PRODUCTS) and products["rows"][0][0] == 1
     loss = here.get("/api/table", params={"of": "loss", "run": ["bad", "good"]}).json()
     assert loss["columns"] == ["step", "bad", "good"] and loss["rows"][-1][0] == 30 and loss["rows"][-1][2] is None
 
@@ -131,7 +133,7 @@ WRONG = [
     ("figure", {"run": "good", "from": "9", "to": "3"}, "before"), ("figure", {"run": "good", "columns": "inf"}, "finite"),
     ("figure", {"run": "good", "columns": "-5"}, None), ("figure", {"run": "good", "kind": "heatmap", "of": "loss"}, "not a quantity of layers"),
     ("figure", {"run": "good", "kind": "series", "of": "angle"}, None), ("runs", {"since": "x"}, "version"), ("runs", {"since": "9" * 30}, "version"),
-    ("table", {"of": "loss"}, None), ("run", {"run": ["good", "none"]}, "no run"),
+    ("table", {"of": "loss"}, "between 1 and"), ("run", {"run": ["good", "none"]}, "no run"),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import { isDark, onTheme } from "./theme.js";
 import { show, view } from "./view.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+const LINES_HEIGHT = 300; // pixels
 const SHARE = 4; // a figure is asked for again after this many times the time that it took: the page stays awake
 
 let loading = null;
@@ -21,7 +22,7 @@ function plotly() {
 
 const panels = new Map(); // key → Panel
 
-// wanted: [{ key, title, question, range, onClick }]; draws them in this order, keeps those that stay
+// wanted: [{ key, title, question, range, onClick }], range: the steps shown, null where the axis has none; draws them in this order, keeps those that stay
 export function arrange(place, wanted) {
   const keys = new Set(wanted.map(({ key }) => key));
   for (const [key, panel] of panels) {
@@ -37,6 +38,11 @@ export function arrange(place, wanted) {
     if (place.children[index] !== panel.node) place.insertBefore(panel.node, place.children[index] ?? null);
     panel.refresh();
   });
+}
+
+export function scrollTo(prefix) {
+  const panel = [...panels.entries()].find(([key]) => key.startsWith(prefix))?.[1];
+  panel?.node.scrollIntoView({ block: "nearest" });
 }
 
 class Panel {
@@ -106,9 +112,9 @@ class Panel {
       hoverlabel: { ...layout.hoverlabel, bgcolor: isDark() ? "#21262d" : "#ffffff", font: { color: colour } },
       margin: { ...layout.margin, t: layout.showlegend ? 40 : 12 },
       yaxis: { ...layout.yaxis, fixedrange: true, ...(layout.yaxis.type === "category" ? rows(figure) : {}) },
-      height: layout.yaxis.type === "category" ? layout.height : 300,
-      xaxis: { ...layout.xaxis, range: [...this.range], autorange: false },
-      dragmode: "zoom",
+      height: layout.yaxis.type === "category" ? layout.height : LINES_HEIGHT,
+      xaxis: this.range ? { ...layout.xaxis, range: [...this.range], autorange: false } : { ...layout.xaxis, fixedrange: true },
+      dragmode: this.range ? "zoom" : false,
     });
     await library.react(this.plot, figure.data, layout, CONFIG);
     if (first) {
@@ -120,14 +126,14 @@ class Panel {
 
   point(event) {
     const axis = this.plot._fullLayout?.xaxis;
-    if (!axis) return;
+    if (!axis || !this.range) return;
     const inside = event.clientX - this.plot.getBoundingClientRect().left - axis._offset;
     moveCursors(inside >= 0 && inside <= axis._length ? axis.p2d(inside) : null);
   }
 
   moveCursor(step) {
     const axis = this.plot._fullLayout?.xaxis;
-    const inside = step === null || !axis ? -1 : axis.d2p(step);
+    const inside = step === null || !axis || !this.range ? -1 : axis.d2p(step);
     this.cursor.hidden = !(inside >= 0 && inside <= axis?._length);
     if (this.cursor.hidden) return;
     this.cursor.style.transform = `translateX(${axis._offset + inside}px)`;

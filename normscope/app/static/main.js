@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { cards, chosen as chosenCards, draw as drawCards, update } from "./cards.js";
 import { byId, element, plural } from "./element.js";
-import { arrange, between } from "./figures.js";
+import { arrange, between, scrollTo } from "./figures.js";
 import { matching, ranges } from "./filter.js";
 import { drawFindings, drawSettings, drawVerdict, quantityOf } from "./findings.js";
 import { start as startTheme } from "./theme.js";
@@ -27,7 +27,8 @@ async function detailsOf(readable) {
   return runs.map((details, index) => ({ card: readable[index], ...details }));
 }
 
-async function drawView() {
+// asked: whether somebody has just asked for a layer
+async function drawView(asked = false) {
   const turn = ++drawing;
   const chosen = chosenCards();
   const none = cards.size === 0;
@@ -48,6 +49,7 @@ async function drawView() {
     drawFindings(details);
     drawSettings(details);
     arrange(byId("figures"), panelsOf(details, layers, metricOf(chosen)));
+    if (asked) scrollTo("layer");
   } catch (error) {
     if (turn === drawing) byId("filter-state").textContent = error.message;
   }
@@ -81,7 +83,7 @@ function panelsOf(details, layers, metric) {
     key: `heatmap ${card.id}`,
     title: several ? `${title} · ${card.name}` : title,
     question: () => ({ kind: "heatmap", of: metric, run: [card.id, ...ids.filter((id) => id !== card.id)], layers: ranges(layers[index]), ...steps }),
-    onClick: ({ pointNumber, y }) => show({ layer: every.find(({ name }) => name === y)?.name ?? every[layers[index][pointNumber?.[0]]]?.name ?? "" }, { keep: true }),
+    onClick: ({ y }) => every.some(({ name }) => name === y) && show({ layer: y }, { keep: true }),
   }));
   details.forEach(({ card, layers: every }) => {
     const named = view.layer || (quantityOf(card.worst) === metric && card.worst?.layer);
@@ -95,8 +97,9 @@ function panelsOf(details, layers, metric) {
   });
   panels.push({ key: "loss", title: titles.scalars.loss, question: () => ({ kind: "series", of: "loss", run: ids, ...steps }) });
   if (several) panels.push({ key: "weights", title: titles.scalars.log10_weight_product, question: () => ({ kind: "series", of: "log10_weight_product", run: ids, ...steps }) });
-  else panels.push({ key: "products", title: "Products over depth", question: () => ({ kind: "products", of: "log10_weight_product", run: ids, ...steps }) });
-  return panels.map((panel) => ({ ...panel, range }));
+  else panels.push({ key: "products", title: "Products over depth", question: () => ({ kind: "products", run: ids, ...steps }) });
+  if (!several) panels.push({ key: "norm_angle", title: "Norm and rotation of scale-free weights", range: null, question: () => ({ kind: "norm_angle", of: "angle", run: ids, ...steps }) });
+  return panels.map((panel) => ({ range, ...panel }));
 }
 
 function extent(shown) {
@@ -177,7 +180,7 @@ async function start() {
   onView((before) => {
     fillControls();
     if (before.runs !== view.runs) drawCards();
-    if (before.theme === view.theme) drawView();
+    if (before.theme === view.theme) drawView(view.layer !== "" && before.layer !== view.layer);
   });
   if (matchMedia("(max-width: 860px)").matches) byId("run-list").open = false;
   fillControls();
