@@ -17,7 +17,7 @@ from tests.browser.chromium import chromium
 from tests.browser.planted import train
 
 LARGEST = 200_000  # bytes of a picture
-SIZE = {"width": 1280, "height": 1080}
+SIZE = {"width": 1100, "height": 920}
 
 
 def main(directory: Path) -> None:
