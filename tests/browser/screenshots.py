@@ -18,6 +18,7 @@ from tests.browser.planted import train
 
 LARGEST = 200_000  # bytes of a picture
 SIZE = {"width": 1100, "height": 920}
+TALLEST, MARGIN = 1200, 12  # pixels
 
 
 def main(directory: Path) -> None:
@@ -48,7 +49,9 @@ def photograph(browser: Any, page: Path, scheme: str, out: Path) -> None:
     view = browser.new_page(viewport=SIZE, color_scheme=scheme)
     view.goto(page.as_uri())
     view.wait_for_selector("html[data-drawn]")
-    view.screenshot(path=out)
+    bottom = view.locator("figure").first.evaluate("figure => figure.getBoundingClientRect().bottom")
+    height = bottom + MARGIN if bottom < TALLEST else SIZE["height"]  # with the first figure, where it is near
+    view.screenshot(path=out, full_page=True, clip={"x": 0, "y": 0, "width": SIZE["width"], "height": height})
     view.close()
     if out.stat().st_size > LARGEST:
         raise SystemExit(f"{out} is larger than {LARGEST} bytes")
