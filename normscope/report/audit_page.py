@@ -70,7 +70,8 @@ def _verdict(audit: Audit, findings: Findings | None) -> Markup:
     if not bracket.upper.finite:
         wrong.insert(0, f"No finite bound holds for all inputs: {bracket.reason}. A region would help: pass region=.")
     remedies = [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
-    fine = [f"{len(findings.checked)} checks of the doctor ran."] if findings is not None and not wrong else []
+    checked = 0 if findings is None or wrong else len(findings.checked)
+    fine = [f"{checked} checks of the doctor found no error and nothing to warn of."] if checked else []
     return element(
         "article",
         element("p", _headline(audit, shared), class_="headline"),

@@ -67,8 +67,8 @@ class Page:
         top = element(
             "header",
             element("h1", title),
-            element("nav", element("ul", links), aria_label="Sections"),
             element("button", "Light or dark", id="scheme", type="button", hidden=True),
+            element("nav", element("ul", links), aria_label="Sections"),
         )
         packed = json.dumps({"figures": self.figures, "schemes": SCHEMES, "config": CONFIG}, separators=(",", ":"))
         data = [

@@ -122,7 +122,7 @@ def _comparison(together: Sequence[tuple[str, Snapshot, Summary]]) -> Markup:
         values = [run.arrays(column)[column] for _, run, _ in together]
         if any(np.isfinite(own).any() for own in values):
             rows.append([f"{quantity(column).axis}, last", *(number(_last(own)) for own in values)])
-    return table(["", *(name for name, _, _ in together)], rows, "The runs side by side")
+    return table(["value", *(name for name, _, _ in together)], rows, "The runs side by side")
 
 
 # figures -------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _layers_table(run: Snapshot, metric: str, caption: str) -> Markup:
 def _numbers_table(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], caption: str) -> Markup:
     """First, least, greatest and last value of every line, with the steps of the two in the middle."""
     rows = [[name, *_extremes(steps, values)] for name, (steps, values) in lines.items()]
-    return table(["", "first", "least", "at step", "greatest", "at step", "last"], rows, caption)
+    return table(["name", "first", "least", "at step", "greatest", "at step", "last"], rows, caption)
 
 
 def _extremes(steps: np.ndarray, values: np.ndarray) -> list[str]:

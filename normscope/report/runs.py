@@ -87,7 +87,7 @@ def heatmap(
     made = figure(*traces, *_marks(run, places, between), title=about.axis, x="step", y="layer")
     height = min(max(LEAST_HEIGHT, 140 + ROW_HEIGHT * len(chosen)), MOST_HEIGHT)
     made.update_layout(height=height, showlegend=False, yaxis={"autorange": "reversed", "type": "category", "showgrid": False})
-    made.update_xaxes(STEPS, showgrid=False, range=between)
+    made.update_xaxes(STEPS, showgrid=False, zeroline=False, range=between or _extent(sampled.positions))
     return made if chosen else _empty(made, f"no layer has {about.words} on record")
 
 
@@ -136,6 +136,15 @@ def _cells(sampled: SampledMatrix, names: Sequence[str], about: Quantity, scale:
         hovertext=_compact(sampled.steps.T), customdata=sampled.values.T.astype(np.float32), hoverongaps=False,
         hovertemplate="<b>%{y}</b><br>step %{hovertext}<br>" + about.title + " %{customdata:.6~g}<extra></extra>",
     )  # fmt: skip
+
+
+def _extent(positions: np.ndarray) -> list[float] | None:
+    """From the left edge of the first column to the right edge of the last."""
+    if len(positions) < 2:
+        return None
+    first, second, *_ = positions
+    *_, before, last = positions
+    return [float(first - (second - first) / 2), float(last + (last - before) / 2)]
 
 
 def _compact(steps: np.ndarray) -> np.ndarray:

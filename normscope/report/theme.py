@@ -30,6 +30,7 @@ AXIS = {
     "zerolinecolor": "rgba(127,127,127,0.5)",
     "automargin": True,
     "exponentformat": "power",
+    "title": {"standoff": 10},
 }
 STEPS = {"tickformat": ",d"}  # of an axis of training steps
 TEMPLATE = go.layout.Template(

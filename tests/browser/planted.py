@@ -41,6 +41,8 @@ def network(normalized: bool = True, bad: float = 1e-3) -> Network:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     with torch.no_grad():
         model.get_submodule(BAD).linear.weight.mul_(bad)
     return model
