@@ -79,9 +79,10 @@ def heatmap(
     layers: positions in `run.layers`. between: steps to show. scale: of the colours, to compare runs (`Scale.shared`).
     """
     steps, values = _rows(run, metric, between)
-    chosen = [index for index in (range(values.shape[1]) if layers is None else layers) if np.isfinite(values[:, index]).any()]
+    every, recorded = range(values.shape[1]), np.isfinite(values).any(axis=0)
+    chosen = [index for index in (every if layers is None else layers) if recorded[index]]
     about, shown = quantity(metric), labels(run.layers[index]["name"] for index in chosen)
-    sampled = sample_matrix(steps, values[:, chosen], columns)
+    sampled = sample_matrix(steps, values if chosen == list(every) else values[:, chosen], columns)
     traces = [_cells(sampled, shown, about, scale or Scale.of(sampled.values, about.signed))] if chosen else []
     places = {run.layers[index]["name"]: shown[row] for row, index in enumerate(chosen)}
     made = figure(*traces, *_marks(run, places, between), title=about.axis, x="step", y="layer")

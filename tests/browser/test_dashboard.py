@@ -145,7 +145,9 @@ def test_runs_are_compared(opened: Open) -> None:
     page.wait_for_selector('[data-key="heatmap second"] .main-svg')
     until(page, "document.querySelector('[data-key=loss] .plot').data?.length === 2")
     assert query(page)["run"] == ["first", "second"]
-    scales = page.evaluate("[...document.querySelectorAll('[data-key^=heatmap] .plot')].map(({ data: [{ zmin, zmax }] }) => `${zmin} ${zmax}`)")
+    scales = page.evaluate(
+        "[...document.querySelectorAll('[data-key^=heatmap] .plot')].map(({ data: [{ zmin, zmax }] }) => `${zmin} ${zmax}`)"
+    )
     assert len(scales) == 2 and len(set(scales)) == 1
     page.get_by_label("Compare first").uncheck()
     until(page, "document.querySelectorAll('[data-key^=heatmap]').length === 1")
@@ -183,10 +185,21 @@ def test_an_address_brings_the_view_back(opened: Open) -> None:
     assert rows(page, "second") == ["block1.conv", "block1.norm"]
     assert page.evaluate("document.querySelector('.plot').layout.xaxis.range") == [20, 60]
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert sorted(page.evaluate("[...document.querySelectorAll('.card input:checked')].map((box) => box.ariaLabel)")) == ["Compare first", "Compare second"]
+    assert sorted(page.evaluate("[...document.querySelectorAll('.card input:checked')].map((box) => box.ariaLabel)")) == [
+        "Compare first",
+        "Compare second",
+    ]
 
 
-@pytest.mark.parametrize("query", ["?run=nowhere", "?run=first&metric=evil&from=x&to=NaN&layer=none&theme=pink", "?run=first&from=60&to=20", "?run=first&filter=%FF%00"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?run=nowhere",
+        "?run=first&metric=evil&from=x&to=NaN&layer=none&theme=pink",
+        "?run=first&from=60&to=20",
+        "?run=first&filter=%FF%00",
+    ],
+)
 def test_an_address_of_any_form_is_shown(query: str, opened: Open, address: str) -> None:
     page, _ = opened("")
     page.goto(address + query)
@@ -235,9 +248,21 @@ def test_everything_by_keyboard(opened: Open) -> None:
     reached: dict[str, int] = {}
     for count in range(60):
         page.keyboard.press("Tab")
-        reached.setdefault(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || document.activeElement.textContent.slice(0, 40)"), count)
+        reached.setdefault(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.ariaLabel || document.activeElement.textContent.slice(0, 40)"
+            ),
+            count,
+        )
     assert {"theme", "find", "metric", "filter", "from", "to", "Compare second", "second", "As a table"} <= reached.keys()
-    assert reached["theme"] < reached["find"] < reached["Compare second"] < reached["metric"] < reached["filter"] < reached["As a table"]
+    assert (
+        reached["theme"]
+        < reached["find"]
+        < reached["Compare second"]
+        < reached["metric"]
+        < reached["filter"]
+        < reached["As a table"]
+    )
     page.focus("[aria-label='Compare second']")
     page.keyboard.press("Space")
     page.wait_for_selector('[data-key="heatmap second"]')
@@ -282,7 +307,11 @@ def test_a_training_is_followed_as_it_runs(opened: Open, tmp_path: Path) -> None
     with served(tmp_path / "runs") as at:
         page, _ = opened("", at)
         assert "No runs here yet" in page.locator("#verdict").inner_text()
-        process = subprocess.Popen([sys.executable, "-m", "tests.browser.training", str(tmp_path / "runs" / "now")], stdin=subprocess.PIPE, cwd=Path(ns.__file__).parents[1])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.browser.training", str(tmp_path / "runs" / "now")],
+            stdin=subprocess.PIPE,
+            cwd=Path(ns.__file__).parents[1],
+        )
         try:
             page.set_default_timeout(60_000)
             page.wait_for_selector(".card.live")
@@ -312,7 +341,9 @@ def test_a_finding_appears_when_it_is_written(opened: Open, tmp_path: Path) -> N
     with served(tmp_path) as at:
         page, _ = opened("", at)
         page.wait_for_selector("#verdict :text('No warnings')")
-        writer.event("finding", rule="dead-units", step=1, layer="layer4", evidence={}, message="most units are off", fix="wake them")
+        writer.event(
+            "finding", rule="dead-units", step=1, layer="layer4", evidence={}, message="most units are off", fix="wake them"
+        )
         page.wait_for_selector("#verdict code:text('layer4')")
         assert "wake them" in page.locator("#findings").inner_text()
         writer.close()

@@ -21,16 +21,17 @@ export function tableOf(question) {
 
 function drawn({ caption, columns, rows }, metric) {
   const steps = new Set(columns.flatMap((name, index) => (name.endsWith("step") ? [index] : [])));
+  const words = new Set(columns.flatMap((name, index) => (["layer", "kind"].includes(name) ? [index] : [])));
   const cell = (value, index) => {
     if (steps.has(index)) return element("td", { class: "number" }, integer(value));
-    if (typeof value === "number" || value === null) return element("td", { class: "number" }, number(value));
+    if (!words.has(index)) return element("td", { class: "number" }, number(value));
     return columns[index] === "layer" ? element("th", { scope: "row" }, layerButton(value, metric)) : element("td", {}, value);
   };
   return element(
     "table",
     {},
     element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, columns.map((name) => element("th", { scope: "col" }, name)))),
+    element("thead", {}, element("tr", {}, columns.map((name, index) => element("th", { scope: "col", class: words.has(index) ? "" : "number" }, name)))),
     element("tbody", {}, rows.map((row) => element("tr", {}, row.map(cell)))),
   );
 }
