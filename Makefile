@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-full bench lint types docs clean
+.PHONY: demo test test-full bench lint types docs browser screenshots clean
 
 .venv/user: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,10 +26,19 @@ lint: .venv/dev
 types: .venv/dev
 	$(BIN)/mypy
 
-test: lint types
+# the browser tests drive Debian's Chromium; without it they are skipped, with the reason
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& { apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } \
+		|| echo "no Chromium here, and none could be installed: browser tests are skipped"
+
+screenshots: .venv/dev browser
+	$(BIN)/python -m tests.browser.screenshots docs/images
+
+test: lint types browser
 	$(BIN)/pytest -q -n $(WORKERS)
 
-test-full: .venv/dev
+test-full: .venv/dev browser
 	$(BIN)/pytest -q -n $(WORKERS) -m 'full or not full'
 
 bench: .venv/dev

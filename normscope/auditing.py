@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch.export import ExportedProgram
@@ -26,7 +25,7 @@ from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
-from normscope.core.rendering import WIDTH, Rendered
+from normscope.core.rendering import Rendered
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
 
@@ -98,10 +97,19 @@ class Audit(Rendered):
         return text
 
     def to_html(self, path: str | Path) -> None:
-        """The printed report as one page that needs no network."""
-        console = Console(record=True, width=WIDTH, file=io.StringIO())
-        console.print(self.render())
-        Path(path).write_text(console.export_html(inline_styles=True))
+        """The report as one page that needs no network: a summary in words, figures, ledger, findings and certificate."""
+        from normscope.report.audit_page import audit_report
+
+        Path(path).write_text(audit_report(self), encoding="utf-8")
+
+    def figure(self, name: str = "depth") -> Any:
+        """A Plotly figure: "depth", how the bracket builds up, or "graph", the layers by their share of log(upper)."""
+        from normscope.report.audits import depth_profile, model_graph
+
+        drawn = {"depth": depth_profile, "graph": model_graph}
+        if name not in drawn:
+            raise InputError(f"no figure {name!r}: choose from {', '.join(drawn)}")
+        return drawn[name](self)
 
     def render(self) -> RenderableType:
         """The report as a rich renderable that fits 100 columns."""
@@ -173,10 +181,10 @@ def audit(
     above = upper(graph, report, region)
     call = Call.of(example)
     batches: Iterable[Call] = [call] if data is None or graph.whole_batch else calls(data, call)
-    rows = ledgers.ledger(graph, above, batches)
     if report is not None:
         report("searching for the lower bound", 0, 1)
     found = bracket(graph, above, call, region, data, effort, generator)
+    rows = ledgers.ledger(graph, above, batches, found.witness)
     return Audit(
         model=type(model).__name__,
         mode=mode,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from normscope.certify.depth import separation_along, upper_along
 from normscope.certify.fold import CONVOLUTIONS
 from normscope.certify.runs import Link
 from normscope.certify.upper import Upper
+from normscope.core.bracket import Witness
 from normscope.core.data import Call
 from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
@@ -31,6 +33,9 @@ class LayerRow:
     to (out, everything else), as papers have it. gain, gain_paper, gain_paper_affine, gain_layer: a normalizer's gain by
     the definitions of docs/audit.md (tight, paper, paper_affine, layer). input_std: √ of the mean channel variance of
     what enters, on the data. share_of_log_upper: this layer's part of log(upper), negative where it lowers the bound.
+    upper_here: bound on the constant from the input to this layer's output, composed layer by layer. upper_without_gains: the same
+    with every normalizer's gain taken as 1. separation: how many times as far apart the witness's two points are here.
+    reads: the rows whose outputs reach this one, through what is no row.
     """
 
     name: str
@@ -44,6 +49,10 @@ class LayerRow:
     gain_layer: Magnitude | None = None
     input_std: float | None = None
     share_of_log_upper: float | None = None
+    upper_here: Magnitude | None = None
+    upper_without_gains: Magnitude | None = None
+    separation: Magnitude | None = None
+    reads: tuple[str, ...] = ()
 
 
 GAIN_COLUMNS = ("gain", "gain_paper", "gain_paper_affine", "gain_layer")  # in the order of `gains`
@@ -68,16 +77,26 @@ def products(rows: Sequence[LayerRow]) -> dict[str, float]:
     }
 
 
-def ledger(graph: Graph, above: Upper, batches: Iterable[Call]) -> list[LayerRow]:
+def ledger(graph: Graph, above: Upper, batches: Iterable[Call], witness: Witness | None = None) -> list[LayerRow]:
     """A row for every weight layer and normalizer, in the order of computation, with statistics from `batches`."""
     nodes = [node for node in graph if _is_weighted(node) or normalizer_of(node) is not None]
     statistics = measure(graph, nodes, batches)
     shares = shares_of_log_upper(above)
     names, users = _names(nodes), graph.users
+    bounds, bare = upper_along(above), upper_along(above, normalizers=False)
+    apart = separation_along(graph, nodes, witness) if witness is not None else {}
+    reads = _reads(graph, names)
     known: dict[object, tuple[Magnitude, Magnitude]] = {}
     rows: list[LayerRow] = []
     for node in nodes:
-        common: dict[str, Any] = {"input_std": statistics[node].input_std, "share_of_log_upper": shares.get(node)}
+        common: dict[str, Any] = {
+            "input_std": statistics[node].input_std,
+            "share_of_log_upper": shares.get(node),
+            "upper_here": bounds.get(node),
+            "upper_without_gains": bare.get(node),
+            "separation": apart.get(node),
+            "reads": reads[node],
+        }
         normalizer = _with_affine(node, users[node])
         if normalizer is not None:
             gains = gains_of(node, normalizer, statistics[node])
@@ -116,6 +135,16 @@ def _names(nodes: Sequence[Node]) -> dict[Node, str]:
         count[base] = count.get(base, 0) + 1
         names[node] = base if count[base] == 1 else f"{base}#{count[base]}"
     return names
+
+
+def _reads(graph: Graph, names: Mapping[Node, str]) -> dict[Node, tuple[str, ...]]:
+    """For every node, the nearest rows before it on any path."""
+    nearest: dict[Node, tuple[str, ...]] = {}
+    for node in graph:
+        before = (names[source] for source in node.inputs if source in names)
+        beyond = (name for source in node.inputs if source not in names for name in nearest[source])
+        nearest[node] = tuple(dict.fromkeys((*before, *beyond)))
+    return nearest
 
 
 def _normalizer_kind(node: Node, normalizer: Normalizer) -> str:

@@ -37,6 +37,7 @@ class Upper:
     norms: dict[Node, Magnitude]  # every linear map's own operator norm, a normalizer behind it not folded in
     bound: Magnitude
     certificate: Certificate
+    layered: list[Link]  # the same before any are joined to a chain
     center_error: float = 0.0  # of the float64 output at the middle of the region
 
 
@@ -68,6 +69,7 @@ class Composition(Values):
         self.known: dict[object, Gain] = {} if known is None else known
         self.gains: dict[Node, Gain] = {}
         self.norms: dict[Node, Magnitude] = {}
+        self.layered: list[Link] = []
         self.small = len(graph) <= FEW_NODES and sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
 
     def gain(self, node: Node) -> Gain:
@@ -101,8 +103,9 @@ class Composition(Values):
                 self.norms[node] = link.gain.factors[0]
             absorbed.update(member for member in link.members if member is not node)
             found[node] = link
-            self.at[node] = _arriving(link, self.at)
+            self.at[node] = arriving(link, self.at)
         self.report("bounding", len(nodes), len(nodes))
+        self.layered = list(found.values())
         for chain in dense_runs(self, found):
             found[chain.node] = chain
             absorbed.update(member for member in chain.members if member is not chain.node)
@@ -153,7 +156,7 @@ class Composition(Values):
         links = self.links()
         at = dict.fromkeys(self.graph.inputs, ONE)
         for link in links:
-            at[link.node] = _arriving(link, at)
+            at[link.node] = arriving(link, at)
         bound, rounding = at[self.graph.output], _composition_rounding(links, at)
         certificate = _certificate(links, at, bound, rounding)
         relaxed = relaxation.relax(self, self.graph.output) if self.local else None
@@ -162,7 +165,7 @@ class Composition(Values):
             step = Step(self.graph.output.name, self.graph.output.path, "whole network", bound, "linear relaxation")
             certificate = Certificate((step,), "", rounding)
         center_error = self.error(self.graph.output) if self.local else 0.0
-        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), certificate, center_error)
+        return Upper(self.graph, links, at, self.norms, bound.widened(rounding), certificate, self.layered, center_error)
 
 
 def upper(
@@ -172,7 +175,7 @@ def upper(
     return Composition(graph, report, region, known).upper()
 
 
-def _arriving(link: Link, at: dict[Node, Magnitude]) -> Magnitude:
+def arriving(link: Link, at: dict[Node, Magnitude]) -> Magnitude:
     """The bound at a link's node from those at its sources."""
     arriving = [factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True)]
     return (root_sum_square if link.gain.separate else total)(arriving)

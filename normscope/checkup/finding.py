@@ -24,7 +24,7 @@ Evidence = dict[str, float | int | str]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Rendered):
     """One thing that is wrong: which rule says so, where, by which numbers, and what to do.
 
     where: a module's path ("" is the whole model); source: "file.py:12", where it is called, if known.
@@ -46,6 +46,9 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         names = ("rule", "severity", "where", "message", "evidence", "fix", "source")
         return {name: getattr(self, name) for name in names}
+
+    def render(self) -> RenderableType:
+        return Group(Text(str(self), COLOURS.get(self.severity, "")), Text(f"fix: {self.fix}", "dim"))
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name} {_shown(value)}" for name, value in self.evidence.items())

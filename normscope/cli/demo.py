@@ -36,6 +36,7 @@ DEFINITIONS = {  # name: formula → product of the audit, over all normalizers
     "paper with γ: ‖γ/σ‖ over channels": "normalizers_paper_affine",
     "1/σ per layer: one average σ for all channels": "normalizers_layer",
 }
+REPORT = "report.html"  # beside the recorded trainings
 NEXT = """How to go on, layer by layer and with a model of yours:
   normscope audit normscope.lab.models:mlp --input 3x32x32
   normscope audit your_file.py:make_model --input 3x224x224 --weights your.safetensors"""
@@ -76,10 +77,12 @@ def demo(
             bar.update(task, description=f"curvature of {name}")
             found[name] = Trained(accuracy(model, data), audit, curvature(model, data))
             bar.advance(task)
+        bar.update(task, description="writing the report")
+        page = write_report(runs)
     if json:
         print(as_json(found, seed, epochs))
     else:
-        terminal().print(render(found))
+        terminal().print(render(found, runs, page))
 
 
 @contextmanager
@@ -142,10 +145,27 @@ def curvature(model: torch.nn.Module, data: Split) -> Sharpness:
     return Sharpness.of(ns.hessian(model, cross_entropy, (inputs[:CURVED], classes[:CURVED]), mode="train"))
 
 
-def render(found: Mapping[str, Trained]) -> RenderableType:
+def write_report(runs: Path) -> Path:
+    """The three trainings side by side, as one page."""
+    from normscope.report.run_page import write_run_report
+
+    page = runs / REPORT
+    write_run_report([runs / name for name in NETWORKS], page)
+    return page
+
+
+def render(found: Mapping[str, Trained], runs: Path, page: Path) -> RenderableType:
     """The table, what its numbers say, and what to try next; fits 100 columns."""
     title = Text(f"A {DEPTH}-layer ReLU network, width {WIDTH}, trained on digits; the normalizer is the only difference\n")
-    return Group(title, table(found), *(Text(f"\n{sentence}") for sentence in sentences(found)), Text(f"\n{NEXT}"))
+    said = [Text(f"\n{sentence}") for sentence in sentences(found)]
+    return Group(title, table(found), *said, Text(f"\n{pictures(runs, page)}"), Text(f"\n{NEXT}"))
+
+
+def pictures(runs: Path, page: Path) -> str:
+    """How to see what was recorded."""
+    return f"""The three trainings in pictures, as a page to open in a browser (it needs no network) and as a dashboard:
+  {page}
+  normscope serve {runs}"""
 
 
 def table(found: Mapping[str, Trained]) -> Table:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from normscope.core.magnitude import INFINITY, Magnitude
+from normscope.core.rendering import Rendered
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +54,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Bracket:
+class Bracket(Rendered):
     """lower ≤ truth ≤ upper: `upper` is certified, `lower` is a difference quotient that `witness` attains."""
 
     lower: Magnitude
@@ -78,6 +81,9 @@ class Bracket:
 
     def __contains__(self, value: float | Magnitude) -> bool:
         return self.lower <= Magnitude(value) <= self.upper
+
+    def render(self) -> Text:
+        return Text(f"Lipschitz constant (ℓ2): {self}   upper certified, lower witnessed")
 
     def __str__(self) -> str:
         text = f"{self.lower} ≤ L ≤ {self.upper}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console, RenderableType
 
+PREFORMATTED = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 WIDTH = 100  # columns that every report fits in
 
 
@@ -22,3 +25,9 @@ class Rendered:
         with console.capture() as captured:
             console.print(self.render())
         return captured.get().rstrip()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same text, coloured, in the page's own font colour."""
+        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_jupyter=False)
+        console.print(self.render())
+        return console.export_html(inline_styles=True, code_format=PREFORMATTED)

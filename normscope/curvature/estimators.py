@@ -202,13 +202,11 @@ class Density:
         apart = (np.asarray(points, dtype=np.float64)[..., None] - self.nodes) / self.width
         return np.exp(-0.5 * apart**2) @ self.weights / (self.width * math.sqrt(2 * math.pi))
 
-    def figure(self, points: int = 1000) -> Any:
-        """The smoothed density, on a logarithmic scale."""
-        import plotly.graph_objects as go
+    def figure(self, **others: Density) -> Any:
+        """The smoothed density on a logarithmic scale, beside others: plain.figure(quotient=divided)."""
+        from normscope.report.curvature import densities
 
-        grid = np.linspace(self.nodes.min() - 5 * self.width, self.nodes.max() + 5 * self.width, points)
-        found = go.Figure(go.Scatter(x=grid, y=np.maximum(self.at(grid), 1e-12), mode="lines", fill="tozeroy"))
-        return found.update_layout(xaxis_title="eigenvalue", yaxis_title="density", yaxis_type="log")
+        return densities({"plain" if others else "density": self, **others})
 
 
 def _pooled(quadrature: Quadrature, chosen: slice) -> tuple[np.ndarray, np.ndarray]:

@@ -83,12 +83,9 @@ class Landscape:
 
     def figure(self) -> Any:
         """Loss and change of the gradient against the learning rate."""
-        from plotly.subplots import make_subplots
+        from normscope.report import curvature
 
-        found = make_subplots(rows=1, cols=2, subplot_titles=("loss at θ − η∇L", "‖∇L(θ − η∇L) − ∇L(θ)‖"))
-        for column, values in enumerate((self.losses, self.gradient_changes), start=1):
-            found.add_scatter(x=self.learning_rates, y=values, mode="lines+markers", row=1, col=column)
-        return found.update_xaxes(type="log", title="learning rate η").update_layout(showlegend=False)
+        return curvature.landscape(self)
 
     def _stable(self, rate: float, iterations: int) -> bool:
         point = self.objective.point

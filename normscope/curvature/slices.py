@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import numpy as np
@@ -27,16 +27,29 @@ class Slice:
     names: tuple[str, ...]
     offsets: np.ndarray
     losses: np.ndarray
+    vectors: tuple[torch.Tensor, ...] = field(default=(), repr=False)  # d, or d₁ and d₂
+    objective: Objective | None = field(default=None, repr=False)
 
-    def figure(self) -> Any:
-        """A line, or contours of a plane."""
-        import plotly.graph_objects as go
+    def coordinates(self, points: Iterable[Mapping[str, torch.Tensor]]) -> np.ndarray:
+        """(points, directions): the place of each point, a state_dict of the model, projected onto the line or the plane."""
+        if self.objective is None:
+            raise InputError("this slice has lost its objective, so that no point can be placed on it")
+        layout, origin = self.objective.layout, self.objective.point.double()
+        basis = torch.stack([vector.double() for vector in self.vectors], 1)  # (parameters, directions)
+        moved = []
+        for point in points:
+            missing = [name for name in layout.shapes if name not in point]
+            if missing:
+                raise InputError(f"a point of the trajectory has no {missing[0]}: give copies of the model's state_dict()")
+            moved.append(layout.flatten({name: point[name] for name in layout.shapes}).to(origin) - origin)
+        return torch.linalg.lstsq(basis, torch.stack(moved, 1)).solution.T.cpu().numpy()
 
-        if self.losses.ndim == 1:
-            found = go.Figure(go.Scatter(x=self.offsets, y=self.losses, mode="lines"))
-            return found.update_layout(xaxis_title=f"along {self.names[0]}", yaxis_title="loss")
-        found = go.Figure(go.Contour(x=self.offsets, y=self.offsets, z=self.losses.T, colorbar_title="loss"))
-        return found.update_layout(xaxis_title=f"along {self.names[0]}", yaxis_title=f"along {self.names[1]}")
+    def figure(self, trajectory: Iterable[Mapping[str, torch.Tensor]] = ()) -> Any:
+        """A line, or contours of a plane with the path of a training, given as copies of the model's state_dict()."""
+        from normscope.report.curvature import loss_slice
+
+        points = list(trajectory)
+        return loss_slice(self, self.coordinates(points) if points else None)
 
 
 def slice_of(
@@ -66,7 +79,7 @@ def slice_of(
         moved = objective.point + sum(float(x) * vector for x, vector in zip(place, vectors, strict=True))
         losses.append(objective.value(_on_spheres(objective, moved, symmetries) if spheres else moved))
     names = tuple(direction if isinstance(direction, str) else "a given direction" for direction in directions)
-    return Slice(names, offsets, np.array(losses).reshape([points] * len(vectors)))
+    return Slice(names, offsets, np.array(losses).reshape([points] * len(vectors)), tuple(vectors), objective)
 
 
 def _vectors(objective: Objective, directions: tuple[Direction, ...], generator: torch.Generator) -> list[torch.Tensor]:

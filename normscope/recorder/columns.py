@@ -62,4 +62,4 @@ def matrix(column: pa.ChunkedArray) -> np.ndarray:
     """A list column as an array (rows, layers)."""
     size = column.type.list_size
     chunks = [chunk.flatten().to_numpy() for chunk in column.chunks]
-    return np.concatenate(chunks).reshape(-1, size) if chunks else np.empty((0, size), np.float32)
+    return np.concatenate(chunks).reshape(len(column), size) if chunks else np.empty((0, size), np.float32)

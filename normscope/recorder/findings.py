@@ -162,7 +162,7 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
         yield Symptom(
             "exploding-gradient", np.flatnonzero(infinite).tolist(), {"gradient_norm": math.inf}, "a gradient is not finite", fix
         )
-    elif total > EXPLOSION * typical:
+    elif 0 < EXPLOSION * typical < total:  # where it was zero, nothing is usual
         order = [int(np.nanargmax(norms))]
         evidence = {"gradient_norm": total, "typical": typical}
         yield Symptom("exploding-gradient", order, evidence, f"the gradient is {total / typical:.0f} times its usual norm", fix)

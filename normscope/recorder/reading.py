@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.console import RenderableType
 
 from normscope.core.errors import InputError
+from normscope.core.rendering import Rendered
 from normscope.recorder.columns import matrix
-from normscope.recorder.sharding import merge_ranks
+from normscope.recorder.sharding import MERGED, merge_ranks
 from normscope.recorder.store import EVENTS, MANIFEST, SEGMENTS, segment_number
 
 INCOMPLETE = (EOFError, OSError, pa.ArrowInvalid)  # what pyarrow says of a message that is not all there
@@ -58,14 +60,14 @@ class Part:
             lines = (self.path / EVENTS).read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [event for line in lines if line.endswith(b"\n") and (event := _parsed(line)) is not None]
+        return [event for line in lines if line.endswith(b"\n") and (event := parsed(line)) is not None]
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table | None:
         """All rows. A restart from an earlier checkpoint repeats steps: the later segment's rows are kept."""
         tables: list[pa.Table] = []
         first: int | None = None  # step of the segments after the one at hand
         for segment in reversed(self.segments):
-            rows = Segment(segment).read(columns)
+            rows = self.rows(segment, columns)
             if rows is None:
                 continue
             if first is not None and len(rows) and rows["step"][-1].as_py() >= first:
@@ -74,6 +76,10 @@ class Part:
                 first = rows["step"][0].as_py()
             tables.append(rows)
         return pa.concat_tables(reversed(tables)) if tables else None
+
+    def rows(self, segment: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
+        """The complete rows of one segment; None while it has no complete schema."""
+        return Segment(segment).read(columns)
 
 
 class Segment:
@@ -98,22 +104,26 @@ class Segment:
                     self.schema = pa.ipc.read_schema(message)
                 else:
                     batch = pa.ipc.read_record_batch(message, self.schema)
-                    batches.append(batch if columns is None else batch.select(_chosen(self.schema, columns)))
+                    batches.append(batch if columns is None else batch.select(chosen(self.schema, columns)))
             except INCOMPLETE:
                 break
             self.offset = source.tell()
         if self.schema is None:
             return None
-        schema = self.schema if columns is None else self.schema.empty_table().select(_chosen(self.schema, columns)).schema
+        schema = self.schema if columns is None else self.schema.empty_table().select(chosen(self.schema, columns)).schema
         return pa.Table.from_batches(batches, schema)
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Rendered):
     """A run directory. Properties read the files anew, so a live run shows what it holds now."""
 
     path: Path
     parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -141,11 +151,29 @@ class Run:
         layers = self.layers
         if len(self.parts) == 1 or not any(layer.get("sharded") for layer in layers):
             return tables[0][1]
-        return merge_ranks([part.table() for part, _ in tables], layers).select(tables[0][1].column_names)
+        wanted = None if columns is None else [*dict.fromkeys([*columns, *MERGED])]
+        return merge_ranks([part.table(wanted) for part, _ in tables], layers).select(tables[0][1].column_names)
 
     def matrix(self, metric: str) -> np.ndarray:
         """A metric as an array (sampled steps, layers)."""
         return matrix(self.table([metric])[metric])
+
+    def arrays(self, *columns: str) -> dict[str, np.ndarray]:
+        """`step` and these columns, read at once: (sampled steps,) for a number, (sampled steps, layers) for a metric."""
+        table = self.table(columns)
+        return {name: _array(table[name]) for name in table.column_names}
+
+    def render(self) -> RenderableType:
+        """The run in words: how far it is, what is not fine and what is."""
+        from normscope.report.summary import rendered_run
+
+        return rendered_run(self)
+
+    def figure(self, name: str, **options: Any) -> Any:
+        """A Plotly figure: of a metric a heatmap of layers against steps, of a number a line, "products" or "norm_angle"."""
+        from normscope.report.runs import run_figure
+
+        return run_figure(self, name, **options)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Notes, errors and findings of all processes, in the order of time."""
@@ -161,18 +189,18 @@ class Run:
         part, seen = self.parts[0], time.monotonic()
         known: dict[Path, Segment] = {}
         while True:
-            closed = _closed(part)  # before reading: what was written until then is read below
+            ended = closed(part)  # before reading: what was written until then is read below
             for path in part.segments:
                 rows = known.setdefault(path, Segment(path)).read()
                 if rows is not None and len(rows):
                     seen = time.monotonic()
                     yield rows
-            if closed or (timeout is not None and time.monotonic() - seen > timeout):
+            if ended or (timeout is not None and time.monotonic() - seen > timeout):
                 return
             time.sleep(poll)
 
 
-def _chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+def chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     """The columns asked for, `step` first."""
     missing = [name for name in columns if name not in schema.names]
     if missing:
@@ -180,14 +208,20 @@ def _chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     return ["step", *(name for name in columns if name != "step")]
 
 
-def _closed(part: Part) -> bool:
+def _array(column: pa.ChunkedArray) -> np.ndarray:
+    return matrix(column) if pa.types.is_fixed_size_list(column.type) else column.to_numpy()
+
+
+def closed(part: Part) -> bool:
+    """Whether its last recording ended as it should."""
     events = [event["kind"] for event in part.events() if event["kind"] in ("started", "closed")]
     return bool(events) and events[-1] == "closed"
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of events.jsonl, None where it is not JSON."""
     try:
         event: dict[str, Any] = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event

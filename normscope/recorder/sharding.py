@@ -12,6 +12,7 @@ from normscope.recorder.columns import DOTS, SUMS, matrix
 from normscope.recorder.motion import derived
 
 LEAST, MOST = ("gamma_min", "beta_min"), ("gamma_max", "beta_max")
+MERGED = (*SUMS, *DOTS, *LEAST, *MOST, "update_ratio", "angle", "radial_gradient", "effective_lr")  # what merging reads and writes
 
 
 def merge_ranks(tables: Sequence[pa.Table], layers: Sequence[Mapping[str, Any]]) -> pa.Table:

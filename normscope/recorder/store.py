@@ -15,6 +15,8 @@ import json
 import math
 import os
 import queue
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,12 @@ from normscope.recorder.columns import record_batch
 MANIFEST, EVENTS, LOCK, SEGMENTS = "manifest.json", "events.jsonl", ".lock", "metrics-*.arrows"
 MOST_WAITING = 1024  # rows, for a disk that does not keep up
 MOST_AT_ONCE = 64
+
+FLOCK = (  # C's struct flock
+    ("qqihh", ("start", "length", "pid", "type", "whence"))
+    if sys.platform == "darwin"
+    else ("hhqqi", ("type", "whence", "start", "length", "pid"))
+)
 
 Complete = Callable[[dict[str, Any]], None]
 Refused = (OSError, pa.ArrowException)
@@ -66,6 +74,22 @@ class Lock:
     def release(self) -> None:
         Lock._here.discard(self.path)
         self.file.close()
+
+
+def is_being_written(directory: Path) -> bool | None:
+    """Whether a process holds the directory's lock, asked without taking it; None where there is no lock to ask."""
+    import fcntl
+
+    path = directory.resolve() / LOCK
+    if path in Lock._here:
+        return True
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            asked = struct.pack(FLOCK[0], *(fcntl.F_RDLCK if name == "type" else 0 for name in FLOCK[1]))
+            answer = dict(zip(FLOCK[1], struct.unpack(FLOCK[0], fcntl.fcntl(file, fcntl.F_GETLK, asked)), strict=True))
+    except OSError:
+        return None
+    return bool(answer["type"] != fcntl.F_UNLCK)
 
 
 class Writer:

@@ -47,6 +47,9 @@ def test_one_table_that_fits_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert max(map(len, printed.splitlines())) <= 100
     for words in ("plain", "with BN", "with LN", "accuracy", "at least", "at most", "tight", "paper", "1/σ", "normscope audit"):
         assert words in printed
+    joined = "".join(line.strip() for line in printed.splitlines())  # a long path is folded
+    assert str(tmp_path / "report.html") in joined and f"normscope serve {tmp_path}" in joined
+    assert "3 runs: plain, BN, LN" in (tmp_path / "report.html").read_text()
 
 
 def test_json_holds_the_three_audits(content: dict[str, Any]) -> None:

@@ -50,6 +50,11 @@ def test_a_healthy_training_has_no_findings() -> None:
     assert warned([healthy(step) for step in range(300)]) == []
 
 
+def test_a_gradient_that_was_zero_does_not_explode() -> None:
+    still = {"gradient_norm": np.zeros(4)}
+    assert warned([*(healthy(step, **still) for step in range(30)), healthy(30)]) == []
+
+
 SYMPTOMS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "loss-not-finite": (None, {"loss": math.nan}),
     "variance-collapse": ("norm", {"input_variance_median": at(1, 5e-5)}),

@@ -1,0 +1,143 @@
+"""What the list of runs says of one run: how it is, how far it is, and which layer to look at."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from normscope.recorder.columns import METRICS
+from normscope.recorder.following import FollowedPart
+from normscope.recorder.reading import Run, closed
+from normscope.recorder.store import is_being_written
+from normscope.report.summary import Problem, summarize
+
+QUIET = 120.0  # seconds after which an open run without a lock to ask counts as ended
+LONGEST = 600  # characters of a text
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An early warning of a run, as text. affected: how many layers it is about."""
+
+    rule: str
+    layer: str | None
+    step: int | None
+    message: str
+    fix: str
+    affected: int = 1
+
+    @staticmethod
+    def of(finding: Mapping[str, Any]) -> Alert:
+        """Of a finding of any form: a run may have been written by anybody."""
+        evidence = finding.get("evidence")
+        affected = evidence.get("affected", 1) if isinstance(evidence, Mapping) else 1
+        layer, step = finding.get("layer"), finding.get("step")
+        return Alert(
+            text(finding.get("rule")), None if layer is None else text(layer), step if isinstance(step, int) else None,
+            text(finding.get("message")), text(finding.get("fix")), affected if isinstance(affected, int) else 1,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Card:
+    """status: live, finished, failed (ended without closing), error (cannot be read; `error` says why) or waiting (not read yet).
+
+    headline, fine: the report's summary. worst: its first problem that names a layer, else its first.
+    """
+
+    id: str
+    name: str
+    status: str
+    error: str = ""
+    model: str = ""
+    layers: int = 0
+    rows: int = 0
+    first: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    findings: int = 0
+    worst: Alert | None = None
+    headline: str = ""
+    fine: tuple[str, ...] = ()
+    updated: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def card(id: str, name: str, run: Run, updated: float) -> Card:
+    """The card of a run that was refreshed just now."""
+    part = run.parts[0]
+    assert isinstance(part, FollowedPart)
+    edges = Edges(name, run.layers, run.findings, part)
+    summary = summarize(edges)
+    problems = sorted(summary.problems, key=lambda problem: problem.layer is None)
+    steps = edges.arrays()["step"].tolist() or [None]
+    return Card(
+        id,
+        name,
+        status(run, updated),
+        model=text(run.manifest.get("model")),
+        layers=len(run.layers),
+        rows=part.count,
+        first=steps[0],
+        step=steps[-1],
+        loss=_number(part.edge("loss")),
+        findings=len(edges.findings),
+        worst=next((_alert(problem) for problem in problems), None),
+        headline=text(summary.headline),
+        fine=summary.fine,
+        updated=updated,
+    )
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The first and the last row of a run as a recording: enough for its summary, however long it is."""
+
+    name: str
+    layers: Sequence[Mapping[str, Any]]
+    findings: Sequence[Mapping[str, Any]]
+    part: FollowedPart
+
+    def arrays(self, *columns: str) -> dict[str, np.ndarray]:
+        return {name: self._column(name) for name in ("step", *columns)}
+
+    def _column(self, name: str) -> np.ndarray:
+        rows = [row for last in (False, True) if (row := self.part.edge(name, last)) is not None]
+        width = (len(self.layers),) if name in METRICS else ()
+        return np.stack(rows).reshape(len(rows), *width) if rows else np.empty((0, *width), np.float32)
+
+
+def alerts(run: Run) -> list[Alert]:
+    """The findings of a run, in the order of time."""
+    return [Alert.of(finding) for finding in run.findings]
+
+
+def status(run: Run, updated: float) -> str:
+    """Finished where every process closed its part; live while one holds its lock, or writes where there is no lock to ask."""
+    if all(closed(part) for part in run.parts):
+        return "finished"
+    writing = [is_being_written(part.path) for part in run.parts]
+    recent = time.time() - updated < QUIET
+    return "live" if any(recent if held is None else held for held in writing) else "failed"
+
+
+def text(value: Any) -> str:
+    """Anything as text of bounded length."""
+    made = "" if value is None else str(value)
+    return made if len(made) <= LONGEST else made[: LONGEST - 1] + "…"
+
+
+def _alert(problem: Problem) -> Alert:
+    layer = None if problem.layer is None else text(problem.layer)
+    return Alert(text(problem.rule), layer, problem.step, text(problem.message), text(problem.fix), 1 + problem.others)
+
+
+def _number(value: np.ndarray | None) -> float | None:
+    return None if value is None or not math.isfinite(float(value[0])) else float(value[0])

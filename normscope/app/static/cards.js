@@ -1,0 +1,95 @@
+// The list of runs: how each one is, how far it is, and its worst layer.
+
+import { byId, element, integer, number, plural } from "./element.js";
+import { show, view } from "./view.js";
+
+const STATUS = {
+  live: "● live",
+  finished: "✓ finished",
+  failed: "■ failed",
+  error: "⚠ unreadable",
+  waiting: "… reading",
+};
+const MEANING = {
+  live: "being written now",
+  finished: "closed as it should",
+  failed: "ended without closing: killed, or crashed",
+  error: "this directory cannot be read",
+  waiting: "not read yet",
+};
+
+const ANEW = { layer: "", metric: "", from: "", to: "" }; // another run, another problem
+
+export const cards = new Map(); // id → card
+const drawn = new Map(); // id → { card, node }
+
+export function latestFirst() {
+  const rank = (card) => (card.status === "live" ? 0 : card.status === "error" ? 2 : 1);
+  return [...cards.values()].sort((a, b) => rank(a) - rank(b) || b.updated - a.updated || a.name.localeCompare(b.name));
+}
+
+// the runs that the address names; without any, the one that was written last
+export function chosen() {
+  const named = view.runs.filter((id) => cards.has(id)).map((id) => cards.get(id));
+  return named.length > 0 || view.runs.length > 0 ? named : latestFirst().slice(0, 1);
+}
+
+export function update({ cards: changed, ids }) {
+  for (const card of changed) cards.set(card.id, card);
+  const present = new Set(ids);
+  for (const id of cards.keys()) if (!present.has(id)) cards.delete(id);
+}
+
+export function draw() {
+  const wanted = byId("find").value.trim().toLowerCase();
+  const shown = latestFirst().filter((card) => card.name.toLowerCase().includes(wanted));
+  byId("run-count").textContent = wanted ? `${shown.length} of ${cards.size}` : `${cards.size}`;
+  const nodes = shown.map(nodeOf);
+  const list = byId("cards");
+  nodes.forEach((node, place) => {
+    if (list.children[place] !== node) list.insertBefore(node, list.children[place] ?? null);
+  });
+  while (list.children.length > nodes.length) list.lastChild.remove();
+  for (const id of drawn.keys()) if (!cards.has(id)) drawn.delete(id);
+}
+
+function nodeOf(card) {
+  const before = drawn.get(card.id);
+  if (before?.card !== card) {
+    const node = before?.node ?? element("li");
+    const focused = node.contains(document.activeElement) && document.activeElement.tagName;
+    node.replaceChildren(content(card));
+    if (focused) node.querySelector(focused).focus();
+    drawn.set(card.id, { card, node });
+  }
+  const { node } = drawn.get(card.id);
+  const shown = chosen().includes(card);
+  node.querySelector("input").checked = shown;
+  node.querySelector("button").setAttribute("aria-pressed", shown);
+  return node;
+}
+
+function content(card) {
+  const facts = [
+    card.step === null ? "no rows yet" : `step ${integer(card.step)}`,
+    card.loss !== null && `loss ${number(card.loss)}`,
+    card.layers > 0 && plural(card.layers, "layer"),
+  ].filter(Boolean);
+  return element(
+    "div",
+    { class: `card ${card.status}` },
+    element("input", { type: "checkbox", "aria-label": `Compare ${card.name}`, title: "Compare with others", onchange: (event) => compare(card.id, event.target.checked) }),
+    element("button", { type: "button", class: "name", onclick: () => show({ runs: [card.id], ...ANEW }, { keep: true }) }, card.name),
+    element("span", { class: "status", title: MEANING[card.status] ?? "" }, STATUS[card.status] ?? card.status),
+    card.status === "error"
+      ? element("span", { class: "problem" }, card.error)
+      : element("span", { class: "facts" }, facts.join(" · ")),
+    card.worst && element("span", { class: "problem" }, card.worst.layer ? element("b", {}, card.worst.layer) : null, `${card.worst.layer ? ": " : ""}${card.worst.rule}`),
+    card.findings > 1 && element("span", { class: "facts" }, plural(card.findings, "finding")),
+  );
+}
+
+function compare(id, wanted) {
+  const others = chosen().map((card) => card.id).filter((other) => other !== id);
+  show({ runs: wanted ? [...others, id] : others, layer: "" }, { keep: true });
+}

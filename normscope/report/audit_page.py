@@ -1,0 +1,203 @@
+"""The report of an audit: the bracket in words, how it builds up, the ledger, what the doctor says, the certificate."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from normscope.core.errors import InputError
+from normscope.core.magnitude import Magnitude
+from normscope.report.audits import depth_profile, model_graph
+from normscope.report.html import Drawing, Page, number, section, titled, words
+from normscope.report.markup import Child, Markup, element, table
+from normscope.version import __version__
+
+if TYPE_CHECKING:
+    from normscope.auditing import Audit
+    from normscope.checkup.finding import Finding, Findings
+    from normscope.ledger import LayerRow
+
+SECTIONS = (
+    ("summary", "Summary"), ("depth", "Figures"), ("ledger", "Ledger"), ("findings", "Findings"),
+    ("certificate", "Certificate"), ("settings", "Settings and versions"),
+)  # fmt: skip
+MOST_NAMED = 3
+DEPTH = (
+    "The line above is proved: no two inputs are moved further apart up to this layer. The line below "
+    "is what a pair of inputs shows. The bar on the right is the whole network, bounded as one, so that it may lie below the line."
+)
+GRAPH = "Layers in the order of computation; arcs are what skips some. Brown and large raises the bound, violet lowers it."
+PRODUCTS = {
+    "weights_spectral": "∏ ‖W‖, as operators", "weights_matrix": "∏ ‖W‖, reshaped to matrices", "weights_frobenius": "∏ ‖W‖_F",
+    "normalizers_tight": "∏ gain, tight", "normalizers_paper": "∏ gain, paper", "normalizers_paper_affine": "∏ gain, paper with γ",
+    "normalizers_layer": "∏ 1/σ, one σ a layer",
+}  # fmt: skip
+
+
+def audit_report(audit: Audit) -> str:
+    """The report as HTML text."""
+    findings, refused = _examined(audit)
+    page = Page()
+    depth = Drawing("How the Lipschitz bracket builds up with depth", depth_profile(audit), DEPTH, _depth_table(audit))
+    graph = Drawing("Which layers make the bound", model_graph(audit), GRAPH, _share_table(audit))
+    body = [
+        section("summary", "Summary", _verdict(audit, findings)),
+        section("depth", "Figures", page.draw(depth), page.draw(graph)),
+        section("ledger", "Ledger", _ledger(audit), _products(audit)),
+        section("findings", "Findings of the doctor", _findings(findings, refused)),
+        section("certificate", "Certificate", _certificate(audit)),
+        section("settings", "Settings and versions", _settings(audit)),
+    ]
+    return page.render(f"Audit of {audit.model}", *body, sections=SECTIONS)
+
+
+def _examined(audit: Audit) -> tuple[Findings | None, str]:
+    try:
+        return audit.findings, ""
+    except InputError as error:
+        return None, str(error)
+
+
+# words ---------------------------------------------------------------------------------------------------------------
+
+
+def _verdict(audit: Audit, findings: Findings | None) -> Markup:
+    bracket = audit.bracket
+    shared = sorted((row for row in audit.layers if row.share_of_log_upper), key=lambda row: -(row.share_of_log_upper or 0))
+    serious = _by_rule([finding for finding in findings or () if finding.severity != "info"])
+    wrong: list[Child] = [[element("code", rule), f" at {_places(alike)}: {alike[0].message}"] for rule, alike in serious.items()]
+    if not bracket.upper.finite:
+        wrong.insert(0, f"No finite bound holds for all inputs: {bracket.reason}. A region would help: pass region=.")
+    remedies = [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
+    checked = 0 if findings is None or wrong else len(findings.checked)
+    fine = [f"{checked} checks of the doctor found no error and nothing to warn of."] if checked else []
+    return element(
+        "article",
+        element("p", _headline(audit, shared), class_="headline"),
+        element("p", _reading(audit), class_="soft"),
+        element(
+            "div",
+            titled("What is not fine", wrong, "wrong"),
+            titled("What to do", remedies, "todo"),
+            titled("What makes the bound", [_named(row) for row in shared[:MOST_NAMED]], "apart"),
+            titled("What the normalizers do", _normalizers(audit), "apart"),
+            titled("What is fine", fine, "right"),
+            class_="lists",
+        ),
+        class_=f"verdict{' bad' if wrong else ''}",
+    )
+
+
+def _by_rule(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    grouped: dict[str, list[Finding]] = {}
+    for finding in findings:
+        grouped.setdefault(finding.rule, []).append(finding)
+    return grouped
+
+
+def _places(alike: Sequence[Finding]) -> str:
+    first = alike[0].where or "the model"
+    return first if len(alike) == 1 else f"{first} and {len(alike) - 1} more"
+
+
+def _headline(audit: Audit, shared: list[LayerRow]) -> str:
+    bracket = audit.bracket
+    most = f" Layer {shared[0].name} adds most to it." if shared else ""
+    if not bracket.upper.finite:
+        return f"The Lipschitz constant is at least {bracket.lower}, and has no finite bound."
+    return f"The Lipschitz constant lies between {bracket.lower} and {bracket.upper}.{most}"
+
+
+def _reading(audit: Audit) -> str:
+    above = f"at most {audit.bracket.upper} times as far (proved)" if audit.bracket.upper.finite else "without a proved limit"
+    shapes = ", ".join("×".join(map(str, shape)) for shape in audit.inputs)
+    below = f"and some pair by at least {audit.bracket.lower} times (shown)"
+    return f"On inputs of shape {shapes}, in {audit.mode} mode: two outputs are apart {above}, {below}."
+
+
+def _named(row: LayerRow) -> str:
+    return f"{row.name} ({row.kind}): {100 * (row.share_of_log_upper or 0):.1f} % of log(upper)"
+
+
+def _normalizers(audit: Audit) -> list[Child]:
+    """What the gains of all normalizers do to the layer-by-layer bound at the last layer."""
+    last = audit.layers[-1] if audit.layers else None
+    if last is None or last.upper_here is None or last.upper_without_gains is None:
+        return []
+    if not any(row.gain is not None for row in audit.layers):
+        return ["There are none."]
+    if not (last.upper_here.finite and last.upper_here and last.upper_without_gains):
+        return []
+    factor = last.upper_here.log10 - last.upper_without_gains.log10
+    verb = "raise" if factor > 0 else "lower"
+    effect = f"{verb} it by a factor of {Magnitude.from_log10(abs(factor))}" if abs(factor) > 0.01 else "leave it as it is"
+    return [f"Composed layer by layer, their gains {effect}."]
+
+
+# tables --------------------------------------------------------------------------------------------------------------
+
+
+def _depth_table(audit: Audit) -> Markup:
+    rows = [[row.name, _size(row.separation), _size(row.upper_here), _size(row.upper_without_gains)] for row in audit.layers]
+    rows.append(["whole network", str(audit.bracket.lower), str(audit.bracket.upper), "–"])
+    return table(
+        ["layer", "at least", "at most", "without the normalizers' gains"], rows, "The bracket from the input to each layer"
+    )
+
+
+def _share_table(audit: Audit) -> Markup:
+    rows = [[row.name, row.kind, _percent(row.share_of_log_upper), ", ".join(row.reads) or "the input"] for row in audit.layers]
+    return table(["layer", "kind", "share of log(upper)", "reads"], rows, "Shares of log(upper), and what each layer reads")
+
+
+def _ledger(audit: Audit) -> Markup:
+    rows = [
+        [row.name, row.kind, *map(_size, (row.spectral_norm, row.frobenius_norm, row.gain, row.gain_paper, row.gain_layer)),
+         number(row.input_std), _percent(row.share_of_log_upper)]
+        for row in audit.layers
+    ]  # fmt: skip
+    head = ["layer", "kind", "‖W‖", "‖W‖_F", "gain, tight", "gain, paper", "1/σ", "σ of the input", "share of log(upper)"]
+    return table(head, rows, f"{len(rows)} layers; σ and gains on the {audit.statistics}")
+
+
+def _products(audit: Audit) -> Markup:
+    rows = [[PRODUCTS.get(name, name), number(value)] for name, value in audit.products.items()]
+    note = "; in a residual network no such product is a bound" if audit.residual else ""
+    return table(["product over layers", "log10"], rows, f"Products{note}")
+
+
+def _findings(findings: Findings | None, refused: str) -> Child:
+    if findings is None:
+        return element("p", refused)
+    rows = [[f.rule, f.severity, f.where or "the model", words(f.message), words(f.fix)] for f in findings]
+    found = table(["rule", "severity", "where", "what", "what to do"], rows, f"{len(rows)} findings")
+    unchecked = [f"{rule}: {reason}" for rule, reason in findings.not_checked.items()]
+    nothing = element("p", f"Nothing found by {len(findings.checked)} checks.")
+    return [found if rows else nothing, titled("Not checked", unchecked, "notes")]
+
+
+def _certificate(audit: Audit) -> Markup:
+    rows = [
+        [step.path or step.name, step.operation, str(step.gain), words(step.method)] for step in audit.bracket.certificate.steps
+    ]
+    return table(["where", "operation", "at most ×", "by"], rows, "Why the upper bound holds, step by step")
+
+
+def _settings(audit: Audit) -> Child:
+    import torch
+
+    shapes = ", ".join("×".join(map(str, shape)) for shape in audit.inputs)
+    rows: list[list[Child]] = [
+        ["model", audit.model], ["mode", audit.mode], ["inputs", shapes], ["statistics", f"of the {audit.statistics}"],
+        ["normscope", __version__], ["torch", str(torch.__version__)], ["python", platform.python_version()],
+    ]  # fmt: skip
+    return [table(["setting", "value"], rows, "Settings"), titled("Notes", list(audit.notes), "notes")]
+
+
+def _size(value: Magnitude | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,60 @@
+"""A run as it is at one moment: read once and checked, so that words, figures and tables of a report agree while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from normscope.core.errors import InputError
+from normscope.recorder.reading import Run, load_run
+
+DAMAGED = (KeyError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException)  # what a corrupt directory raises
+ADVICE = "restore it, or leave it out"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A `Recording` that does not change."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    layers: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    held: Mapping[str, np.ndarray] = field(repr=False)
+    name: str = ""
+
+    @staticmethod
+    def of(run: Run | str | Path, columns: Sequence[str]) -> Snapshot:
+        """These columns of a run, or of the directory of one. An error says what of it cannot be read."""
+        run = run if isinstance(run, Run) else load_run(run)
+        try:
+            made = Snapshot(run.path, run.manifest, run.layers, run.events(), run.arrays(*columns), run.name)
+            fits = all(isinstance(layer["name"], str) for layer in made.layers)
+            fits &= all(values.shape[1:] in ((), (len(made.layers),)) for values in made.held.values())
+        except InputError:
+            raise
+        except DAMAGED as error:
+            raise InputError(f"{run.path} cannot be read ({type(error).__name__}: {error}): {ADVICE}") from error
+        if not fits:
+            raise InputError(f"{run.path} cannot be read: its manifest does not fit its rows; {ADVICE}")
+        if not len(made.held["step"]):
+            raise InputError(f"{run.path} holds no rows yet: the first is written after the first optimizer step")
+        return made
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == "finding"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the recording was closed; one that was not is still being written, or was cut off."""
+        ends = [event["kind"] for event in self.events if event["kind"] in ("started", "closed")]
+        return bool(ends) and ends[-1] == "closed"
+
+    def arrays(self, *columns: str) -> dict[str, np.ndarray]:
+        return {name: self.held[name] for name in ("step", *columns)}

@@ -1,0 +1,294 @@
+"""The catalogue finds every run and nothing else, follows what changes, and shows what it cannot read beside what it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normscope as ns
+from normscope.app import catalogue as catalogues
+from normscope.app.card import Alert, Card
+from normscope.app.catalogue import Catalogue
+from normscope.app.discovery import DEEPEST, discover
+from normscope.report.summary import summarize
+from tests.report.recordings import write_run
+
+NAMES = ["first", "norm", "head"]
+FINDING = {
+    "rule": "variance-collapse", "step": 2, "layer": "norm", "evidence": {"affected": 1, "layers": ["norm"]},
+    "message": "the variance is close to ε", "fix": "raise it",
+}  # fmt: skip
+
+
+def cards(catalogue: Catalogue) -> dict[str, Card]:
+    """All cards, once everything is read."""
+    found: dict[str, Card] = {}
+    for _ in range(200):
+        catalogue._last = -1e9
+        changes = catalogue.changes()
+        found = {card.id: card for card in changes.cards}
+        if not changes.more:
+            return found
+    raise AssertionError("never done")
+
+
+def ids(root: Path) -> set[str]:
+    return {place.id for place in discover(root)}
+
+
+# discovery -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_at_any_depth_with_their_ranks(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 2, NAMES)
+    write_run(tmp_path / "sweep" / "lr=0.1" / "b", 2, NAMES)
+    for rank in (0, 1, 10, 2):
+        write_run(tmp_path / "ddp" / f"rank-{rank}", 2, NAMES)
+    (tmp_path / "ddp" / "rank-x").mkdir()
+    (tmp_path / "nothing" / "here").mkdir(parents=True)
+    assert ids(tmp_path) == {"a", "sweep/lr%3D0.1/b", "ddp"}
+    (ddp,) = (place for place in discover(tmp_path) if place.id == "ddp")
+    assert [rank.name for rank in ddp.ranks] == ["rank-0", "rank-1", "rank-2", "rank-10"]
+
+
+def test_a_run_itself_can_be_served(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone", 3, NAMES)
+    (card,) = cards(Catalogue(tmp_path / "alone")).values()
+    assert card.name == "alone" and card.step == 3
+    write_run(tmp_path / "ranks" / "rank-0", 2, NAMES)
+    assert ids(tmp_path / "ranks" / "rank-0") == {"."}
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside = write_run(tmp_path / "outside", 2, NAMES)
+    root = tmp_path / "root"
+    write_run(root / "inside", 2, NAMES)
+    (root / "linked").symlink_to(outside)
+    (root / "loop").symlink_to(root)
+    (root / "ddp").mkdir()
+    (root / "ddp" / "rank-0").symlink_to(outside)
+    assert ids(root) == {"inside"}
+
+
+def test_a_deep_tree_ends(tmp_path: Path) -> None:
+    path = tmp_path
+    for _ in range(DEEPEST + 5):
+        path = path / "d"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    assert ids(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"a b&c=d#e?f%2e", "‮übung".encode(), b"<img src=x onerror=alert(1)>", b"%2e%2e"])
+def test_any_name_of_a_directory_has_an_id_of_its_own(name: bytes, tmp_path: Path) -> None:
+    write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)), 2, NAMES)
+    catalogue = Catalogue(tmp_path)
+    ((id, card),) = cards(catalogue).items()
+    assert id.isascii() and card.status == "finished"
+    json.dumps(card.to_dict()).encode()
+    with catalogue.reading([id]) as (run,):
+        assert len(run.matrix("angle")) == 2
+
+
+# cards ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_says_how_far_and_which_layer(tmp_path: Path) -> None:
+    write_run(tmp_path / "bad", 5, NAMES, finding=FINDING)
+    write_run(tmp_path / "good", 4, NAMES)
+    found = cards(Catalogue(tmp_path))
+    bad, good = found["bad"], found["good"]
+    assert (bad.status, bad.first, bad.step, bad.rows, bad.layers, bad.findings) == ("finished", 1, 5, 5, 3, 1)
+    assert bad.worst == Alert("variance-collapse", "norm", 2, "the variance is close to ε", "raise it")
+    assert good.worst is None and good.findings == 0
+
+
+def test_the_summary_is_that_of_the_report(tmp_path: Path) -> None:
+    """A card reads two rows, the report all: they name the same layer in the same words."""
+    for rule, layer in [
+        ("variance-collapse", "norm"),
+        ("loss-not-finite", None),
+        ("growing-weight-product", None),
+        ("new-rule", "head"),
+    ]:
+        write_run(tmp_path / rule, 5, NAMES, finding={**FINDING, "rule": rule, "layer": layer, "evidence": {}})
+    for id, card in cards(Catalogue(tmp_path)).items():
+        whole = summarize(ns.load_run(tmp_path / id))
+        assert (card.headline, card.fine) == (whole.headline, whole.fine)
+        assert card.worst is not None and card.worst.layer == whole.problems[0].layer
+
+
+def test_of_several_findings_one_that_names_a_layer_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 5, NAMES, finding=FINDING)
+    with (tmp_path / "a" / "events.jsonl").open("a") as file:
+        for rule, layer in [("loss-not-finite", None), ("exploding-gradient", "head"), ("dead-units", "first")]:
+            file.write(json.dumps({**FINDING, "kind": "finding", "time": 1.0, "rule": rule, "layer": layer}) + "\n")
+    card = cards(Catalogue(tmp_path))["a"]
+    assert card.worst is not None and (card.worst.layer, card.findings) == ("head", 4)
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [{}, {"rule": 3, "layer": ["x"], "step": "now", "evidence": [1], "message": {"a": 1}, "fix": None}, {"message": "x" * 10**5}],
+)
+def test_a_finding_of_any_form_becomes_text(finding: dict[str, Any]) -> None:
+    alert = Alert.of(finding)
+    assert all(isinstance(text, str) and len(text) < 1000 for text in (alert.rule, alert.message, alert.fix))
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from tests.report.recordings import layer
+from normscope.recorder.columns import schema
+from normscope.recorder.store import Writer
+writer = Writer(Path(sys.argv[1]), on_failure=print)
+writer.event("started", step=0)
+writer.begin({"layers": [layer("a")]}, schema([layer("a")]))
+for step in range(1, 10**6):
+    writer.row({"step": step, "time": 0.0, "loss": 1 / step})
+    print(step, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_live_until_killed_then_failed(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(ns.__file__).parents[1],
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        catalogue, seen = Catalogue(tmp_path), 0
+        process.stdout.readline()
+        for step in (1, 2, 3):
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                card = cards(catalogue)["run"]
+                if card.step == step:
+                    break
+            assert (card.status, card.step) == ("live", step)
+            assert catalogue.version > seen
+            seen = catalogue.version
+            process.stdin.write("\n")
+            process.stdin.flush()
+            process.stdout.readline()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert cards(catalogue)["run"].status == "failed"
+
+
+def test_a_run_in_this_process_is_live(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ns.watch(model, optimizer, run=tmp_path / "run", every=1, quiet=True):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        assert cards(Catalogue(tmp_path))["run"].status == "live"
+    assert cards(Catalogue(tmp_path))["run"].status == "finished"
+
+
+def test_only_what_changed_is_said_again(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 2, NAMES)
+    write_run(tmp_path / "b", 2, NAMES)
+    catalogue = Catalogue(tmp_path)
+    cards(catalogue)
+    version = catalogue.version
+
+    def changed() -> list[str]:
+        catalogue._last = -1e9
+        return [card.id for card in catalogue.changes(version).cards]
+
+    assert changed() == []
+    write_run(tmp_path / "b", 4, NAMES)
+    assert changed() == ["b"]
+    shutil.rmtree(tmp_path / "a")
+    version = catalogue.version
+    assert changed() == [] and catalogue.changes(version).ids == ("b",) and catalogue.version > version
+
+
+def test_an_unreadable_run_harms_no_other(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", 3, NAMES)
+    whole = (tmp_path / "good" / "metrics-0001.arrows").read_bytes()
+    for name, manifest, metrics in [
+        ("no-json", b"{", whole), ("deep", b"[" * 10**5, whole), ("cut", None, whole[: len(whole) // 2]), ("noise", None, os.urandom(5000)),
+        ("empty", None, b""), ("only-manifest", None, None),
+    ]:  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_bytes(manifest or (tmp_path / "good" / "manifest.json").read_bytes())
+        if metrics is not None:
+            (tmp_path / name / "metrics-0001.arrows").write_bytes(metrics)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "events.jsonl")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "manifest.json").symlink_to("/etc/passwd")
+    catalogue = Catalogue(tmp_path)
+    found = cards(catalogue)
+    assert {id for id, card in found.items() if card.status == "error"} == {"no-json", "deep", "noise", "pipe", "link"}
+    assert all("\n" not in card.error for card in found.values())
+    assert found["good"].step == 3 and found["cut"].status in ("failed", "live") and found["empty"].step is None
+    with pytest.raises(ns.InputError, match="cannot be read"), catalogue.reading(["good", "noise"]):
+        pass
+    assert cards(catalogue) == found
+
+
+def test_an_error_that_nobody_thought_of_stays_on_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "a", 2, NAMES)
+    write_run(tmp_path / "b", 2, NAMES)
+    honest = catalogues.card
+
+    def failing(id: str, *rest: Any) -> Card:
+        if id == "a":
+            raise ZeroDivisionError("nobody thought of it")
+        return honest(id, *rest)
+
+    monkeypatch.setattr(catalogues, "card", failing)
+    found = cards(Catalogue(tmp_path))
+    assert found["a"].error == "ZeroDivisionError: nobody thought of it" and found["b"].status == "finished"
+
+
+def test_a_mended_run_is_shown_again(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 2, NAMES)
+    manifest = (tmp_path / "a" / "manifest.json").read_bytes()
+    (tmp_path / "a" / "manifest.json").write_bytes(b"{")
+    catalogue = Catalogue(tmp_path)
+    assert cards(catalogue)["a"].status == "error"
+    (tmp_path / "a" / "manifest.json").write_bytes(manifest)
+    assert cards(catalogue)["a"].status == "finished"
+
+
+def test_many_runs_are_read_a_few_at_a_time_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12):
+        write_run(tmp_path / f"run{number}", 2, NAMES)
+        os.utime(tmp_path / f"run{number}" / "events.jsonl", (2e9 + number, 2e9 + number))
+    monkeypatch.setattr(catalogues, "AT_ONCE", 0.004)
+    catalogue = Catalogue(tmp_path)
+    first = catalogue.changes()
+    assert len(first.ids) == 12 and first.more
+    read = [card.id for card in first.cards if card.status != "waiting"]
+    assert 0 < len(read) < 12 and "run11" in read and "run0" not in read
+    assert all(card.status == "finished" for card in cards(catalogue).values())
+
+
+def test_ids_that_are_not_in_the_list_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "root" / "a", 2, NAMES)
+    write_run(tmp_path / "secret", 2, NAMES)
+    catalogue = Catalogue(tmp_path / "root")
+    for id in ("../secret", "a/../../secret", str(tmp_path / "secret"), "%2e%2e/secret", "", "a/", "./a", "a\0"):
+        with pytest.raises(ns.InputError, match="no run"), catalogue.reading([id]):
+            pass
