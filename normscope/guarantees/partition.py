@@ -101,7 +101,7 @@ def partitions(wanted: Wanted, classes: int, points: int, domain: Region | None)
         return found
     largest = 10**9 if wanted == "grid" and domain is not None else points // 2
     sizes = dict.fromkeys(max(1, pairs // classes) for pairs in PAIRS)
-    return [Partition(wanted, cells) for cells in sizes if cells <= largest] or [Partition(wanted, 1)]
+    return [Partition(wanted, cells) for cells in sizes if cells <= largest] or [Partition(wanted, max(1, largest))]
 
 
 # kinds ---------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _held_out(wanted: Partition, points: torch.Tensor | None) -> torch.Tensor:
     if points is None:
         raise NotApplicable(f"cells of kind {wanted.kind} need held_out=, points that training has not seen")
     if len(points) <= wanted.cells:
-        raise InputError(f"{wanted.name} need more held-out points than cells, not {len(points):,}")
+        raise NotApplicable(f"{wanted.name} need more held-out points than cells, not {len(points):,}")
     return points
 
 

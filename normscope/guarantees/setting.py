@@ -81,7 +81,7 @@ class Setting:
 
     @cached_property
     def train(self) -> Sample:
-        locators = self._locators if self.cellwise and not self.without_cells else []
+        locators = self._probes
         return Sample(
             self._batches,
             self.model,
@@ -127,27 +127,22 @@ class Setting:
 
     # cells -------------------------------------------------------------------------------------------------------------
 
-    @property
-    def without_cells(self) -> str:
-        """Why the sample cannot be cut into cells; empty where it can."""
-        if self._held_out is None and self.domain is None:
-            return "it needs cells: pass held_out=, data that training has not seen, or domain=, a region that holds the inputs"
-        if not is_labels(self.first.target):
-            return "it needs classes: cells are pairs of an input and a label"
-        if len(self.example.floats()) == 0 or len(self.example.floats()) != len(self.example.tensors):
-            return "it needs inputs that are real numbers, for distances between samples"
-        return ""
-
     @cached_property
     def cells(self) -> list[Cellwise]:
-        """The training sample by cells, once for every partition that is tried; raises `NotApplicable` where it has none."""
-        if self.without_cells:
-            raise NotApplicable(self.without_cells)
-        columns = self.train.columns
-        return [Cellwise(locator, columns, self.classes, len(self._locators)) for locator in self._locators]
+        """The training sample by cells, once for every partition that is tried; `NotApplicable` where there can be none."""
+        if not self.cellwise:
+            raise NotApplicable("the pass over the sample was made without cells: make the setting with cellwise=True")
+        locators, columns = self._locators, self.train.columns
+        return [Cellwise(locator, columns, self.classes, len(locators)) for locator in locators]
 
     @cached_property
     def _locators(self) -> list[Locator]:
+        if self._held_out is None and self.domain is None:
+            raise NotApplicable("it needs cells: pass held_out=, data that training has not seen, or domain= for a grid")
+        if not is_labels(self.first.target):
+            raise NotApplicable("it needs classes: cells are pairs of an input and a label")
+        if not self.example.floats() or len(self.example.floats()) != len(self.example.tensors):
+            raise NotApplicable("it needs inputs that are real numbers, for distances between samples")
         points = self._held_out_points()
         wanted = partitions(self.partition, self.classes, 0 if points is None else len(points), self.domain)
         made = [one.build(points, self.domain, self.generator) for one in wanted]
@@ -155,6 +150,14 @@ class Setting:
             Locator(f"partition {number}", cells, self.loss, self._outputs(cells.centers), _mean_distance(cells, points))
             for number, cells in enumerate(made)
         ]
+
+    @property
+    def _probes(self) -> list[Locator]:
+        """What the pass over the training sample looks at beside the losses."""
+        try:
+            return self._locators if self.cellwise else []
+        except NotApplicable:  # told to whoever asks for cells
+            return []
 
     def _held_out_points(self) -> torch.Tensor | None:
         if self.held_out is None:
