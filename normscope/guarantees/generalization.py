@@ -109,8 +109,8 @@ def generalization(
     chosen = _chosen(only)
     cellwise = any(entry.cellwise for entry in chosen.values())
     setting = Setting(
-        model, loss_of(loss, loss_bound), train, held_out, delta, domain, partition, cellwise, batch_size, generator, progress,
-        checkpoint,
+        model, loss_of(loss, loss_bound), train, held_out, delta=delta, domain=domain, partition=partition, cellwise=cellwise,
+        batch_size=batch_size, generator=generator, progress=progress, checkpoint=checkpoint,
     )  # fmt: skip
     found: list[Bound] = []
     missing: dict[str, str] = {}

@@ -77,7 +77,7 @@ class Partition:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} of {self.cells:,} cells"
+        return f"{self.kind} of {self.cells:,} cell{'s' if self.cells > 1 else ''}"
 
     def build(self, points: torch.Tensor | None, domain: Region | None, generator: torch.Generator) -> Cells:
         """The cells; `points` (n, d) are held-out."""
