@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
-from normscope.core.errors import InputError
+from normscope.core.errors import ExportError, InputError
 from normscope.core.magnitude import Magnitude, Real
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
@@ -202,7 +202,10 @@ class Setting:
 
     @cached_property
     def graph(self) -> Graph:
-        return certifiable_graph(self.model, self.example.kwargs or self.example.args, "eval", None)
+        try:
+            return certifiable_graph(self.model, self.example.kwargs or self.example.args, "eval", None)
+        except (ExportError, InputError) as error:
+            raise NotApplicable(f"it needs a certified constant, which the model has not: {error}") from error
 
     @cached_property
     def above(self) -> Upper:
