@@ -16,13 +16,13 @@ from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
+from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Estimate, student_interval
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
-from normscope.curvature.progress import Wanted, shown
 from normscope.curvature.quotient import named_point, representative, symmetries_of
 from normscope.geometry.quotient import horizontal
-from normscope.guarantees.margins import check_classes
+from normscope.guarantees.losses import check_classes
 
 SCHEMA = "normscope.flatness/1"
 DEFAULT_SIGMAS = tuple(np.logspace(-3, 0, 13))

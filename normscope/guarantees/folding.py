@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -24,6 +25,8 @@ from normscope.graph.trace import trace
 from normscope.rules.normalizers import normalizer_of
 from normscope.symmetry.detect import symmetries
 
+BALANCE = 1e-9  # of a factor of scale, at which rescaled layers count as balanced
+LARGEST_BALANCED = 4_000_000  # parameters; beyond, balancing takes minutes
 TOLERANCE = 1e-6  # relative, in float64: what ε and deep stacks may make of rounding
 
 Maps = (nn.Linear, nn.modules.conv._ConvNd)
@@ -52,7 +55,7 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
     """
     twin = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval().requires_grad_(True)
     before = copy.deepcopy(twin)
-    graph = trace(twin, _double(example), "eval")
+    graph = trace(twin, as_double(example), "eval")
     for path, owner in _owners(graph, twin).items():
         _fold(twin, path, owner, graph)
     for path, module in list(twin.named_modules()):
@@ -62,29 +65,50 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
     return twin
 
 
-def canonical_form(model: nn.Module, example: Example) -> tuple[nn.Module, bool]:
-    """A copy at the canonical representative of its orbit under the model's symmetries in eval mode, and whether that is unique.
+@dataclass(frozen=True)
+class Canonical:
+    """A model at the canonical representative of its orbit under its symmetries in eval mode; notes: where that falls short."""
 
-    Groups of matrices (kind `linear`) have no preferred element here: with them the form depends on the parameters given.
+    model: nn.Module
+    notes: tuple[str, ...] = ()
+
+
+def canonical_form(model: nn.Module, example: Example) -> Canonical:
+    """A copy of a model in float64 whose parameters depend on its function alone, as far as its symmetries are known.
+
+    Rescalings and shifts leave the function as it is, which is checked. Scale-free weights get unit norm, and then ε of the
+    normalizer behind them weighs differently: the note says by how much that moves the outputs.
     """
     twin = copy.deepcopy(model)
-    report = symmetries(twin, _double(example), mode="eval")
-    point = canonical(report, dict(twin.named_parameters()))
+    if sum(value.numel() for value in twin.parameters()) > LARGEST_BALANCED:
+        return Canonical(twin, (f"not invariant under rescalings: above {LARGEST_BALANCED:,} parameters none is preferred",))
+    report = symmetries(twin, as_double(example), mode="eval")
+    point = canonical(report, dict(twin.named_parameters()), BALANCE)
     with torch.no_grad():
         for name, value in twin.named_parameters():
             value.copy_(point[name])
-    check_same_function(model, twin, example)
-    return twin, not report.of_kind("linear")
+    notes = []
+    if report.of_kind("scale", "joint-scale"):
+        notes.append(f"norms are those of scale-free weights at unit norm, where ε moves outputs by {difference(model, twin, example):.1e}")
+    else:
+        check_same_function(model, twin, example)
+    if report.of_kind("linear"):
+        notes.append("not invariant under the model's linear symmetries, which have no preferred element")
+    return Canonical(twin, tuple(notes))
 
 
 def check_same_function(first: nn.Module, second: nn.Module, example: Example) -> None:
     """Raise unless two models in float64 agree on the example."""
-    call = Call.of(_double(example))
+    if not difference(first, second, example) <= TOLERANCE:
+        raise AssertionError("a bug of normscope: rewriting the model changed its function; please report it")
+
+
+def difference(first: nn.Module, second: nn.Module, example: Example) -> float:
+    """The largest difference of two models' outputs on the example, over the largest output."""
+    call = Call.of(as_double(example))
     with torch.no_grad():
         expected, found = (module(*call.args, **call.kwargs) for module in (first, second))
-    scale = float(expected.abs().max()) + 1e-300
-    if not float((expected - found).abs().max()) <= TOLERANCE * scale:
-        raise AssertionError("a bug of normscope: rewriting the model changed its function; please report it")
+    return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1e-300)
 
 
 def _owners(graph: Graph, model: nn.Module) -> dict[str, tuple[Node, Node]]:
@@ -127,7 +151,8 @@ def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), name, module)
 
 
-def _double(example: Example) -> Example:
+def as_double(example: Example) -> Example:
+    """The example in float64, as tuple or dict."""
     call = Call.of(example)
 
     def cast(value: object) -> object:

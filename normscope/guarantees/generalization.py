@@ -94,14 +94,16 @@ def generalization(
     batch_size: int = BATCH_SIZE,
     generator: torch.Generator | None = None,
     progress: Wanted = None,
+    initial: nn.Module | None = None,
 ) -> Guarantees:
     """What theory guarantees about the loss of `model` on unseen data, by every bound that applies.
 
     loss: "l1" (on softmax outputs), "zero-one", "ramp", or a callable of (outputs, targets) that returns one value a sample, with
     loss_bound=C. train, held_out: (inputs, targets), a Dataset, or an iterable of batches. delta: each bound by itself fails with
     at most this probability. domain: the `Ball` or `Box` that is assumed to hold all inputs. only: names of bounds, else all.
+    initial: the model before training, independent of the data, as the centre of PAC-Bayes' prior.
     """
-    setting = Setting(model, loss_of(loss, loss_bound), train, held_out, delta, domain, batch_size, generator, progress)
+    setting = Setting(model, loss_of(loss, loss_bound), train, held_out, delta, domain, batch_size, generator, progress, initial)
     found: list[Bound] = []
     missing: dict[str, str] = {}
     for name in _chosen(only):

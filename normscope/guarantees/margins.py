@@ -19,12 +19,14 @@ from normscope.certify.upper import upper
 from normscope.core.data import Call, Data
 from normscope.core.errors import InputError, Refusal
 from normscope.core.magnitude import Magnitude
+from normscope.core.progress import Progress, Wanted, shown
 from normscope.core.region import Ball
 from normscope.core.rendering import Rendered
 from normscope.curvature.batches import Batch, Batches
-from normscope.curvature.progress import Progress, Wanted, shown
 from normscope.graph.graph import Graph
 from normscope.graph.trace import in_mode
+from normscope.guarantees import losses
+from normscope.guarantees.losses import check_classes
 from normscope.rules.registry import Gain
 
 SCHEMA = "normscope.margins/1"
@@ -186,26 +188,12 @@ def margins(
 
 
 def signed_margins(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """h_y − max_{j≠y} h_j of every sample, in float64: (samples, classes) and (samples,) → (samples,)."""
+    """z_y − max_{j≠y} z_j of every sample, in float64: (samples, classes) and (samples,) → (samples,)."""
     check_classes(outputs, labels)
-    scores = outputs.detach().double()
-    own = scores.gather(1, labels[:, None])[:, 0]
-    others = scores.scatter(1, labels[:, None], -math.inf).amax(1)
-    found = own - others
+    found = losses.margins(outputs.detach().double(), labels)
     if bool(found.isnan().any()):
         raise InputError("the outputs hold NaN or infinite values, so that margins do not exist: look for them in data and weights")
     return found
-
-
-def check_classes(outputs: torch.Tensor, labels: torch.Tensor) -> None:
-    """Raise unless outputs are one score a class, two classes or more, and labels name classes."""
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
-        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError(f"a classifier returns (samples, classes) with two classes or more, not {shape}: wrap the model so that it does")
-    if not isinstance(labels, torch.Tensor) or labels.shape != outputs.shape[:1] or labels.is_floating_point():
-        raise InputError(f"labels are one class number a sample, {outputs.shape[0]} of them here, not {_described(labels)}")
-    if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < outputs.shape[1]):
-        raise InputError(f"labels run from {int(labels.min())} to {int(labels.max())}, the model has {outputs.shape[1]} classes from 0")
 
 
 def _local_constants(graph: Graph, batches: Sequence[Batch], radius: float, most: int, bar: Progress) -> Iterator[Magnitude]:
@@ -245,7 +233,3 @@ def _percentiles(values: np.ndarray) -> dict[str, float | str]:
 
 def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
-
-
-def _described(value: Any) -> str:
-    return f"shape {tuple(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,7 +73,7 @@ class Network:
     obstacles: tuple[str, ...] = ()
     not_homogeneous: tuple[str, ...] = ()
     not_piecewise: tuple[str, ...] = ()
-    invariant: bool = True
+    remarks: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -106,20 +107,17 @@ class Network:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know about every number made from these norms."""
-        notes = [f"not covered by the theorem: {obstacle}" for obstacle in self.obstacles]
-        if not self.invariant:
-            notes.append("not invariant under the model's linear symmetries, of which no preferred element is known")
-        return tuple(notes)
+        return (*(f"not covered by the theorem: {obstacle}" for obstacle in self.obstacles), *self.remarks)
 
 
-def network(model: nn.Module, example: Example, invariant: bool = True) -> Network:
+def network(model: nn.Module, example: Example, remarks: Sequence[str] = ()) -> Network:
     """The layers of a model without running statistics (`guarantees.folding.folded`), in eval mode.
 
     >>> found = network(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.zeros(1, 2))
     >>> [(layer.name, layer.outputs) for layer in found.layers], found.obstacles
     ([('0', 3), ('2', 2)], ())
 
-    invariant: whether the model stands at a representative that depends on its function alone.
+    remarks: what is to be said beside every number made from the norms.
     """
     graph = certifiable_graph(model, example, "eval", None)
     found = _Reading(graph)
@@ -127,7 +125,7 @@ def network(model: nn.Module, example: Example, invariant: bool = True) -> Netwo
         raise Refusal("no layer to bound", ["the model has no linear map or convolution"], "")
     return Network(
         tuple(found.layers), found.slope, *(tuple(dict.fromkeys(part)) for part in (found.obstacles, found.bent, found.curved)),
-        invariant=invariant,
+        remarks=tuple(remarks),
     )  # fmt: skip
 
 

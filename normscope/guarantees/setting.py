@@ -21,7 +21,9 @@ from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.objective import snapshot
 from normscope.graph.graph import Graph
 from normscope.guarantees.bound import CERTIFIED, GAP, Bound, Part
+from normscope.guarantees.folding import as_double, canonical_form, folded
 from normscope.guarantees.losses import Loss
+from normscope.guarantees.network import Network, network
 from normscope.guarantees.sample import Probe, Sample
 from normscope.guarantees.table import NotApplicable
 from normscope.ledger import LayerRow, ledger
@@ -35,7 +37,7 @@ class Setting:
     """A model h, a loss f with 0 ≤ f ≤ C, a sample D of size m, and a confidence 1 − δ.
 
     model: a copy in eval mode, parameters without gradients; the user's own is never touched. train, held_out: `Sample`s, read
-    batch by batch. constant: the certified Lipschitz constant of x ↦ h(x) on all inputs; `constant_on` is that of a region.
+    batch by batch. initial: the model before training, where a bound may look at it. constant: the certified Lipschitz constant of x ↦ h(x) on all inputs; `constant_on` is that of a region.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Setting:
         batch_size: int = BATCH_SIZE,
         generator: torch.Generator | None = None,
         progress: Wanted = None,
+        initial: nn.Module | None = None,
     ) -> None:
         if not 0 < delta < 1:
             raise InputError(f"delta is a probability between 0 and 1, not {delta}")
         self.model, self.loss, self.delta, self.domain = snapshot(model, "eval", None), loss, delta, domain
         self.model.requires_grad_(False)
+        self.initial = initial
         self.generator = generator or torch.Generator().manual_seed(0)
         self.batch_size, self.progress = batch_size, progress
         self.train = self._sample(train, "train")
@@ -108,6 +112,18 @@ class Setting:
     def constant_on(self, region: Region) -> Magnitude:
         """The certified constant on a region; norms of weights are computed once for all regions."""
         return upper(self.graph, region=region, known=self._known).bound
+
+    @cached_property
+    def folded(self) -> nn.Module:
+        """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
+        return folded(self.model, self.example.kwargs or self.example.args)
+
+    @cached_property
+    def network(self) -> Network:
+        """The folded model at its canonical representative, as theorems on norms see it."""
+        example = self.example.kwargs or self.example.args
+        form = canonical_form(self.folded, example)
+        return network(form.model, as_double(example), form.notes)
 
     @cached_property
     def layers(self) -> tuple[LayerRow, ...]:

@@ -1,6 +1,9 @@
 """The bounds that come with normscope, one file a paper; importing them here puts them into the table, in this order."""
 
 from normscope.guarantees.bounds import held_out
+from normscope.guarantees.bounds import bartlett2017, cisneros2025, golowich2018, lyu2022, neyshabur2018, pac_bayes, vc
 from normscope.guarantees.table import TABLE
 
-__all__ = ["TABLE", "held_out"]
+__all__ = [
+    "TABLE", "bartlett2017", "cisneros2025", "golowich2018", "held_out", "lyu2022", "neyshabur2018", "pac_bayes", "vc",
+]  # fmt: skip
