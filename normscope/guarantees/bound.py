@@ -60,7 +60,7 @@ class Bound(Rendered):
     @property
     def verdict(self) -> str:
         if self.status == MEASURE:
-            return "a number to compare models by"
+            return "to compare by"
         return "vacuous" if self.vacuous else "says something"
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,9 +85,8 @@ class Bound(Rendered):
         table.add_column(overflow="fold")
         for name, part in self.parts.items():
             table.add_row(f"  {name}", shown(part))
-        head = f"{self.name}: {self.quantity} ≤ {self.value} ({self.loss} loss, {self.status}, {self.verdict})"
-        if self.status == MEASURE:
-            head = f"{self.name}: {self.value} ({self.loss} loss, {self.status}: {self.verdict})"
+        value = f"{self.value}" if self.status == MEASURE else f"{self.quantity} ≤ {self.value}"
+        head = f"{self.name}: {value} ({self.loss} loss, {self.status}, {self.verdict})"
         return Group(Text(head), table, *(Text(f"  assumes: {assumption}") for assumption in self.assumptions))
 
 

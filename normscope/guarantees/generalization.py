@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Union
 
 import torch
@@ -14,14 +15,15 @@ from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, Refusal
-from normscope.core.progress import Wanted
+from normscope.core.progress import Wanted as Progress
 from normscope.core.region import Region
 from normscope.core.rendering import Rendered
 from normscope.guarantees.bound import STATUSES, Bound
 from normscope.guarantees.bounds import TABLE
 from normscope.guarantees.losses import Loss, loss_of
+from normscope.guarantees.partition import Wanted
 from normscope.guarantees.setting import BATCH_SIZE, Setting
-from normscope.guarantees.table import NotApplicable
+from normscope.guarantees.table import Entry, NotApplicable
 
 
 @dataclass(frozen=True)
@@ -88,35 +90,43 @@ def generalization(
     held_out: Data | None = None,
     delta: float = 0.05,
     domain: Region | None = None,
-    partition: Any = None,
+    partition: Wanted = None,
     loss_bound: float | None = None,
     only: Sequence[str] | None = None,
     batch_size: int = BATCH_SIZE,
     generator: torch.Generator | None = None,
-    progress: Wanted = None,
+    progress: Progress = None,
+    checkpoint: str | Path | None = None,
     initial: nn.Module | None = None,
 ) -> Guarantees:
     """What theory guarantees about the loss of `model` on unseen data, by every bound that applies.
 
     loss: "l1" (on softmax outputs), "zero-one", "ramp", or a callable of (outputs, targets) that returns one value a sample, with
     loss_bound=C. train, held_out: (inputs, targets), a Dataset, or an iterable of batches. delta: each bound by itself fails with
-    at most this probability. domain: the `Ball` or `Box` that is assumed to hold all inputs. only: names of bounds, else all.
-    initial: the model before training, independent of the data, as the centre of PAC-Bayes' prior.
+    at most this probability. domain: a `Ball` or `Box` in which inputs are expected, for grids. partition: "voronoi", "k-means",
+    "grid", a `Partition`, or several, between which δ is split. only: names of bounds, else all. checkpoint: a file that the pass
+    over the training sample is kept in, to go on from where it was stopped. initial: the model before training, independent of
+    the data: the centre of the prior of PAC-Bayes.
     """
-    setting = Setting(model, loss_of(loss, loss_bound), train, held_out, delta, domain, batch_size, generator, progress, initial)
+    chosen = _chosen(only)
+    cellwise = any(entry.cellwise for entry in chosen.values())
+    setting = Setting(
+        model, loss_of(loss, loss_bound), train, held_out, delta, domain, partition, cellwise, batch_size, generator, progress,
+        checkpoint, initial,
+    )  # fmt: skip
     found: list[Bound] = []
     missing: dict[str, str] = {}
-    for name in _chosen(only):
+    for name, entry in chosen.items():
         try:
-            found += TABLE[name](setting)
+            found += entry.source(setting)
         except (NotApplicable, Refusal) as reason:
             missing[name] = str(reason)
     ordered = sorted(found, key=lambda bound: (STATUSES.index(bound.status), bound.loss != setting.loss.name, bound.value.log))
     return Guarantees(tuple(ordered), setting.train.risk, setting.train.size, delta, missing)
 
 
-def _chosen(only: Sequence[str] | None) -> list[str]:
+def _chosen(only: Sequence[str] | None) -> dict[str, Entry]:
     unknown = [name for name in only or () if name not in TABLE]
     if unknown:
         raise InputError(f"no bound {unknown[0]!r}: choose from {', '.join(TABLE)}")
-    return list(TABLE if only is None else only)
+    return dict(TABLE) if only is None else {name: TABLE[name] for name in only}

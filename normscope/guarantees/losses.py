@@ -14,7 +14,11 @@ from normscope.core.errors import InputError
 RAMP_MARGIN = 1.0
 SLACK = 1e-5  # relative: what rounding may add to a loss at its bound
 
+SCORE_SLOPE = math.sqrt(2) * (1 + 2**-50)  # of a margin and of log-odds in the outputs
+SCORE_ROUNDING = 2.0**-40  # relative: float64 arithmetic on scores, with room for thousands of classes
+
 Values = Callable[[Any, Any], torch.Tensor]
+Steepest = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the ends of an interval
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,34 @@ class Loss:
 
     slope: its Lipschitz constant in one sample's outputs, in ℓ2, for every target; infinite where it jumps, None if unknown.
     classes: whether targets are the indices of outputs.
+    score, steepest: a loss that is a function of one score s(z, y), itself √2-Lipschitz in z, and the largest slope of that
+    function on an interval of scores; what the loss can do near given outputs follows from them.
     """
 
     name: str
     bound: float
     function: Values
     slope: float | None = None
-    classes: bool = True
+    classes: bool = False
+    score: Values | None = None
+    steepest: Steepest | None = None
+
+    @classmethod
+    def of_score(
+        cls, name: str, bound: float, score: Values, profile: Callable[[torch.Tensor], torch.Tensor], steepest: Steepest
+    ) -> Loss:
+        """A loss profile(score(outputs, classes))."""
+        everywhere = torch.tensor(math.inf, dtype=torch.float64)
+        slope = SCORE_SLOPE * float(steepest(-everywhere, everywhere))
+        return cls(name, bound, lambda outputs, targets: profile(score(outputs, targets)), slope, True, score, steepest)
+
+    def slope_near(self, outputs: torch.Tensor, targets: torch.Tensor, distance: float) -> torch.Tensor:
+        """Its Lipschitz constant in z on ‖z − outputs‖ ≤ distance, one a row; float64 outputs, rounded up."""
+        if self.score is None or self.steepest is None:
+            return torch.full((len(outputs),), math.inf if self.slope is None else self.slope, dtype=torch.float64)
+        score = self.score(outputs, targets)
+        reach = SCORE_SLOPE * distance + SCORE_ROUNDING * (1 + score.abs() + outputs.abs().amax(1))
+        return SCORE_SLOPE * self.steepest(score - reach, score + reach) * (1 + SCORE_ROUNDING)
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < math.inf:
@@ -81,34 +106,41 @@ def margins(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return right[:, 0] - others.amax(1)
 
 
+def log_odds(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """ln(p_y/(1 − p_y)) = z_y − ln Σ_{j≠y} e^{z_j} with p = softmax(z)."""
+    right = outputs.gather(1, targets[:, None])
+    return right[:, 0] - outputs.scatter(1, targets[:, None], -math.inf).logsumexp(1)
+
+
 def l1() -> Loss:
-    """‖softmax(z) − e_y‖₁ = 2(1 − p_y), with C = 2.
+    """‖softmax(z) − e_y‖₁ = 2(1 − p_y) = 2/(1 + e^s) of the log-odds s, with C = 2; its slope in s is 2p(1 − p) ≤ 1/2."""
 
-    Its gradient in z is 2 p_y (p − e_y), of norm at most 2√2 p_y(1 − p_y) ≤ 1/√2 (docs/laws.md).
-    """
+    def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        p = torch.sigmoid(torch.zeros_like(low).clamp(low, high))  # nearest to a half
+        return 2 * p * (1 - p)
 
-    def values(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        others = torch.softmax(outputs, 1).scatter(1, targets[:, None], 0.0)  # 1 − p_y without cancellation
-        return 2 * others.sum(1)
-
-    return Loss("l1", 2.0, values, math.sqrt(0.5) * (1 + 2**-50))
+    return Loss.of_score("l1", 2.0, log_odds, lambda score: 2 * torch.sigmoid(-score), steepest)
 
 
 def zero_one() -> Loss:
-    """1 where another output is at least as large as the right one, with C = 1; it jumps, so it has no slope."""
-    return Loss("zero-one", 1.0, lambda outputs, targets: (margins(outputs, targets) <= 0).to(outputs.dtype), math.inf)
+    """1 where another output is at least as large as the right one, with C = 1. It jumps where the margin is 0."""
+
+    def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        return torch.where((low <= 0) & (high > 0), torch.inf, 0.0).to(low)
+
+    return Loss.of_score("zero-one", 1.0, margins, lambda score: (score <= 0).to(score.dtype), steepest)
 
 
 def ramp(margin: float = RAMP_MARGIN) -> Loss:
-    """min(1, max(0, 1 − (z_y − max_{j≠y} z_j)/γ)), with C = 1: at least the zero-one loss, and √2/γ-Lipschitz in z."""
+    """min(1, max(0, 1 − (z_y − max_{j≠y} z_j)/γ)), with C = 1: at least the zero-one loss."""
     if not 0 < margin < math.inf:
         raise InputError(f"the margin of a ramp is a finite number above 0, not {margin}")
 
-    def values(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (1 - margins(outputs, targets) / margin).clamp(0, 1)
+    def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        return torch.where((low < margin) & (high > 0), 1 / margin, 0.0).to(low)
 
     name = "ramp" if margin == RAMP_MARGIN else f"ramp of margin {margin:g}"
-    return Loss(name, 1.0, values, math.sqrt(2) / margin * (1 + 2**-50))
+    return Loss.of_score(name, 1.0, margins, lambda score: (1 - score / margin).clamp(0, 1), steepest)
 
 
 NAMED: dict[str, Callable[[], Loss]] = {"l1": l1, "zero-one": zero_one, "ramp": ramp}
@@ -128,4 +160,4 @@ def loss_of(loss: Union[str, Loss, Values], loss_bound: float | None = None) -> 
         raise InputError(f"loss is one of {', '.join(NAMED)}, or a callable with loss_bound=; not a {type(loss).__name__}")
     if loss_bound is None:
         raise InputError("a loss of your own needs loss_bound=C, the largest value that it can take")
-    return Loss(getattr(loss, "__name__", type(loss).__name__), float(loss_bound), loss, classes=False)
+    return Loss(getattr(loss, "__name__", type(loss).__name__), float(loss_bound), loss)
