@@ -116,7 +116,7 @@ class Flatness(Rendered):
         }
 
     def render(self) -> RenderableType:
-        head = f"flatness on {self.samples:,} samples, {self.mode} mode ({self.statistics}); mean accuracy in %, ± half its interval\n"
+        head = f"flatness on {self.samples:,} samples, {self.mode} mode ({self.statistics}): mean accuracy in %\n"
         return Group(Text(head), self._table(), *map(Text, self._tolerances()))
 
     def _table(self) -> Table:

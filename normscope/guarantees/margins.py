@@ -120,13 +120,13 @@ class Margins(Rendered):
         shown_classes = self.classes[:MOST_CLASSES_SHOWN]
         rows = [("all", self.values), *((str(label), self.of_class(label)) for label in shown_classes)]
         if self.constant is not None:
-            rows.append(("all, over √2 L", self.normalized))
+            rows.append(("over √2 L", self.normalized))
         if self.local_constants:
-            rows.append((f"first, over √2 L on balls of {self.radius:g}", self.locally_normalized))
+            rows.append((f"on balls of {self.radius:g}", self.locally_normalized))
         for name, values in rows:
             numbers = (values.mean(), *np.percentile(values, PERCENTILES))
             right = f"{100 * (values > 0).mean():.1f} %"
-            table.add_row(name, f"{len(values):,}", right, *(f"{number:.4g}" for number in numbers))
+            table.add_row(name, f"{len(values):,}", right, *(f"{number:.3g}" for number in numbers))
         return table
 
     def _notes(self) -> Iterator[str]:
@@ -135,6 +135,8 @@ class Margins(Rendered):
             yield f"and {hidden} more classes"
         if self.constant is not None:
             yield f"L = {self.constant}: certified Lipschitz constant of the outputs (ℓ2) on all inputs"
+        if self.local_constants:
+            yield f"on balls of {self.radius:g}: the first {len(self.local_constants)} margins over √2 L_i, L_i certified on the ball around each"
         if self.reason:
             yield f"no finite constant on all inputs: {self.reason}"
 

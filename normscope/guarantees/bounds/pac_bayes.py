@@ -35,6 +35,7 @@ DRAWS = 1000  # at least so many independent draws of parameters
 CHUNK = 32  # samples that share a draw
 HALVINGS = 10  # σ tried, from the root mean square of w − w₀ downwards
 SHARE_OF_DRAWS = 0.1  # of δ, for the estimate of E_Q[error on D]
+PLACE = "the noise is on the parameters as they stand: not invariant under symmetries that change their scale"
 BUFFERS = "buffers other than running statistics, which are folded into parameters, do not depend on the training data"
 
 
@@ -69,11 +70,8 @@ def distance_between(model: nn.Module, prior: nn.Module | None) -> float:
     others = dict(prior.named_parameters()) if prior is not None else {}
     if prior is not None and {n: p.shape for n, p in others.items()} != {n: p.shape for n, p in model.named_parameters()}:
         raise NotApplicable("the initial model has other parameters than the model")
-    squares = sum(
-        float((value.double() - others[name].double() if others else value.double()).square().sum())
-        for name, value in model.named_parameters()
-    )
-    return math.sqrt(squares)
+    pairs = [(value.detach().double(), others.get(name)) for name, value in model.named_parameters()]
+    return math.sqrt(sum(float((value if other is None else value - other.detach()).square().sum()) for value, other in pairs))
 
 
 @bounds_of(NAME)
@@ -108,7 +106,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
         "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "KL": divergence, "ln 1/weight of λ": weight, "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
-    assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS]
+    assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS, PLACE]
     for name, value in {
         f"{NAME} (kl)": langford_seeger(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta),
         f"{NAME} (McAllester)": mcallester(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta),
