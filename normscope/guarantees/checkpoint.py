@@ -29,8 +29,8 @@ class Checkpoint:
     key: what the columns depend on; a file of another key is refused rather than mixed in.
     """
 
-    def __init__(self, path: str | Path, key: str, seconds: float = SECONDS) -> None:
-        self.path, self.key, self.seconds = Path(path), key, seconds
+    def __init__(self, path: str | Path, key: str) -> None:
+        self.path, self.key = Path(path), key
         self._written = time.monotonic()
 
     def load(self) -> list[Columns]:
@@ -46,8 +46,8 @@ class Checkpoint:
             raise InputError(f"{self.path} is no checkpoint of normscope ({error}): remove it") from error
 
     def keep(self, parts: Sequence[Columns], now: bool = False) -> None:
-        """Write the parts, at most once in `seconds` unless `now`."""
-        if not parts or (not now and time.monotonic() - self._written < self.seconds):
+        """Write the parts, at most once in SECONDS unless `now`."""
+        if not parts or (not now and time.monotonic() - self._written < SECONDS):
             return
         temporary = self.path.with_name(f"{self.path.name}.part")
         save_file(joined(parts), temporary, metadata={"key": self.key})

@@ -13,24 +13,23 @@ from normscope.guarantees.table import NotApplicable
 if TYPE_CHECKING:
     from normscope.guarantees.setting import Setting
 
-TRIES = 16  # cells in a row for which proving a constant gains nothing, after which the others are given C
+TRIES = 16  # cells in a row for which proving a constant gains nothing, after which the others are left as they are
 
 
 def global_constants(setting: Setting, rows: Cellwise) -> torch.Tensor:
     """L_i = L_f · L_h on all inputs, the same for every row."""
-    return torch.full_like(rows.counts, _slope(setting) * float(setting.constant)).nan_to_num(0)
+    return torch.full_like(rows.counts, _slope(setting) * float(setting.constant)).nan_to_num(0, torch.inf)
 
 
 def local_constants(setting: Setting, rows: Cellwise) -> torch.Tensor:
     """L_i proved on each cell's ball B(c, r): the model's constant L_h there times the loss's near h(c), within L_h r of it.
 
-    Infinite where nothing was proved, so that the cap decides.
+    Where proving gains nothing over the most that the loss can rise, cell after cell, the others keep the global constant.
     """
-    _slope(setting)
-    found = torch.full_like(rows.counts, torch.inf)
+    found = global_constants(setting, rows)
     caps, without_gain = setting.loss.bound - rows.losses, 0
     for cell, members in rows.by_cell():
-        found[members] = _on_ball(setting, rows, cell, rows.label[members])
+        found[members] = torch.minimum(found[members], _on_ball(setting, rows, cell, rows.label[members]))
         gained = bool((found[members] * rows.largest_distance[members] < caps[members]).any())
         without_gain = 0 if gained else without_gain + 1
         if without_gain >= TRIES:

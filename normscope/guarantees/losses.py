@@ -126,7 +126,7 @@ def zero_one() -> Loss:
     """1 where another output is at least as large as the right one, with C = 1. It jumps where the margin is 0."""
 
     def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        return torch.where((low <= 0) & (high > 0), torch.inf, 0.0).to(low)
+        return torch.zeros_like(low).masked_fill((low <= 0) & (high > 0), math.inf)
 
     return Loss.of_score("zero-one", 1.0, margins, lambda score: (score <= 0).to(score.dtype), steepest)
 
@@ -137,7 +137,7 @@ def ramp(margin: float = RAMP_MARGIN) -> Loss:
         raise InputError(f"the margin of a ramp is a finite number above 0, not {margin}")
 
     def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        return torch.where((low < margin) & (high > 0), 1 / margin, 0.0).to(low)
+        return torch.zeros_like(low).masked_fill((low < margin) & (high > 0), 1 / margin)
 
     name = "ramp" if margin == RAMP_MARGIN else f"ramp of margin {margin:g}"
     return Loss.of_score(name, 1.0, margins, lambda score: (1 - score / margin).clamp(0, 1), steepest)

@@ -112,7 +112,7 @@ class Sample:
     def outputs(self, batch: Batch) -> Any:
         """The model's outputs on a batch, without a tape."""
         with torch.no_grad():
-            return self._forward(batch.call)
+            return run(self.model, batch.call)
 
     def walk(self) -> Iterator[tuple[Batch, Any]]:
         """Every batch with the model's outputs, one more pass."""
@@ -127,7 +127,7 @@ class Sample:
     def _look(self, batch: Batch) -> dict[str, torch.Tensor]:
         call, leaves = _with_leaves(batch.call) if self.slopes else (batch.call, [])
         with torch.set_grad_enabled(self.slopes):
-            outputs = self._forward(call)
+            outputs = run(self.model, call)
             losses = self.loss(outputs, batch.target)
             if len(losses) != batch.size:
                 raise InputError(f"the loss returned {len(losses)} values for {batch.size} samples")
@@ -141,13 +141,15 @@ class Sample:
             columns |= probe(seen)
         return {name: column.detach().cpu() for name, column in columns.items()}
 
-    def _forward(self, call: Call) -> Any:
-        try:
-            return self.model(*call.args, **call.kwargs)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what a forward raises on inputs that do not fit it
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
+
+def run(model: nn.Module, call: Call) -> Any:
+    """The model's outputs; an error of its forward becomes one line."""
+    try:
+        return model(*call.args, **call.kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what a forward raises on inputs that do not fit it
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"the model does not run on inputs of shape {shapes}: {reason}") from error
 
 
 def flat(call: Call) -> torch.Tensor:

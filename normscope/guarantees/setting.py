@@ -30,7 +30,7 @@ from normscope.guarantees.losses import Loss, is_labels
 from normscope.guarantees.network import Network, network
 from normscope.guarantees.partition import Wanted as WantedPartition
 from normscope.guarantees.partition import expanded, partitions
-from normscope.guarantees.sample import Sample, flat
+from normscope.guarantees.sample import Sample, flat, run
 from normscope.guarantees.table import NotApplicable
 from normscope.ledger import LayerRow, ledger
 from normscope.rules.normalizers import normalizer_of
@@ -123,7 +123,7 @@ class Setting:
     def classes(self) -> int:
         """How many classes the outputs have."""
         with torch.no_grad():
-            outputs = self.model(*self.example.args, **self.example.kwargs)
+            outputs = run(self.model, self.example)
         if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
             raise NotApplicable("it needs a classifier, with outputs (samples, classes)")
         return int(outputs.shape[1])
@@ -181,7 +181,7 @@ class Setting:
         shown = self.example.floats()
         values = iter(part.to(like) for part, like in zip(self.unflattened(points), shown, strict=True))
         args = tuple(next(values) for _ in self.example.args)
-        return self.model(*args, **{name: next(values) for name in self.example.kwargs})
+        return run(self.model, Call(args, {name: next(values) for name in self.example.kwargs}))
 
     def unflattened(self, points: torch.Tensor) -> list[torch.Tensor]:
         """Rows (samples, d) as the model's inputs."""
