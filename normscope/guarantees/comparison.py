@@ -178,12 +178,14 @@ class Comparison(Rendered):
             error, where = self.robust_sign_error(name)
             cells = [self.kendall(name), *granulated, _mean(value for value in granulated if value == value)]
             table.add_row(
-                name, self._status(name), str(len(self._having(name))), *(f"{value:+.2f}" if value == value else "–" for value in cells),
-                f"{error:.2f}" if where else "–", str(where or ""),
+                name, self._status(name), str(len(self._having(name))),
+                *(f"{value:+.2f}" if value == value else "–" for value in cells), f"{error:.2f}" if where else "–", str(where or ""),
             )  # fmt: skip
         gaps = [member.gap for member in self.members]
         head = f"{len(self.members)} models, true gaps of the {self.loss} loss from {min(gaps):.4g} to {max(gaps):.4g}"
-        legend = "Kendall, each hyperparameter alone and their mean: 1 ranks as the gap does, 0 like a coin, −1 the other way round;"
+        legend = (
+            "Kendall, each hyperparameter alone and their mean: 1 ranks as the gap does, 0 like a coin, −1 the other way round;"
+        )
         robust = "robust: the share of pairs ordered wrongly in the worst environment, 0 at best"
         return Group(Text(f"{head}\n"), table, Text(f"\n{legend}"), Text(robust))
 

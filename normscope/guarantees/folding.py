@@ -57,7 +57,7 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
     before = copy.deepcopy(twin)
     graph = trace(twin, as_double(example), "eval")
     for path, owner in _owners(graph, twin).items():
-        _fold(twin, path, owner, graph)
+        _fold(twin, path, *owner)
     for path, module in list(twin.named_modules()):
         if isinstance(module, _NormBase) and module.running_var is not None:
             _replace(twin, path, _scale_of(module))
@@ -89,7 +89,8 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
             value.copy_(point[name])
     notes = []
     if report.of_kind("scale", "joint-scale"):
-        notes.append(f"norms are those of scale-free weights at unit norm, where ε moves outputs by {difference(model, twin, example):.1e}")
+        moved = difference(model, twin, example)
+        notes.append(f"norms are those of scale-free weights at unit norm, where ε moves outputs by {moved:.1e}")
     else:
         check_same_function(model, twin, example)
     if report.of_kind("linear"):
@@ -114,19 +115,20 @@ def difference(first: nn.Module, second: nn.Module, example: Example) -> float:
 def _owners(graph: Graph, model: nn.Module) -> dict[str, tuple[Node, Node]]:
     """From the path of each BN module to its node and the node of the map that takes it up, both modules of one call."""
     calls = Counter(node.path for node in graph if node.op != "input")
+    modules = dict(model.named_modules())
     found = {}
     for node, before in foldable(graph).items():
-        modules = dict(model.named_modules())
         own, other = modules.get(node.path), modules.get(before.path)
-        plain = isinstance(other, Maps) and not parametrize.is_parametrized(other) and "weight" in other._parameters
+        if not isinstance(own, _NormBase) or not isinstance(other, Maps) or parametrize.is_parametrized(other):
+            continue
+        grouped = is_transposed(before) and isinstance(other, nn.modules.conv._ConvNd) and other.groups > 1
         single = calls[node.path] == 1 and calls[before.path] == 1 and before.parameters[:1] == (f"{before.path}.weight",)
-        if isinstance(own, _NormBase) and plain and single and not (is_transposed(before) and other.groups > 1):
+        if single and not grouped and "weight" in other._parameters:
             found[node.path] = node, before
     return found
 
 
-def _fold(model: nn.Module, path: str, owner: tuple[Node, Node], graph: Graph) -> None:
-    node, before = owner
+def _fold(model: nn.Module, path: str, node: Node, before: Node) -> None:
     normalizer, target = normalizer_of(node), model.get_submodule(before.path)
     assert normalizer is not None and isinstance(target, Maps)
     weight, bias = folded_weight(before, normalizer), folded_bias(before, normalizer)

@@ -136,7 +136,8 @@ class Margins(Rendered):
         if self.constant is not None:
             yield f"L = {self.constant}: certified Lipschitz constant of the outputs (ℓ2) on all inputs"
         if self.local_constants:
-            yield f"on balls of {self.radius:g}: the first {len(self.local_constants)} margins over √2 L_i, L_i certified on the ball around each"
+            count = len(self.local_constants)
+            yield f"on balls of {self.radius:g}: the first {count} margins over √2 L_i, L_i certified on the ball around each"
         if self.reason:
             yield f"no finite constant on all inputs: {self.reason}"
 
@@ -173,7 +174,8 @@ def margins(
             if not first or (radius is not None and sum(kept.size for kept in first) < local_samples):
                 first.append(batch)
             bar.advance()
-    found, reason, local = None, "", ()
+    found: Magnitude | None = None
+    reason, local = "", tuple[Magnitude, ...]()
     if constant or radius is not None:
         try:
             graph = certifiable_graph(model, _example(first[0]), "eval", None)

@@ -1,7 +1,7 @@
 """A network as theorems on norms see it: linear maps with their norms, and what stands between them.
 
-The theorems speak of chains x → A_L φ(A_{L−1} … φ(A_1 x)) of matrices and fixed maps with φ(0) = 0. A convolution is the matrix that
-it is on its input's shape. Biases are entries of the matrix [[A, b], [0, 1]] that acts on (x, 1). What keeps a model from being
+The theorems speak of chains x → A_L φ(A_{L−1} … φ(A_1 x)) of matrices and fixed maps with φ(0) = 0. A convolution is the matrix
+that it is on its input's shape. Biases are entries of the matrix [[A, b], [0, 1]] that acts on (x, 1). What keeps a model from being
 such a chain is listed, and then no bound is certified.
 """
 
@@ -123,10 +123,8 @@ def network(model: nn.Module, example: Example, remarks: Sequence[str] = ()) -> 
     found = _Reading(graph)
     if not found.layers:
         raise Refusal("no layer to bound", ["the model has no linear map or convolution"], "")
-    return Network(
-        tuple(found.layers), found.slope, *(tuple(dict.fromkeys(part)) for part in (found.obstacles, found.bent, found.curved)),
-        remarks=tuple(remarks),
-    )  # fmt: skip
+    obstacles, bent, curved = (tuple(dict.fromkeys(part)) for part in (found.obstacles, found.bent, found.curved))
+    return Network(tuple(found.layers), found.slope, obstacles, bent, curved, tuple(remarks))
 
 
 class _Reading:

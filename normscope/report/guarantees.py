@@ -105,7 +105,9 @@ def bounds_against_gaps(comparison: Comparison) -> go.Figure:
     positive = [member.gap for member in comparison.members if member.gap > 0]
     if positive:
         line = np.linspace(min(positive), max(positive), 50)
-        traces.append(go.Scatter(x=line, y=np.log10(line), mode="lines", name="the true gap", line={"color": COLORS[7], "dash": "dash"}))
+        traces.append(
+            go.Scatter(x=line, y=np.log10(line), mode="lines", name="the true gap", line={"color": COLORS[7], "dash": "dash"})
+        )
     title = f"Bounds (filled: certified) against the true gap of {len(comparison.members)} models"
     found = figure(*traces, title=title, x=f"true gap of the {comparison.loss} loss", y="log₁₀ of the stated gap")
     return found.update_layout(legend={"font": {"size": 11}})

@@ -1,6 +1,7 @@
 """The bounds that come with normscope, one file a paper; importing them here puts them into the table, in this order."""
 
 from normscope.guarantees.bounds import held_out, than2025  # isort: split
+
 from normscope.guarantees.bounds import (
     bartlett2017,
     cisneros2025,

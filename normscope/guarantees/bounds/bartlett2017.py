@@ -4,9 +4,9 @@ Theorem 3.3: for chains of maps ρ_k-Lipschitz with φ_k(0) = 0 and matrices wit
 
     ln N(ε) ≤ c ‖X‖_F² ln(2W²)/ε² · ∏ s_k²ρ_k² · (Σ (b_k/s_k)^{2/3})³,
 
-W the largest width. The theorem has c = 1; the lemma behind it rounds up to whole numbers, which c = 2 pays for: where the number is
-below 1 the cover is a single point, and ⌈x⌉ ≤ 2x elsewhere. The ramp loss at margin γ is 2/γ-Lipschitz, so Dudley's integral from
-1/m gives R̂ ≤ 4/m^{3/2} + 18 ln(m) √R/m with R = 4 ε² ln N(ε)/γ², and
+W the largest width. The theorem has c = 1; the lemma behind it rounds up to whole numbers, which c = 2 pays for: where the number
+is below 1 the cover is a single point, and ⌈x⌉ ≤ 2x elsewhere. The ramp loss at margin γ is 2/γ-Lipschitz, so Dudley's integral
+from 1/m gives R̂ ≤ 4/m^{3/2} + 18 ln(m) √R/m with R = 4 ε² ln N(ε)/γ², and
 
     P[wrong] ≤ ramp_γ(D) + 2R̂ + 3√(ln(2/δ)/2m).
 
@@ -69,8 +69,8 @@ def bartlett(network: Network, margins: torch.Tensor, norms: torch.Tensor, delta
         confidence = 3 * math.sqrt((math.log(2 / delta) + weight + further + own) / (2 * size))
         risk = ramp_risk(margins, float(1 / inverse))
         parts = {
-            "risk at margin": risk, "margin": float(1 / inverse), "∏‖A‖₂": chain.product("spectral"), "spectral complexity": complexity,
-            "width": chain.width, "Rademacher complexity": rademacher, "confidence term": confidence,
+            "risk at margin": risk, "margin": float(1 / inverse), "∏‖A‖₂": chain.product("spectral"),
+            "spectral complexity": complexity, "width": chain.width, "Rademacher complexity": rademacher, "confidence term": confidence,
         }  # fmt: skip
         return rademacher * 2 + (risk + confidence), parts
 

@@ -6,7 +6,7 @@ form for the empirical complexity), with probability 1 − δ
 
     P[wrong] ≤ ramp_γ(D) + (4k/γ) R̂_D(H) + 3√(ln(2/δ)/2m).
 
-Only ∏‖A_k‖_F/γ matters, since layers can be rescaled: a union bound over its grid makes the bound hold for all networks and margins.
+Only ∏‖A_k‖_F/γ matters, since layers can be rescaled: a union bound over its grid makes it hold for all networks and margins.
 """
 
 from __future__ import annotations
@@ -67,5 +67,10 @@ def golowich2018(setting: Setting) -> Iterator[Bound]:
     value, parts = golowich(network, setting.train.margins, setting.train.norms, setting.classes, setting.delta)
     bent = [f"not covered by the theorem: {label} is not entrywise and homogeneous" for label in network.not_homogeneous]
     status = MEASURE if network.obstacles or bent else CERTIFIED
-    assumptions = ["training samples are independent draws from P", "the architecture was fixed before the data", *network.notes, *bent]
+    assumptions = [
+        "training samples are independent draws from P",
+        "the architecture was fixed before the data",
+        *network.notes,
+        *bent,
+    ]
     yield setting.bound(NAME, value, RISK, status, parts, assumptions, zero_one())

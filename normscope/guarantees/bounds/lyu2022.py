@@ -1,7 +1,7 @@
 """Lyu, Li & Arora 2022, as Than 2025 quotes it (LLA): spherical sharpness bounds the risk of a smoothed predictor.
 
-E_u F(P, h_{W+u}) ≤ F(D, h) + τμ²/2 + O(ln m)/(μ√m) + const with u normal of variance μ²/n: τ is the largest eigenvalue of the loss's
-Hessian at unit-norm weights. Here it is that of the quotient by all of the model's symmetries (`ns.hessian(quotient=True)`), which
+E_u F(P, h_{W+u}) ≤ F(D, h) + τμ²/2 + O(ln m)/(μ√m) + const with u normal of variance μ²/n: τ is the largest eigenvalue of the
+loss's Hessian at unit-norm weights. Here it is that of the quotient by all of the model's symmetries (`ns.hessian(quotient=True)`), which
 depends on the function alone; 1 stands for the hidden constant, and μ = (ln m/(τ√m))^{1/3} is where the sum is least.
 """
 
@@ -39,8 +39,7 @@ def lyu(risk: float, sharpness: float, size: int) -> tuple[Magnitude, float]:
 @bounds_of(NAME)
 def lyu2022(setting: Setting) -> Iterator[Bound]:
     """A measure, on the cross-entropy loss of batch statistics, which is scale-invariant."""
-    setting.classes  # noqa: B018: a classifier is needed
-    batches, count = [], 0
+    batches, count, classes = [], 0, setting.classes
     for batch in setting.train.batches:
         batches.append((batch.call.kwargs or batch.call.args, batch.target))
         count += batch.size
@@ -53,7 +52,14 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
     except NormscopeError as error:
         raise NotApplicable(f"no spherical sharpness: {error}") from error
     value, noise = lyu(curvature.loss, sharpness, setting.train.size)
-    parts = {"F(D, h)": curvature.loss, "τ": sharpness, "μ": noise, "samples of τ": count, "m": setting.train.size}
+    parts = {
+        "F(D, h)": curvature.loss,
+        "τ": sharpness,
+        "μ": noise,
+        "samples of τ": count,
+        "classes": classes,
+        "m": setting.train.size,
+    }
     assumptions = (
         "1 stands for the constant that the paper hides in O(·), and its additive constant is left out",
         "τ is that of the training loss with batch statistics, in the quotient by all symmetries",

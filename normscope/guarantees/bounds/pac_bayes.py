@@ -4,8 +4,8 @@ For a prior P fixed before the data, with probability 1 − δ for all posterior
 
     kl(E_Q[error on D] ‖ E_Q[error on P]) ≤ (KL(Q‖P) + ln(2√m/δ))/m,
 
-and by Pinsker's inequality E_Q[error] ≤ E_Q[error on D] + √((KL + ln(2√m/δ))/2m). Here Q = N(w, σ²I) with σ free, P = N(w₀, λ²I) with
-w₀ zero or the initialization and λ on a grid, by a union bound, so that KL = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ². The error
+and by Pinsker's inequality E_Q[error] ≤ E_Q[error on D] + √((KL + ln(2√m/δ))/2m). Here Q = N(w, σ²I) with σ free, P = N(w₀, λ²I)
+with w₀ zero or the initialization and λ on a grid, by a union bound, so that KL = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ². The error
 of Q on D is estimated from independent draws; a tenth of δ pays for that.
 """
 
@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
-from normscope.core.magnitude import Magnitude
+from normscope.core.magnitude import Magnitude, Real
 from normscope.guarantees.bound import RANDOMIZED, Bound
 from normscope.guarantees.folding import folded
 from normscope.guarantees.grids import log_inverse_weight, on_grid, power_above
@@ -42,7 +41,7 @@ BUFFERS = "buffers other than running statistics, which are folded into paramete
 def gaussian_kl(dimension: int, sigma: float, distance: float, prior: Magnitude) -> Magnitude:
     """KL(N(w, σ²I) ‖ N(w₀, λ²I)) = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ²."""
     ratio = 2 * (math.log(sigma) - prior.log)  # ln σ²/λ²
-    spread = Magnitude.from_log(ratio) + Magnitude(max(-1 - ratio, 0.0)) if ratio < -1 else Magnitude(max(math.expm1(ratio) - ratio, 0.0))
+    spread = Magnitude.from_log(ratio) + (-1 - ratio) if ratio < -1 else Magnitude(max(math.expm1(ratio) - ratio, 0.0))
     return spread * (dimension / 2) + (Magnitude(distance) / prior) ** 2 / 2
 
 
@@ -77,8 +76,7 @@ def distance_between(model: nn.Module, prior: nn.Module | None) -> float:
 @bounds_of(NAME)
 def pac_bayes(setting: Setting) -> Iterator[Bound]:
     """For the error of the model under Gaussian noise on its parameters, σ the best of those tried."""
-    setting.classes  # noqa: B018: a classifier is needed
-    model, size = setting.folded, setting.train.size
+    classes, model, size = setting.classes, setting.folded, setting.train.size
     initial = None if setting.initial is None else folded(setting.initial, setting.example.kwargs or setting.example.args)
     dimension, distance = sum(value.numel() for value in model.parameters()), distance_between(model, initial)
     if distance == 0:
@@ -103,12 +101,12 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     prior, divergence, weight = best_prior(dimension, sigma, distance)
     parts = {
         "error of Q on D at most": error, "error of Q on D, drawn": found.mean, "draws": found.draws, "σ": sigma,
-        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "KL": divergence, "ln 1/weight of λ": weight, "m": size,
+        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "classes": classes, "KL": divergence, "ln 1/weight of λ": weight,
+        "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
     assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS, PLACE]
-    for name, value in {
-        f"{NAME} (kl)": langford_seeger(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta),
-        f"{NAME} (McAllester)": mcallester(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta),
-    }.items():
-        yield setting.bound(name, value, RANDOMIZED, parts=parts, assumptions=assumptions, loss=zero_one())
+    forms: dict[str, Callable[..., Real]] = {"kl": langford_seeger, "McAllester": mcallester}
+    for form, bound_of in forms.items():
+        value = bound_of(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta)
+        yield setting.bound(f"{NAME} ({form})", value, RANDOMIZED, parts=parts, assumptions=assumptions, loss=zero_one())

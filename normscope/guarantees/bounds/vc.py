@@ -2,8 +2,8 @@
 
     VCdim ≤ L + Σ_i W_i · log₂(4eR log₂(2eR)),   R = Σ_i i·k_i,
 
-W_i the parameters of layers 1 … i and k_i the units of layer i, one at the output. With k classes an answer is right or wrong by the
-signs of k(k−1)/2 differences of outputs, each a network of one output, so by Sauer's lemma ln Π(2m) ≤ k(k−1)/2 · d ln(2em/d), and
+W_i the parameters of layers 1 … i and k_i the units of layer i, one at the output. With k classes an answer is right or wrong by
+the signs of k(k−1)/2 differences of outputs, each a network of one output, so by Sauer's lemma ln Π(2m) ≤ k(k−1)/2 · d ln(2em/d), and
 (Vapnik & Chervonenkis 1971) P[wrong] − P_D[wrong] ≤ √(8 (ln Π(2m) + ln(4/δ))/m).
 """
 
@@ -58,7 +58,9 @@ def vc(setting: Setting) -> Iterator[Bound]:
     dimension = dimension_of(network)
     growth = log_growth(dimension, size, setting.classes)
     curved = [f"not covered by the theorem: {label} is not piecewise linear of two pieces" for label in network.not_piecewise]
-    shared = [f"not covered by the theorem: {layer.name} uses a parameter at several places" for layer in network.layers if layer.shared]
+    shared = [
+        f"not covered by the theorem: {layer.name} uses a parameter at several places" for layer in network.layers if layer.shared
+    ]
     parts = {
         "VC dimension at most": dimension, "parameters": network.parameters, "layers": network.depth, "classes": setting.classes,
         "ln of the growth function": growth, "m": size,
