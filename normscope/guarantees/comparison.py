@@ -22,7 +22,7 @@ from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.guarantees.bound import CERTIFIED, GAP, MEASURE, Bound
 from normscope.guarantees.generalization import generalization
-from normscope.guarantees.losses import Loss, loss_of
+from normscope.guarantees.losses import Loss, loss_of, zero_one
 from normscope.guarantees.setting import BATCH_SIZE, Setting
 
 SCHEMA = "normscope.compare_bounds/1"
@@ -44,13 +44,16 @@ class Trained:
 
 @dataclass(frozen=True)
 class Member:
-    """One model of a family: its true gap F(H, h) − F(D, h) with a standard error, and every bound that it has, by name."""
+    """One model of a family: its true gap F(H, h) − F(D, h) with a standard error, and every bound that it has, by name.
+
+    empirical: F(D, h) by the name of the loss.
+    """
 
     name: str
     hyperparameters: Setup
     gap: float
     gap_error: float
-    empirical: float
+    empirical: Mapping[str, float]
     bounds: Mapping[str, Bound]
 
     def predicted(self, name: str) -> Magnitude | None:
@@ -60,7 +63,7 @@ class Member:
             return None
         if bound.quantity == GAP or bound.status == MEASURE or bound.value > SUBTRACTED_BELOW:
             return bound.value
-        return Magnitude(max(float(bound.value) - self.empirical, 0.0))
+        return Magnitude(max(float(bound.value) - self.empirical.get(bound.loss, 0.0), 0.0))
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Comparison(Rendered):
                     "hyperparameters": {key: str(value) for key, value in member.hyperparameters.items()},
                     "gap": member.gap,
                     "gap_error": member.gap_error,
-                    "empirical_risk": member.empirical,
+                    "empirical_risk": dict(member.empirical),
                     "bounds": [bound.to_dict() for bound in member.bounds.values()],
                 }
                 for member in self.members
@@ -273,8 +276,10 @@ def _member(
     samples = setting.train, setting.require_held_out()
     error = float(np.sqrt(sum(float(sample.losses.var()) / sample.size for sample in samples)))
     name = ", ".join(f"{key} {value}" for key, value in trained.hyperparameters.items()) or type(trained.model).__name__
-    gap = samples[1].risk - samples[0].risk
-    return Member(name, dict(trained.hyperparameters), gap, error, samples[0].risk, {bound.name: bound for bound in found})
+    gap, empirical = samples[1].risk - samples[0].risk, {loss.name: samples[0].risk}
+    if "margin" in samples[0].columns:
+        empirical[zero_one().name] = samples[0].error
+    return Member(name, dict(trained.hyperparameters), gap, error, empirical, {bound.name: bound for bound in found})
 
 
 def _sign(first: Any, second: Any) -> int:

@@ -1,8 +1,8 @@
 """A network as theorems on norms see it: linear maps with their norms, and what stands between them.
 
 The theorems speak of chains x → A_L φ(A_{L−1} … φ(A_1 x)) of matrices and fixed maps with φ(0) = 0. A convolution is the matrix
-that it is on its input's shape. Biases are entries of the matrix [[A, b], [0, 1]] that acts on (x, 1). What keeps a model from being
-such a chain is listed, and then no bound is certified.
+that it is on its input's shape. Biases are entries of the matrix [[A, b], [0, 1]] that acts on (x, 1). What keeps a model from
+being such a chain is listed, and then no bound is certified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hou, Kassraie, Kratsios, Rothfuss & Krause 2023, as Than 2025 quotes it (HKK): optimal transport, with a global constant.
 
-F(P, h) ≤ F(D, h) + γ(L) + √(N/m) + const with γ(L) = Σ_{i∈T} (m_i/m) λ_i max{1, L_i} + max_i λ_i L_i √(ln(4/δ)/m), for a loss that is
-Lipschitz on all inputs.
+F(P, h) ≤ F(D, h) + γ(L) + √(N/m) + const with γ(L) = Σ_{i∈T} (m_i/m) λ_i max{1, L_i} + max_i λ_i L_i √(ln(4/δ)/m), for a loss
+that is Lipschitz on all inputs.
 """
 
 from __future__ import annotations

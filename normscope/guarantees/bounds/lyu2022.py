@@ -1,8 +1,9 @@
 """Lyu, Li & Arora 2022, as Than 2025 quotes it (LLA): spherical sharpness bounds the risk of a smoothed predictor.
 
 E_u F(P, h_{W+u}) ≤ F(D, h) + τμ²/2 + O(ln m)/(μ√m) + const with u normal of variance μ²/n: τ is the largest eigenvalue of the
-loss's Hessian at unit-norm weights. Here it is that of the quotient by all of the model's symmetries (`ns.hessian(quotient=True)`), which
-depends on the function alone; 1 stands for the hidden constant, and μ = (ln m/(τ√m))^{1/3} is where the sum is least.
+loss's Hessian at unit-norm weights. Here it is that of the quotient by all of the model's symmetries
+(`ns.hessian(quotient=True)`), which depends on the function alone; 1 stands for the hidden constant, and μ = (ln m/(τ√m))^{1/3}
+is where the sum is least.
 """
 
 from __future__ import annotations

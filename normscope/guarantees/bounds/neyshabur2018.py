@@ -1,6 +1,7 @@
 """Neyshabur, Bhojanapalli & Srebro 2018, Theorem 1: PAC-Bayes with spectral norms over the margin; its constant is hidden in O(·).
 
-P[wrong] ≤ P_D[margin ≤ γ] + O(√((B² L² h ln(Lh) ∏‖A_k‖₂² Σ ‖A_k‖_F²/‖A_k‖₂² + ln(Lm/δ)) / (γ² m))), B ≥ ‖x‖, h the width, L layers.
+P[wrong] ≤ P_D[margin ≤ γ] + O(√((B² L² h ln(Lh) ∏‖A_k‖₂² Σ ‖A_k‖_F²/‖A_k‖₂² + ln(Lm/δ)) / (γ² m))), B ≥ ‖x‖, h the width, L
+layers.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ For a prior P fixed before the data, with probability 1 − δ for all posterior
     kl(E_Q[error on D] ‖ E_Q[error on P]) ≤ (KL(Q‖P) + ln(2√m/δ))/m,
 
 and by Pinsker's inequality E_Q[error] ≤ E_Q[error on D] + √((KL + ln(2√m/δ))/2m). Here Q = N(w, σ²I) with σ free, P = N(w₀, λ²I)
-with w₀ zero or the initialization and λ on a grid, by a union bound, so that KL = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ². The error
-of Q on D is estimated from independent draws; a tenth of δ pays for that.
+with w₀ zero or the initialization and λ on a grid, by a union bound, so that KL = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ². The
+error of Q on D is estimated from independent draws; a tenth of δ pays for that.
 """
 
 from __future__ import annotations

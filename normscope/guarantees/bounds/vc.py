@@ -3,8 +3,8 @@
     VCdim ≤ L + Σ_i W_i · log₂(4eR log₂(2eR)),   R = Σ_i i·k_i,
 
 W_i the parameters of layers 1 … i and k_i the units of layer i, one at the output. With k classes an answer is right or wrong by
-the signs of k(k−1)/2 differences of outputs, each a network of one output, so by Sauer's lemma ln Π(2m) ≤ k(k−1)/2 · d ln(2em/d), and
-(Vapnik & Chervonenkis 1971) P[wrong] − P_D[wrong] ≤ √(8 (ln Π(2m) + ln(4/δ))/m).
+the signs of k(k−1)/2 differences of outputs, each a network of one output, so by Sauer's lemma ln Π(2m) ≤ k(k−1)/2 · d ln(2em/d),
+and (Vapnik & Chervonenkis 1971) P[wrong] − P_D[wrong] ≤ √(8 (ln Π(2m) + ln(4/δ))/m).
 """
 
 from __future__ import annotations
