@@ -53,5 +53,6 @@ def _measure(setting: Setting, rows: Cellwise) -> Bound:
     assumptions = [
         "the additive constant that the quotation leaves open is left out",
         "λ_i is the farthest distance in a cell's ball; samples outside of all balls are left out",
+        "L is what was proved with the parameters as they stand: not invariant under symmetries of scale",
     ]
     return setting.bound(NAME, value, RISK, MEASURE, parts, assumptions)

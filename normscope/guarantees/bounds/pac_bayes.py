@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NAME = "PAC-Bayes"
 DRAWS = 1000  # at least so many independent draws of parameters
 CHUNK = 32  # samples that share a draw
-HALVINGS = 10  # σ tried, from the root mean square of w − w₀ downwards
+HALVINGS = 12  # σ tried, from twice the root mean square of w downwards
 SHARE_OF_DRAWS = 0.1  # of δ, for the estimate of E_Q[error on D]
 PLACE = "the noise is on the parameters as they stand: not invariant under symmetries that change their scale"
 BUFFERS = "buffers other than running statistics, which are folded into parameters, do not depend on the training data"
@@ -46,11 +46,13 @@ def gaussian_kl(dimension: int, sigma: float, distance: float, prior: Magnitude)
 
 
 def best_prior(dimension: int, sigma: float, distance: float) -> tuple[Magnitude, Magnitude, float]:
-    """λ on the grid, KL and ln 1/weight of λ, such that KL + ln 1/weight is least: next to λ² = σ² + ‖w − w₀‖²/d."""
-    power = power_above(Magnitude(math.sqrt(sigma**2 + distance**2 / dimension)))
-    candidates = [
-        (on_grid(k), gaussian_kl(dimension, sigma, distance, on_grid(k)), log_inverse_weight(k)) for k in (power - 1, power)
-    ]
+    """λ on the grid, KL and ln 1/weight of λ, such that KL + ln 1/weight is least.
+
+    KL is least at λ² = σ² + ‖w − w₀‖²/d and convex in ln λ, and weights fall away from λ = 1: the best λ is between the two.
+    """
+    power = power_above(Magnitude(math.hypot(sigma, distance / math.sqrt(dimension))))
+    between = range(min(power - 1, 0), max(power, 0) + 1)
+    candidates = ((on_grid(k), gaussian_kl(dimension, sigma, distance, on_grid(k)), log_inverse_weight(k)) for k in between)
     return min(candidates, key=lambda found: found[1] + found[2])
 
 
@@ -94,7 +96,8 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
         _, divergence, weight = best_prior(dimension, sigma, distance)
         return mcallester(error, divergence + weight, size, setting.delta)
 
-    sigmas = [distance / math.sqrt(dimension) * 2**-i for i in range(HALVINGS)]
+    largest = 2 * distance_between(model, None) / math.sqrt(dimension)
+    sigmas = [largest * 2**-i for i in range(HALVINGS)]
     sigma = min(sigmas, key=lambda sigma: tried(sigma, estimate(sigma, 1).mean))
     found = estimate(sigma, DRAWS)  # fresh draws: the choice of σ has not seen them
     error = found.upper(SHARE_OF_DRAWS * setting.delta)
