@@ -36,7 +36,7 @@ from normscope.ledger import LayerRow, ledger
 from normscope.rules.normalizers import normalizer_of
 from normscope.rules.registry import Gain
 
-BATCH_SIZE = 256
+BATCH_SIZE = 64  # a backward pass keeps what every layer read, for so many samples
 MOST_POINTS = 20_000  # held-out points that partitions are made from
 
 
