@@ -182,7 +182,8 @@ class Comparison(Rendered):
             cells = [self.kendall(name), *granulated, _mean(value for value in granulated if value == value)]
             table.add_row(
                 name, self._status(name), str(len(self._having(name))),
-                *(f"{value:+.2f}" if value == value else "–" for value in cells), f"{error:.2f}" if where else "–", str(where or ""),
+                *(f"{value:+.2f}" if value == value else "–" for value in cells),
+                f"{error:.2f}" if where else "–", str(where or ""),
             )  # fmt: skip
         gaps = [member.gap for member in self.members]
         head = f"{len(self.members)} models, true gaps of the {self.loss} loss from {min(gaps):.4g} to {max(gaps):.4g}"

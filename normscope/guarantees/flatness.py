@@ -22,6 +22,7 @@ from normscope.curvature.estimators import Estimate, student_interval
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.quotient import named_point, representative, symmetries_of
 from normscope.geometry.quotient import horizontal
+from normscope.guarantees.bound import plain
 from normscope.guarantees.losses import check_classes
 
 SCHEMA = "normscope.flatness/1"
@@ -109,7 +110,7 @@ class Flatness(Rendered):
                     "sigmas": curve.sigmas.tolist(),
                     "mean_accuracy": [_band(band) for band in curve.bands(curve.accuracies, self.confidence)],
                     "mean_loss": [_band(band) for band in curve.bands(curve.losses, self.confidence)],
-                    "tolerance": _json_number(curve.tolerance()),
+                    "tolerance": plain(curve.tolerance()),
                 }
                 for curve in self.curves
             ],
@@ -264,10 +265,4 @@ def _statistics(objective: Objective) -> str:
 
 
 def _band(estimate: Estimate) -> list[float | str]:
-    return [_json_number(value) for value in (estimate.value, estimate.low, estimate.high)]
-
-
-def _json_number(value: float) -> float | str:
-    if math.isnan(value):
-        return "nan"
-    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    return [plain(value) for value in (estimate.value, estimate.low, estimate.high)]

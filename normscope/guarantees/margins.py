@@ -26,6 +26,7 @@ from normscope.curvature.batches import Batch, Batches
 from normscope.graph.graph import Graph
 from normscope.graph.trace import in_mode
 from normscope.guarantees import losses
+from normscope.guarantees.bound import plain
 from normscope.guarantees.losses import check_classes
 from normscope.rules.registry import Gain
 
@@ -101,7 +102,7 @@ class Margins(Rendered):
             "mean": float(self.values.mean()),
             "percentiles": _percentiles(self.values),
             "classes": {str(label): _percentiles(self.of_class(label)) for label in self.classes},
-            "constant_log10": None if self.constant is None else _json_number(self.constant.log10),
+            "constant_log10": None if self.constant is None else plain(self.constant.log10),
             "reason": self.reason,
             "normalized": None if self.constant is None else _percentiles(self.normalized),
             "radius": self.radius,
@@ -232,8 +233,4 @@ def _normalized(values: np.ndarray, constants: Sequence[Magnitude]) -> np.ndarra
 
 
 def _percentiles(values: np.ndarray) -> dict[str, float | str]:
-    return {str(percent): _json_number(float(np.percentile(values, percent))) for percent in PERCENTILES}
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    return {str(percent): plain(float(np.percentile(values, percent))) for percent in PERCENTILES}

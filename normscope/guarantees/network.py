@@ -64,12 +64,12 @@ class Layer:
 class Network:
     """The layers of a model in order, and what the theorems need to know about the rest.
 
-    slope: ∏ of the Lipschitz constants of what stands between layers. obstacles: why this is no chain of matrices and fixed maps
+    gains: Lipschitz constants of the maps that stand between layers. obstacles: why this is no chain of matrices and fixed maps
     with φ(0) = 0. not_homogeneous, not_piecewise: maps that are not entrywise with φ(cx) = cφ(x), or not ReLU-like.
     """
 
     layers: tuple[Layer, ...]
-    slope: Magnitude
+    gains: tuple[Magnitude, ...] = ()
     obstacles: tuple[str, ...] = ()
     not_homogeneous: tuple[str, ...] = ()
     not_piecewise: tuple[str, ...] = ()
@@ -94,11 +94,17 @@ class Network:
 
     @property
     def without_biases(self) -> Network:
-        """The same function of (x, 1), without biases."""
+        """The same function of (x, 1), without biases; maps between layers pass on the 1, so none has a constant below 1."""
         if not self.biased:
             return self
         last = len(self.layers) - 1
-        return replace(self, layers=tuple(layer.augmented(i == last) for i, layer in enumerate(self.layers)))
+        layers = tuple(layer.augmented(i == last) for i, layer in enumerate(self.layers))
+        return replace(self, layers=layers, gains=tuple(max(gain, ONE) for gain in self.gains))
+
+    @property
+    def slope(self) -> Magnitude:
+        """∏ of the constants of the maps between layers."""
+        return product(self.gains)
 
     def product(self, norm: str) -> Magnitude:
         """slope · ∏ of one norm of the layers."""
@@ -124,7 +130,7 @@ def network(model: nn.Module, example: Example, remarks: Sequence[str] = ()) -> 
     if not found.layers:
         raise Refusal("no layer to bound", ["the model has no linear map or convolution"], "")
     obstacles, bent, curved = (tuple(dict.fromkeys(part)) for part in (found.obstacles, found.bent, found.curved))
-    return Network(tuple(found.layers), found.slope, obstacles, bent, curved, tuple(remarks))
+    return Network(tuple(found.layers), tuple(found.gains), obstacles, bent, curved, tuple(remarks))
 
 
 class _Reading:
@@ -133,7 +139,7 @@ class _Reading:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.composition = graph, Composition(graph)
         self.layers: list[Layer] = []
-        self.slope = ONE
+        self.gains: list[Magnitude] = []
         self.obstacles: list[str] = []
         self.bent: list[str] = []  # not entrywise and positively homogeneous
         self.curved: list[str] = []  # not piecewise linear of two pieces
@@ -154,7 +160,7 @@ class _Reading:
         elif node.op in ("linear", *CONVOLUTIONS) and isinstance(node.args[1], Constant):
             self._add(self._map(node), node)
         elif normalizer_of(node) is not None:
-            self.slope = self.slope * self._gain(node)
+            self.gains.append(self._gain(node))
             self.obstacles.append(f"{node.label} divides by statistics of its input")
         elif node.op in ("mul", "multiply") and learned:
             self._add(_diagonal(node, learned[0]), node)
@@ -180,7 +186,7 @@ class _Reading:
         rule = registry.find(node)
         assert rule is not None
         gain = self._gain(node)
-        self.slope = self.slope * gain
+        self.gains.append(gain)
         if not gain.finite:
             self.obstacles.append(f"{node.label} has no finite Lipschitz constant")
         elif bool(torch.as_tensor(_at_zero(node)).any()):

@@ -83,7 +83,8 @@ def test_weights_before_and_after_training(place: Path) -> None:
     torch.save(model.state_dict(), place / "after.pt")
     words = ("network.py:make", "--train", "network.py:small", "--weights", "after.pt", "--only", "PAC-Bayes", "--json", "-")
     own, zero = (
-        json.loads(generalization(*words, *more).stdout)["bounds"][0]["parts"]["‖w − w₀‖"] for more in (("--initial", "before.pt"), ())
+        json.loads(generalization(*words, *more).stdout)["bounds"][0]["parts"]["‖w − w₀‖"]
+        for more in (("--initial", "before.pt"), ())
     )
     assert own == pytest.approx(0.01 * (8 * 64) ** 0.5, rel=1e-3) and zero > 1
 

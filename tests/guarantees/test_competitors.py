@@ -44,7 +44,7 @@ def matrices(*pairs: tuple[float, float], width: int = 4) -> Network:
         Layer(str(i), Magnitude(s), Magnitude(f), Magnitude(2 * f), Magnitude(0), width, width, width**2)
         for i, (s, f) in enumerate(pairs)
     ]
-    return Network(tuple(layers), Magnitude(1))
+    return Network(tuple(layers))
 
 
 def value_of(bound, chain: Network, margins: torch.Tensor, norms: torch.Tensor, delta: float = 0.05) -> Magnitude:
@@ -65,7 +65,9 @@ def test_golowich_by_hand():
 
 
 def test_bartlett_by_hand():
-    assert float(spectral_complexity([Magnitude(2), Magnitude(3)], [Magnitude(16), Magnitude(3)])) == pytest.approx(6 * (4 + 1) ** 1.5)
+    assert float(spectral_complexity([Magnitude(2), Magnitude(3)], [Magnitude(16), Magnitude(3)])) == pytest.approx(
+        6 * (4 + 1) ** 1.5
+    )
     found = bartlett_complexity(Magnitude(5), 8, torch.full((100,), 2.0), 0.5)
     root = 2 * math.sqrt(2 * math.log(128)) * 20 / 0.5 * 5
     assert float(found) == pytest.approx(4 / 1000 + 18 * math.log(100) * root / 100)
@@ -97,7 +99,9 @@ def test_cisneros_hou_and_lyu_by_hand():
 def test_vc_by_hand():
     reach = 1 * 5 + 2 * 1
     cumulative = 20 + (20 + 6)
-    assert vc_dimension([20, 6], [5, 1]) == pytest.approx(2 + cumulative * math.log2(4 * math.e * reach * math.log2(2 * math.e * reach)))
+    assert vc_dimension([20, 6], [5, 1]) == pytest.approx(
+        2 + cumulative * math.log2(4 * math.e * reach * math.log2(2 * math.e * reach))
+    )
     chain = network(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)), torch.zeros(1, 3))
     assert dimension_of(chain) == vc_dimension([20, 6], [5, 1])  # the difference of two outputs has one unit
     assert log_growth(10.0, 1000, 2) == pytest.approx(10 * math.log(2 * math.e * 100))

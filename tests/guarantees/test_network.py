@@ -158,3 +158,21 @@ def test_the_canonical_form_is_the_same_all_along_an_orbit(name):
         assert difference(made, first.model, example) < 1e-9 and first.notes == ()
     else:
         assert "unit norm" in first.notes[0]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_the_matrices_without_biases_compute_the_function(scale):
+    """[[A, b], [0, 1]] and maps that pass on the 1: their norms bound what a perturbed class of such networks can do.
+
+    With a map of constant below 1 between layers, b must not be counted smaller than it is.
+    """
+    model = seeded(nn.Sequential(nn.Linear(2, 3), nn.AvgPool1d(3), nn.Linear(1, 2))).double()
+    with torch.no_grad():
+        model[0].weight *= 1e-6
+        model[0].bias.zero_()
+        model[2].bias.fill_(scale)
+    found = network(model, torch.zeros(1, 2, dtype=torch.float64))
+    assert found.slope < 1 and found.without_biases.slope == 1
+    output = model(torch.zeros(1, 2, dtype=torch.float64)).detach().norm()
+    for norm in ("spectral", "frobenius"):
+        assert float(found.without_biases.product(norm)) >= float(output) * (1 - 1e-9)

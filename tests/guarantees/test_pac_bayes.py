@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -142,9 +143,7 @@ def test_the_risk_of_the_randomized_predictor_is_covered(distribution, draws):
         bound = found["PAC-Bayes (kl)"]
         twin = folded(model, train[0][:2]).float()
         posterior = GaussianPosterior(twin, bound.parts["σ"])
-        risks = []
-        for _ in range(20):
-            drawn = posterior.draw(generator)
-            risks.append(distribution.risk(lambda x, drawn=drawn: functional_call(twin, drawn, x), zero_one()))
+        drawn = [posterior.draw(generator) for _ in range(20)]
+        risks = [distribution.risk(partial(functional_call, twin, parameters), zero_one()) for parameters in drawn]
         failed += bool(bound.value < sum(risks) / len(risks))
     assert failed <= binom.isf(1e-3, draws, 0.1)

@@ -70,7 +70,8 @@ def bartlett(network: Network, margins: torch.Tensor, norms: torch.Tensor, delta
         risk = ramp_risk(margins, float(1 / inverse))
         parts = {
             "risk at margin": risk, "margin": float(1 / inverse), "∏‖A‖₂": chain.product("spectral"),
-            "spectral complexity": complexity, "width": chain.width, "Rademacher complexity": rademacher, "confidence term": confidence,
+            "spectral complexity": complexity, "width": chain.width, "Rademacher complexity": rademacher,
+            "confidence term": confidence,
         }  # fmt: skip
         return rademacher * 2 + (risk + confidence), parts
 
