@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
-from normscope.core.errors import InputError
+from normscope.core.errors import ExportError, InputError
 from normscope.core.magnitude import Magnitude, Real
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
@@ -220,7 +220,10 @@ class Setting:
     @cached_property
     def folded(self) -> nn.Module:
         """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
-        return folded(self.model, self.example.kwargs or self.example.args)
+        try:
+            return folded(self.model, self.example.kwargs or self.example.args)
+        except (InputError, ExportError) as error:
+            raise NotApplicable(str(error)) from error
 
     @cached_property
     def network(self) -> Network:
