@@ -43,7 +43,7 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
     """A measure, on the cross-entropy loss of batch statistics, which is scale-invariant."""
     if sum(value.numel() for value in setting.model.parameters()) > LARGEST_BALANCED:
         raise NotApplicable(f"the quotient of more than {LARGEST_BALANCED:,} parameters takes too long: see ns.hessian")
-    batches, count, classes = [], 0, setting.classes
+    batches, count, error = [], 0, setting.train.error
     for batch in setting.train.batches:
         batches.append((batch.call.kwargs or batch.call.args, batch.target))
         count += batch.size
@@ -61,7 +61,7 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
         "τ": sharpness,
         "μ": noise,
         "samples of τ": count,
-        "classes": classes,
+        "error on D": error,
         "m": setting.train.size,
     }
     assumptions = (

@@ -78,7 +78,7 @@ def distance_between(model: nn.Module, prior: nn.Module | None) -> float:
 @bounds_of(NAME)
 def pac_bayes(setting: Setting) -> Iterator[Bound]:
     """For the error of the model under Gaussian noise on its parameters, σ the best of those tried."""
-    classes, model, size = setting.classes, setting.folded, setting.train.size
+    own, model, size = setting.train.error, setting.folded, setting.train.size
     initial = None if setting.initial is None else folded(setting.initial, setting.example.kwargs or setting.example.args)
     dimension, distance = sum(value.numel() for value in model.parameters()), distance_between(model, initial)
     if distance == 0:
@@ -104,7 +104,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     prior, divergence, weight = best_prior(dimension, sigma, distance)
     parts = {
         "error of Q on D at most": error, "error of Q on D, drawn": found.mean, "draws": found.draws, "σ": sigma,
-        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "classes": classes, "KL": divergence, "ln 1/weight of λ": weight,
+        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "error of h on D": own, "KL": divergence, "ln 1/weight of λ": weight,
         "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
