@@ -16,8 +16,11 @@ from normscope.core.region import Ball, Box
 from normscope.curvature.landscape import Landscape, landscape
 from normscope.curvature.spectrum import Curvature, hessian
 from normscope.guarantees.bound import Bound
+from normscope.guarantees.comparison import Trained, compare_bounds
+from normscope.guarantees.flatness import flatness
 from normscope.guarantees.generalization import Guarantees, generalization
 from normscope.guarantees.iterations import TrainingCost, training_cost
+from normscope.guarantees.margins import margins
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Run, load_run
 from normscope.recorder.watch import Watch, watch
@@ -27,8 +30,8 @@ from normscope.version import __version__
 
 __all__ = [
     "Audit", "Ball", "Bound", "Box", "Bracket", "Curvature", "ExportError", "Guarantees", "InputError", "Landscape",
-    "Magnitude", "NormscopeError", "Probe", "Refusal", "Run", "SymmetryReport", "TrainingCost", "Watch", "__version__",
-    "audit", "certify_radius", "doctor", "generalization", "hessian", "landscape", "lipschitz", "load_run", "local_brackets",
-    "normalizer_ablation", "operator_norm", "optim", "rules", "run_claims", "symmetries", "training_cost", "watch",
-    "weight_sensitivities",
+    "Magnitude", "NormscopeError", "Probe", "Refusal", "Run", "SymmetryReport", "Trained", "TrainingCost", "Watch",
+    "__version__", "audit", "certify_radius", "compare_bounds", "doctor", "flatness", "generalization", "hessian", "landscape",
+    "lipschitz", "load_run", "local_brackets", "margins", "normalizer_ablation", "operator_norm", "optim", "rules", "run_claims",
+    "symmetries", "training_cost", "watch", "weight_sensitivities",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, claims, curvature, demo, doctor, export, report, serve
+from normscope.cli import audit, claims, curvature, demo, doctor, export, generalization, report, serve
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -69,6 +69,7 @@ app.command()(doctor.doctor)
 app.command()(export.export)
 app.command()(report.report)
 app.command()(serve.serve)
+app.command()(generalization.generalization)
 
 
 def main() -> None:

@@ -67,15 +67,15 @@ class Bound(Rendered):
         """Plain JSON values; a tensor becomes a list, infinity the string "inf"."""
         return {
             "name": self.name,
-            "value": _plain(self.value),
-            "value_log10": _plain(self.value.log10),
+            "value": plain(self.value),
+            "value_log10": plain(self.value.log10),
             "quantity": self.quantity,
             "loss": self.loss,
             "trivial": self.trivial,
             "status": self.status,
             "certified": self.certified,
             "vacuous": self.vacuous,
-            "parts": {name: _plain(part) for name, part in self.parts.items()},
+            "parts": {name: plain(part) for name, part in self.parts.items()},
             "assumptions": list(self.assumptions),
         }
 
@@ -105,11 +105,12 @@ def _number(value: float) -> str:
     return "nan" if math.isnan(value) else str(Magnitude(value)) if value >= 0 else f"-{Magnitude(-value)}"
 
 
-def _plain(part: Part) -> Any:
+def plain(part: Part) -> Any:
+    """As JSON has it: a tensor is a list, what no float holds is text, and so are inf and nan."""
     if isinstance(part, torch.Tensor):
-        return [_plain(value) for value in part.flatten().tolist()]
+        return [plain(value) for value in part.flatten().tolist()]
     if isinstance(part, Magnitude):
-        return _plain(float(part)) if -300 < part.log10 < 300 or not part else str(part)
+        return plain(float(part)) if -300 < part.log10 < 300 or not part else str(part)
     if isinstance(part, float) and not math.isfinite(part):
         return str(part)
     return part

@@ -97,6 +97,7 @@ def generalization(
     generator: torch.Generator | None = None,
     progress: Wanted = None,
     checkpoint: str | Path | None = None,
+    initial: nn.Module | None = None,
 ) -> Guarantees:
     """What theory guarantees about the loss of `model` on unseen data, by every bound that applies.
 
@@ -111,13 +112,14 @@ def generalization(
     loss_bound=C. train, held_out: (inputs, targets), a Dataset, or an iterable of batches. delta: each bound by itself fails with
     at most this probability. domain: a `Ball` or `Box` in which inputs are expected, for grids. partition: "voronoi", "k-means",
     "grid", a `Partition`, or several, between which δ is split. only: names of bounds, else all. checkpoint: a file that the pass
-    over the training sample is kept in, to go on from where it was stopped.
+    over the training sample is kept in, to go on from where it was stopped. initial: the model before training, independent of
+    the data: the centre of the prior of PAC-Bayes.
     """
     chosen = _chosen(only)
     cellwise = any(entry.cellwise for entry in chosen.values())
     setting = Setting(
         model, loss_of(loss, loss_bound), train, held_out, delta=delta, domain=domain, partition=partition, cellwise=cellwise,
-        batch_size=batch_size, generator=generator, progress=progress, checkpoint=checkpoint,
+        batch_size=batch_size, generator=generator, progress=progress, checkpoint=checkpoint, initial=initial,
     )  # fmt: skip
     found: list[Bound] = []
     missing: dict[str, str] = {}

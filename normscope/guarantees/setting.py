@@ -26,7 +26,9 @@ from normscope.graph.graph import Graph
 from normscope.guarantees.bound import CERTIFIED, GAP, Bound, Part
 from normscope.guarantees.cellwise import Cellwise, Locator
 from normscope.guarantees.checkpoint import Checkpoint
+from normscope.guarantees.folding import as_double, canonical_form, folded
 from normscope.guarantees.losses import Loss, is_labels
+from normscope.guarantees.network import Network, network
 from normscope.guarantees.partition import Cells, Choice, expanded, partitions
 from normscope.guarantees.sample import Sample, flat, run
 from normscope.guarantees.table import NotApplicable
@@ -43,7 +45,7 @@ class Setting:
 
     model: a copy in eval mode, parameters without gradients; the user's own is never touched. train, held_out: `Sample`s, read
     batch by batch. constant: the certified Lipschitz constant of x ↦ h(x) on all inputs; `above_on` is the bound on a region.
-    cellwise: whether the pass over the training sample shall look at cells and slopes too.
+    cellwise: whether the pass over the training sample shall look at cells and slopes too. initial: the model before training.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Setting:
         generator: torch.Generator | None = None,
         progress: Wanted = None,
         checkpoint: str | Path | None = None,
+        initial: nn.Module | None = None,
     ) -> None:
         if not 0 < delta < 1:
             raise InputError(f"delta is a probability between 0 and 1, not {delta}")
@@ -67,7 +70,7 @@ class Setting:
         self.model.requires_grad_(False)
         self.partition, self.cellwise, self.checkpoint = partition, cellwise, checkpoint
         self.generator = generator or torch.Generator().manual_seed(0)
-        self.batch_size, self.progress = batch_size, progress
+        self.batch_size, self.progress, self.initial = batch_size, progress, initial
         self._data, self._held_out = train, held_out
         self._batches = self._read(train)
         self.domain = expanded(domain, [part.shape[1:] for part in self.example.floats()])
@@ -219,6 +222,21 @@ class Setting:
     def above_on(self, region: Region) -> Upper:
         """The certified bound on a region; norms of weights are computed once for all regions."""
         return upper(self.graph, region=region, known=self._known)
+
+    @cached_property
+    def folded(self) -> nn.Module:
+        """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
+        try:
+            return folded(self.model, self.example.kwargs or self.example.args)
+        except (InputError, ExportError) as error:
+            raise NotApplicable(str(error)) from error
+
+    @cached_property
+    def network(self) -> Network:
+        """The folded model at its canonical representative, as theorems on norms see it."""
+        example = self.example.kwargs or self.example.args
+        form = canonical_form(self.folded, example)
+        return network(form.model, as_double(example), form.notes)
 
     @cached_property
     def layers(self) -> tuple[LayerRow, ...]:
