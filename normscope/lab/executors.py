@@ -62,14 +62,14 @@ class Processes:
                     process.start()
                     running[process] = task
                 wait([process.sentinel for process in running], timeout=POLL)
-                for process in [process for process in running if not process.is_alive()]:
-                    process.join()
+                for ended in [process for process in running if not process.is_alive()]:
+                    ended.join()
                     finished += 1
-                    yield _outcome(running.pop(process), process.exitcode)
+                    yield _outcome(running.pop(ended), ended.exitcode)
                 progress(finished + sum(task.done for task in running.values()))
         finally:
-            for process in running:
-                process.terminate()
+            for unfinished in running:
+                unfinished.terminate()
 
 
 def _run_in_process(task: Task) -> None:

@@ -96,8 +96,7 @@ def run_experiment(
     failures = _run_all(executor, work, progress or (lambda done, total: None))
     directory = result_directory(out, name, full)
     content = _content(experiment, chosen, full, work, failures)
-    figures = {} if failures else _write_figures(experiment, _results(work), directory / "figures")
-    content["figures"] = figures
+    content["figures"] = [] if failures else _write_figures(experiment, _results(work), directory / "figures")
     write_atomically(_made(directory) / RESULT, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return Outcome(directory, content)
 
@@ -126,15 +125,18 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
 
 def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[Failure]:
     """Run what is not finished; what fails is tried again, up to RETRIES times."""
-    unique = {task.directory: task for task in work}
-    waiting = [task for task in unique.values() if task.result is None]
+    waiting = list({task.directory: task for task in work if task.result is None}.values())
     total, finished = len(waiting), 0
     failures: list[Failure] = []
     for _ in range(1 + RETRIES):
         failures = []
         if not waiting:
             break
-        for _, outcome in executor.run(waiting, lambda done, base=finished: progress(base + done, total)):
+
+        def report(done: float, before: int = finished) -> None:
+            progress(before + done, total)
+
+        for _, outcome in executor.run(waiting, report):
             failures += [outcome] if isinstance(outcome, Failure) else []
         finished = total - len(failures)
         waiting = [failure.task for failure in failures]

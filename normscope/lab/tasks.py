@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,28 @@ class Failure:
 
 def tasks(experiment: Experiment[Any, Any], settings: Any, trials: Path, data_directory: Path | None, threads: int) -> list[Task]:
     """The trials of every seed. A directory is named after what is in it, so equal trials of two experiments are one."""
+    measure = f"{experiment.measure.__module__}.{experiment.measure.__qualname__}"
     found = []
     for seed in settings.seeds:
         for label, trial in experiment.trials(settings, seed).items():
-            what = {"measure": f"{experiment.measure.__module__}.{experiment.measure.__qualname__}", "threads": threads}
-            identity = json.dumps({**what, "seed": seed, "parameters": plain(asdict(trial))}, sort_keys=True)
+            digest = _digest({"measure": measure, "threads": threads, "seed": seed, "parameters": _chosen(trial)})
             slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{label} seed {seed}").strip("-")
-            directory = trials / f"{slug}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-            found.append(Task(experiment.name, label, seed, trial, directory, data_directory, threads))
+            found.append(Task(experiment.name, label, seed, trial, trials / f"{slug}-{digest}", data_directory, threads))
     return found
+
+
+def _chosen(trial: Any) -> dict[str, Any]:
+    """The parameters that are not as by default: a parameter that is added later leaves old trials what they are."""
+    usual = {item.name: item.default_factory() if item.default is MISSING else item.default for item in _optional(trial)}
+    return {name: value for name, value in plain(asdict(trial)).items() if name not in usual or value != plain(usual[name])}
+
+
+def _optional(trial: Any) -> list[Any]:
+    return [item for item in fields(trial) if not (item.default is MISSING and item.default_factory is MISSING)]
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def run_task(task: Task, report: Report | None = None) -> Record:

@@ -72,7 +72,7 @@ def _variances(group: Results, epoch: int) -> list[float]:
 EXPERIMENT = Experiment(
     name="input-variance",
     source="Than 2025, Figure 2",
-    statement="Input variances grow past 1 in training, so that ∏1/σ is exponentially small, 10^-25 for ResNet-18 with 20 BN layers.",
+    statement="Input variances grow past 1 in training, so that ∏1/σ is exponentially small, 10^-25 for ResNet-18 with 20 BN.",
     quick=QUICK,
     full=FULL,
     trials=with_and_without,
