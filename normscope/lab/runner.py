@@ -148,7 +148,8 @@ def _results(work: Sequence[Task]) -> Results:
 
 
 def _trial_result(task: Task, record: Record) -> TrialResult:
-    return TrialResult(task.label, task.seed, record["parameters"], record["numbers"])
+    parameters = record["parameters"]
+    return TrialResult(task.label, task.seed, {**parameters, **parameters.get("options", {})}, record["numbers"])
 
 
 def _content(
