@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, claims, curvature, demo, doctor, export, generalization, report, serve
+from normscope.cli import audit, claims, curvature, data, demo, doctor, export, generalization, lab, report, serve
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -70,6 +70,8 @@ app.command()(export.export)
 app.command()(report.report)
 app.command()(serve.serve)
 app.command()(generalization.generalization)
+app.add_typer(data.data, name="data")
+app.add_typer(lab.lab, name="lab")
 
 
 def main() -> None:

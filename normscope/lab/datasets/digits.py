@@ -1,22 +1,12 @@
-"""Data sets that need no download."""
+"""Handwritten digits that ship with scikit-learn."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from normscope.lab.datasets.split import Split
+
 TEST_PART = 0.2
-
-Labelled = tuple[torch.Tensor, torch.Tensor]  # inputs (samples, …) and classes (samples,)
-
-
-@dataclass(frozen=True)
-class Split:
-    """A data set in two parts, each (inputs, classes)."""
-
-    train: Labelled
-    test: Labelled
 
 
 def digits(generator: torch.Generator | None = None) -> Split:

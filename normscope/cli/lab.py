@@ -1,0 +1,141 @@
+"""`normscope lab`: experiments of the papers, on digits in minutes or in full."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from normscope.cli.audit import check_writable, terminal
+from normscope.core.errors import InputError
+
+if TYPE_CHECKING:
+    from normscope.lab.executors import Executor
+    from normscope.lab.runner import Progress as Report
+
+EVERY = 60.0  # seconds between two lines of progress in a file
+
+lab = typer.Typer(help="Experiments of the papers: list, run, show.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment of `normscope lab list`.")]
+Full = Annotated[bool, typer.Option("--full", help="The paper's settings, not those that take a minute or two.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where trials, result.json and figures go.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@lab.command("list")
+def list_experiments() -> None:
+    """Every experiment, with the statement that it tests."""
+    from normscope.lab.experiment import experiments
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_edge=False)
+    for column in ("experiment", "source", "statement"):
+        table.add_column(column, overflow="fold")
+    for experiment in experiments().values():
+        table.add_row(experiment.name, experiment.source, experiment.statement)
+    terminal().print(table)
+
+
+@lab.command()
+def run(
+    name: Name,
+    full: Full = False,
+    data: Annotated[str | None, typer.Option(metavar="NAME", help="Another data set: cifar10, fashion-mnist, …")] = None,
+    dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files are.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Of each trial; results are the same for the same number.")] = 1,
+    on: Annotated[str | None, typer.Option(metavar="ray|ray:ADDRESS", help="Run trials on a Ray cluster.")] = None,
+    out: Out = Path("runs/lab"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished trials again.")] = False,
+    json: Json = False,
+) -> None:
+    """Run an experiment, or finish it where it stopped, and say what it shows."""
+    from normscope.lab.runner import run_experiment
+
+    changes = dict(_pair(text) for text in set or [])
+    changes |= {"data": data} if data is not None else {}
+    changes |= {"seeds": ",".join(map(str, range(seeds)))} if seeds is not None else {}
+    with _progress(name) as report:
+        outcome = run_experiment(name, full, changes, out, dir, workers, threads, _executor(on), fresh, report)
+    print(outcome.to_json()) if json else terminal().print(outcome)
+    if outcome.failures:
+        raise typer.Exit(2)
+
+
+@lab.command()
+def show(name: Name, full: Full = False, out: Out = Path("runs/lab"), json: Json = False) -> None:
+    """What an experiment that was run before shows."""
+    from normscope.lab.runner import load_experiment
+
+    outcome = load_experiment(name, full, out)
+    print(outcome.to_json()) if json else terminal().print(outcome)
+
+
+@lab.command()
+def document(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Directories that `lab run --out` has filled.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The page, in Markdown; pictures go beside it.")],
+) -> None:
+    """Make a page of the results of experiments, with their figures."""
+    from normscope.lab.documentation import write_page
+
+    check_writable(to)
+    write_page(directories, to)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"--set takes NAME=VALUE, such as epochs=3, not {text!r}")
+    return name, value
+
+
+def _executor(on: str | None) -> Executor | None:
+    if on is None:
+        return None
+    where, _, address = on.partition(":")
+    if where != "ray":
+        raise InputError(f"--on takes ray or ray:ADDRESS, not {on!r}")
+    from normscope.lab.cluster import OnRay
+
+    return OnRay(address or None)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Report]:
+    """A bar with the time left on a terminal; in a file, a line a minute."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(name).report
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(
+            task, completed=done, total=total, description=f"{name}, {int(done)} of {total} trials"
+        )
+
+
+class _Lines:
+    """Progress as lines of text on stderr, at most one a minute."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.start, self.last = name, time.monotonic(), 0.0
+
+    def report(self, done: float, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last < EVERY and done < total:
+            return
+        self.last = now
+        left = (now - self.start) * (total - done) / done / 60 if done > 0 else float("nan")
+        print(f"{self.name}: {done:.2f} of {total} trials, about {left:.0f} minutes left", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""One experiment a file: settings, trials, what the paper says, a judgement and plots."""

@@ -1,0 +1,82 @@
+"""Figure 2 of Than 2025: variances of what enters the layers, and the product of 1/σ under every definition of σ."""
+
+from __future__ import annotations
+
+import math
+
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiments.weight_norms import FULL, NEAR, QUICK, SHOWN
+from normscope.lab.training import trained_numbers, with_and_without
+
+HEADLINE = -25.0  # log10 of ∏1/σ of ResNet-18 in the paper
+SLIDES = math.log10(1.35e-8)  # log10 of ∏‖γ/σ‖ in the slides
+DEFINITIONS = {
+    "normalizers_layer": "∏1/σ, one σ a layer",
+    "normalizers_paper": "∏‖1/σ‖, Lemma 1",
+    "normalizers_paper_affine": "∏‖γ/σ‖, slides",
+    "normalizers_tight": "∏max|γ|/σ, the true constant",
+    "activations_layer": "∏1/σ before activations",
+}
+HEADLINES = {"normalizers_layer": HEADLINE, "normalizers_paper": HEADLINE, "normalizers_paper_affine": SLIDES}
+
+
+def judge(results: Results) -> list[Comparison]:
+    rows = []
+    for (network, normalizer), group in results.groups("network", "normalizer").items():
+        what = f"{network}, {normalizer}"
+        start, end = (_variances(group, index) for index in (0, -1))
+        grown = sum(after > before for before, after in zip(start, end, strict=True))
+        rows.append(Comparison(f"{what}: layers whose input variance grew", "several", f"{grown} of {len(end)}", grown > 1))
+        large = sum(value > 1 for value in end)
+        rows.append(Comparison(f"{what}: layers with σ² > 1 at the end", "several", f"{large} of {len(end)}", large > 1))
+        for product, name in DEFINITIONS.items():
+            if (normalizer == "none") == product.startswith("normalizers"):
+                continue
+            first, last = (group.track("products", product)[1][index] for index in (0, -1))
+            headline = HEADLINES.get(product) if (network, normalizer) == ("resnet18", "batch") else None
+            paper = "" if headline is None else f"10^{headline:.1f}"
+            agrees = None if headline is None else abs(last - headline) <= NEAR
+            rows.append(Comparison(f"{what}: {name}", paper, f"10^{first:.1f} → 10^{last:.1f}", agrees))
+        tight = group.mean("audit", "products", "normalizers_tight")
+        if normalizer != "none":
+            rows.append(Comparison(f"{what}: ∏max|γ|/σ with running statistics", "", f"10^{tight:.1f}"))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    drawn = {}
+    for (network, normalizer), group in results.groups("network", "normalizer").items():
+        part = _part(group)
+        layers = list(group[0].numbers["history"][0][part])[:SHOWN]
+        series = {layer: group.track(part, layer, "input_variance") for layer in layers}
+        title = f"Variance before {part}, {network}, {normalizer}"
+        drawn[f"variances-{network}-{normalizer}"] = Plot(title, "epoch", "σ²", series, log_y=True)
+        definitions = {name: key for key, name in DEFINITIONS.items() if key.startswith(part)}
+        series = {name: group.track("products", key) for name, key in definitions.items()}
+        levels = {"the paper's ResNet-18": HEADLINE, "the slides": SLIDES} if network == "resnet18" else {}
+        title = f"Product over layers by definition, {network}, {normalizer}"
+        drawn[f"products-{network}-{normalizer}"] = Plot(title, "epoch", "log10 of the product", series, levels=levels)
+    return drawn
+
+
+def _part(group: Results) -> str:
+    """Whose inputs the paper looks at: those of normalizers, of activations in a network without."""
+    return "normalizers" if group[0].numbers["history"][0]["normalizers"] else "activations"
+
+
+def _variances(group: Results, epoch: int) -> list[float]:
+    part = _part(group)
+    return [float(row["input_variance"]) for trial in group for row in trial.numbers["history"][epoch][part].values()]
+
+
+EXPERIMENT = Experiment(
+    name="input-variance",
+    source="Than 2025, Figure 2",
+    statement="Input variances grow past 1 in training, so that ∏1/σ is exponentially small, 10^-25 for ResNet-18 with 20 BN.",
+    quick=QUICK,
+    full=FULL,
+    trials=with_and_without,
+    measure=trained_numbers,
+    judge=judge,
+    plots=plots,
+)

@@ -1,0 +1,83 @@
+"""Figure 1 of Than 2025: norms of weights and their product while a network is trained."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.training import TrainingSettings, trained_numbers, with_and_without
+
+HEADLINE = 50.0  # log10 of ∏‖W‖ of ResNet-18 in the paper
+NEAR = 5.0  # decades within which a headline is reproduced
+SHOWN = 11  # layers, as in the paper's figure
+PRODUCTS = {"weights_matrix": "∏‖W‖, spectral, as matrices", "weights_frobenius": "∏‖W‖_F"}
+
+QUICK = TrainingSettings(networks={"mlp": {"width": 64, "depth": 10, "epochs": 60}, "resnet18": {"stem": "imagenet", "epochs": 6}})
+FULL = TrainingSettings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}})
+
+
+def judge(results: Results) -> list[Comparison]:
+    rows = []
+    for (network, normalizer), group in results.groups("network", "normalizer").items():
+        what = f"{network}, {normalizer}"
+        large, layers = _norms_above_one(group)
+        rows.append(Comparison(f"{what}: layers with ‖W‖ > 1", "most", f"{large} of {layers}", large > layers / 2))
+        for product, name in PRODUCTS.items():
+            start, end = (group.track("products", product)[1][index] for index in (0, -1))
+            headline = (network, normalizer, product) == ("resnet18", "batch", "weights_matrix")
+            paper = f"up to 10^{HEADLINE:.0f}" if headline else "grows by orders of magnitude"
+            agrees = abs(end - HEADLINE) <= NEAR if headline else end - start >= 2
+            rows.append(Comparison(f"{what}: {name}", paper, f"10^{start:.1f} → 10^{end:.1f}", agrees))
+        operators = group.mean("audit", "products", "weights_spectral")
+        rows.append(Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", f"10^{operators:.1f}"))
+        upper = group.mean("audit", "bracket", "upper_log10")
+        bound = f"10^{upper:.1f}" if isfinite(upper) else "none"
+        rows.append(Comparison(f"{what}: certified upper bound of the whole network", "", bound))
+        rows.append(Comparison(f"{what}: training accuracy", "near 1", f"{group.mean('train_accuracy'):.3f}"))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    groups = {f"{network}, {normalizer}": group for (network, normalizer), group in results.groups("network", "normalizer").items()}
+    drawn = {
+        "products": Plot(
+            "Product of the weights' spectral norms", "epoch", "log10 ∏‖W‖",
+            {what: group.track("products", "weights_matrix") for what, group in groups.items()},
+            levels={"the paper's ResNet-18": HEADLINE} if results.where(network="resnet18") else {},
+        ),
+        "accuracy": Plot(
+            "Training accuracy", "epoch", "accuracy",
+            {what: _without_start(group.track("train_accuracy")) for what, group in groups.items()},
+        ),
+    }  # fmt: skip
+    for what, group in groups.items():
+        layers = list(group[0].numbers["history"][0]["weights"])[:SHOWN]
+        series = {layer: group.track("weights", layer, "spectral_norm") for layer in layers}
+        drawn[f"norms-{what.replace(', ', '-')}"] = Plot(
+            f"Spectral norms of the weights, {what}", "epoch", "‖W‖", series, log_y=True
+        )
+    return drawn
+
+
+def _norms_above_one(group: Results) -> tuple[int, int]:
+    """How many layers end with a spectral norm above 1, and how many there are, over all seeds."""
+    norms = [row["spectral_norm"] for trial in group for row in trial.numbers["history"][-1]["weights"].values()]
+    return sum(float(norm) > 1 for norm in norms), len(norms)
+
+
+def _without_start(track: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
+    """Before the first step there is no training accuracy."""
+    return track[0][1:], track[1][1:]
+
+
+EXPERIMENT = Experiment(
+    name="weight-norms",
+    source="Than 2025, Figure 1",
+    statement="Norms of weights exceed 1 in training and their product becomes astronomically large, 10^50 for ResNet-18.",
+    quick=QUICK,
+    full=FULL,
+    trials=with_and_without,
+    measure=trained_numbers,
+    judge=judge,
+    plots=plots,
+)

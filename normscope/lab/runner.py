@@ -1,0 +1,205 @@
+"""Running an experiment: trials that are not finished yet, then the judgement, result.json and the figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from normscope.core.errors import InputError
+from normscope.core.rendering import Rendered
+from normscope.lab.executors import Executor, InProcess, Processes
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find
+from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, tasks
+from normscope.lab.workspace import write_atomically
+from normscope.recorder.store import plain
+
+SCHEMA = "normscope.lab/1"
+AGREES, PARTLY, DIFFERS, SILENT, INCOMPLETE = "agrees", "agrees in part", "differs", "measured", "incomplete"
+COLOURS = {AGREES: "green", PARTLY: "yellow", DIFFERS: "bold red", SILENT: "magenta", INCOMPLETE: "bold red"}
+RETRIES = 2
+DEFAULT = Path("runs/lab")
+
+Progress = Callable[[float, int], None]  # trials' worth of work done, and how many trials there are to do
+
+
+@dataclass(frozen=True)
+class Outcome(Rendered):
+    """What an experiment's result.json holds; `comparisons` are the paper's figures beside ours."""
+
+    directory: Path
+    content: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        return str(self.content["verdict"])
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        return [Comparison(**row) for row in self.content["comparisons"]]
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        return list(self.content["failures"])
+
+    def to_json(self) -> str:
+        return json.dumps(self.content, indent=1, ensure_ascii=False)
+
+    def render(self) -> RenderableType:
+        content = self.content
+        head = Text.assemble((str(content["experiment"]), "bold"), f" ({content['source']}), {content['mode']} settings: ")
+        head.append(self.verdict, COLOURS[self.verdict])
+        table = Table(box=None, pad_edge=False, padding=(0, 1), show_edge=False)
+        for name in ("quantity", "the paper", "here", ""):
+            table.add_column(name, overflow="fold")
+        for row in self.comparisons:
+            table.add_row(row.quantity, row.paper, row.ours, {True: "agrees", False: "differs", None: ""}[row.agrees])
+        settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in content["settings"].items())
+        notes = [f"{failure['label']} seed {failure['seed']} failed: {failure['error']}" for failure in self.failures]
+        notes += [f"{lost['label']} seed {lost['seed']} was tried again" for lost in content["retried"]]
+        notes += [f"settings: {settings}", f"{len(content['trials'])} trials; figures and result.json in {self.directory}"]
+        return Group(head, Text(str(content["statement"])), table, *(Text(note, "dim") for note in notes))
+
+
+def run_experiment(
+    name: str,
+    full: bool = False,
+    settings: Mapping[str, str] | None = None,
+    out: str | Path = DEFAULT,
+    data_directory: Path | None = None,
+    workers: int = 1,
+    threads: int = 1,
+    executor: Executor | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run an experiment, or finish it where it stopped: finished trials are kept, and a started one goes on from its checkpoint.
+
+    settings: changes, as words on a command line. out: where trials and results go. workers: trials at a time, each in a
+    process of its own; threads: of torch in each. executor: where they run instead. fresh: run finished trials again.
+    """
+    experiment = find(name)
+    chosen = (experiment.full if full else experiment.quick).changed(settings or {})
+    work = tasks(experiment, chosen, Path(out) / "trials", data_directory, threads)
+    if not work:
+        raise InputError(f"{name} has no trials with these settings: give at least one seed")
+    if fresh:
+        for task in work:
+            shutil.rmtree(task.directory, ignore_errors=True)
+    executor = executor or (InProcess() if workers == 1 else Processes(workers))
+    *retried, failures = _run_all(executor, work, progress or (lambda done, total: None))
+    directory = result_directory(out, name, full)
+    content = _content(experiment, chosen, full, work, failures)
+    content["retried"] = [_described(failure) for round in retried for failure in round]
+    content["figures"] = [] if failures else _write_figures(experiment, _results(work), directory / "figures")
+    write_atomically(_made(directory) / RESULT, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    return Outcome(directory, content)
+
+
+def load_experiment(name: str, full: bool = False, out: str | Path = DEFAULT) -> Outcome:
+    """The outcome of an experiment that was run before."""
+    directory = result_directory(out, find(name).name, full)
+    try:
+        return Outcome(directory, json.loads((directory / RESULT).read_text()))
+    except FileNotFoundError:
+        command = f"normscope lab run {name}" + (" --full" if full else "")
+        raise InputError(f"no result in {directory}: run it first with `{command}`") from None
+
+
+def result_directory(out: str | Path, name: str, full: bool) -> Path:
+    return Path(out) / (f"{name}-full" if full else name)
+
+
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """One word for all: whether what was measured is what the paper says."""
+    decided = [row.agrees for row in comparisons if row.agrees is not None]
+    if not decided:
+        return SILENT
+    return AGREES if all(decided) else PARTLY if any(decided) else DIFFERS
+
+
+def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[list[Failure]]:
+    """Run what is not finished, and what fails again, up to RETRIES times; the failures of each round, the last one's last."""
+    waiting = list({task.directory: task for task in work if task.result is None}.values())
+    total, finished = len(waiting), 0
+    rounds: list[list[Failure]] = [[]]
+    for _ in range(1 + RETRIES):
+        if not waiting:
+            break
+
+        def report(done: float, before: int = finished) -> None:
+            progress(before + done, total)
+
+        rounds.append([outcome for _, outcome in executor.run(waiting, report) if isinstance(outcome, Failure)])
+        waiting = [failure.task for failure in rounds[-1]]
+        finished = total - len(waiting)
+    return rounds
+
+
+def _results(work: Sequence[Task]) -> Results:
+    return Results([_trial_result(task, record) for task in work if (record := task.result) is not None])
+
+
+def _trial_result(task: Task, record: Record) -> TrialResult:
+    parameters = record["parameters"]
+    return TrialResult(task.label, task.seed, {**parameters, **parameters.get("options", {})}, record["numbers"])
+
+
+def _content(
+    experiment: Experiment[Any, Any], settings: Any, full: bool, work: Sequence[Task], failures: Sequence[Failure]
+) -> dict[str, Any]:
+    comparisons = [] if failures else list(experiment.judge(_results(work)))
+    return {
+        "schema": SCHEMA,
+        "experiment": experiment.name,
+        "source": experiment.source,
+        "statement": experiment.statement,
+        "mode": "full" if full else "quick",
+        "settings": plain(asdict(settings)),
+        "versions": VERSIONS,
+        "verdict": INCOMPLETE if failures else verdict(comparisons),
+        "comparisons": [asdict(row) for row in comparisons],
+        "failures": [_described(failure) for failure in failures],
+        "trials": [_summary(task, record) for task in work if (record := task.result) is not None],
+    }
+
+
+def _described(failure: Failure) -> dict[str, Any]:
+    return {"label": failure.task.label, "seed": failure.task.seed, "error": failure.error}
+
+
+def _summary(task: Task, record: Record) -> dict[str, Any]:
+    """A trial without its lists and tables, which stay in its own directory."""
+    numbers = {name: value for name, value in record["numbers"].items() if not isinstance(value, (dict, list))}
+    return {
+        "label": task.label,
+        "seed": task.seed,
+        "parameters": record["parameters"],
+        "numbers": numbers,
+        "seconds": record["seconds"],
+        "directory": str(Path(task.directory.parent.name) / task.directory.name),
+    }
+
+
+def _write_figures(experiment: Experiment[Any, Any], results: Results, directory: Path) -> list[str]:
+    from normscope.report.lab import plot
+
+    _made(directory)
+    plots: Mapping[str, Plot] = experiment.plots(results)
+    for name, shown in plots.items():
+        figure = plot(shown)
+        figure.write_html(directory / f"{name}.html", include_plotlyjs=True)
+        write_atomically(directory / f"{name}.json", figure.to_json().encode())
+    return list(plots)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory

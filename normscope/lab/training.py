@@ -1,0 +1,209 @@
+"""The one training loop of the lab: Than 2025's recipe by default, resumable at every epoch, the same numbers every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.conv import _ConvNd
+
+from normscope.core.errors import InputError
+from normscope.lab.datasets import Labelled, Split
+from normscope.lab.experiment import Numbers, Settings
+from normscope.lab.measurements import LayerMeter, audited
+from normscope.lab.models import build
+from normscope.lab.workspace import Workspace
+from normscope.recorder.layers import NORMALIZING
+from normscope.recorder.watch import watch
+
+Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
+
+RECIPE = ("images", "epochs", "batch_size", "learning_rate", "weight_decay")  # of a training, settings of an experiment
+FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
+EVALUATED = 1000  # samples a forward pass
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": lambda parameters, rate, decay: torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True),
+    "sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=decay),
+    "plain-sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, weight_decay=decay),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training, completely: network, data and recipe. options: of the network, such as its width.
+
+    initial_scale: multiplies every initial weight. frozen: parts of the normalizers that stay as they start, "scale" (γ = 1)
+    and "shift" (β = 0).
+    """
+
+    network: str
+    normalizer: str = "none"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    images: int | None = None
+    unit_ball: bool = True
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    initial_scale: float = 1.0
+    frozen: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """Settings of experiments that train: the recipe of Than 2025, Appendix E, on networks with and without normalizers.
+
+    networks: name → options of the network, or of its own recipe, such as epochs. images: of the training part, None for all.
+    """
+
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 512, "depth": 10}})
+    normalizers: tuple[str, ...] = ("none", "batch")
+    images: int | None = None
+    epochs: int = 100
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+
+    def training(self, network: str, normalizer: str, seed: int, **changes: Any) -> Training:
+        """The training of one of the networks, with what an experiment varies in `changes`."""
+        given = self.networks[network]
+        options = {name: value for name, value in given.items() if name not in RECIPE}
+        recipe = {name: given.get(name, getattr(self, name)) for name in RECIPE}
+        return Training(network, normalizer, **{"options": options, "data": self.data, **recipe, "seed": seed, **changes})
+
+
+def with_and_without(settings: TrainingSettings, seed: int) -> dict[str, Training]:
+    """Every network with every normalizer; nothing else differs."""
+    pairs = [(network, normalizer) for network in settings.networks for normalizer in settings.normalizers]
+    return {f"{network} {normalizer}": settings.training(network, normalizer, seed) for network, normalizer in pairs}
+
+
+@dataclass
+class Trained:
+    """A network after its training. history: one record an epoch, the first before any step."""
+
+    model: nn.Module
+    split: Split
+    history: list[Numbers]
+    diverged: bool
+
+
+def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
+    """The network, not yet trained, and its data, scaled and cut as the training says."""
+    split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
+    split = split.in_unit_ball() if training.unit_ball else split
+    model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, (nn.Linear, _ConvNd)):
+                layer.weight.mul_(training.initial_scale)
+    for layer in model.modules():
+        if isinstance(layer, NORMALIZING):
+            for part in training.frozen:
+                getattr(layer, FROZEN[part]).requires_grad_(False)
+    return model, split
+
+
+def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:
+    """Train, or go on from the checkpoint. meter: given the model and a fixed batch, makes what measures after every epoch."""
+    if training.optimizer not in OPTIMIZERS:
+        raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
+    model, split = prepare(training, workspace)
+    measure = meter(model, split.train[0][: training.batch_size]) if meter else lambda model: {}
+    optimizer = OPTIMIZERS[training.optimizer](model.parameters(), training.learning_rate, training.weight_decay)
+    order = workspace.generator("order")
+    history: list[Numbers] = []
+    state = workspace.load()
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        order.set_state(state["order"])
+        history = state["history"]
+    else:
+        history.append({"epoch": 0, **_evaluated(model, split.test, "test"), **measure(model)})
+    diverged = bool(history[-1].get("diverged"))
+    steps = len(list(_batches(len(split.train[0]), training.batch_size, torch.Generator())))
+    with watch(model, optimizer, workspace.run, every=steps, start_step=history[-1]["epoch"] * steps, quiet=True) as recording:
+        for epoch in range(history[-1]["epoch"] + 1, training.epochs + 1):
+            if diverged:
+                break
+
+            def stepped(step: int, loss: Tensor, epoch: int = epoch) -> None:
+                recording.step(loss=loss)
+                workspace.progress(epoch - 1 + step / steps, training.epochs)
+
+            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, training.batch_size, order, stepped)}
+            diverged = bool(record.get("diverged"))
+            history.append({**record, **_evaluated(model, split.test, "test"), **measure(model)})
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "order": order.get_state()}
+            workspace.save({**states, "history": history})
+    return Trained(model.eval(), split, history, diverged)
+
+
+def trained_numbers(training: Training, workspace: Workspace) -> Numbers:
+    """A training as the figures of Than 2025 look at it: layers every epoch, and at the end the audit and both parts' losses."""
+    trained = train(training, workspace, LayerMeter)
+    probe = trained.split.train[0][: training.batch_size]
+    ends = {**_evaluated(trained.model, trained.split.train, "train"), **_evaluated(trained.model, trained.split.test, "test")}
+    return {
+        **ends,
+        "gap_loss": ends["test_loss"] - ends["train_loss"],
+        "gap_accuracy": ends["train_accuracy"] - ends["test_accuracy"],
+        "diverged": trained.diverged,
+        "audit": audited(trained.model, probe, workspace.generator("audit")),
+        "history": trained.history,
+    }
+
+
+def _epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Labelled,
+    batch_size: int,
+    order: torch.Generator,
+    stepped: Callable[[int, Tensor], None],
+) -> Numbers:
+    """One pass over the data; loss and accuracy are those of the batches as they were trained on."""
+    model.train()
+    inputs, classes = data
+    total, right, seen = 0.0, 0, 0
+    for step, chosen in enumerate(_batches(len(inputs), batch_size, order), start=1):
+        optimizer.zero_grad()
+        outputs = model(inputs[chosen])
+        loss = cross_entropy(outputs, classes[chosen])
+        if not loss.isfinite():
+            return {"train_loss": math.nan, "train_accuracy": right / max(seen, 1), "diverged": True}
+        loss.backward()
+        optimizer.step()
+        stepped(step, loss)
+        total += float(loss.detach()) * len(chosen)
+        right += int((outputs.argmax(1) == classes[chosen]).sum())
+        seen += len(chosen)
+    return {"train_loss": total / seen, "train_accuracy": right / seen}
+
+
+def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Indices in a fresh random order; a last batch of one is left out, for batch statistics need two."""
+    batches = torch.randperm(samples, generator=order).split(size)
+    yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+
+
+def _evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
+    """Mean cross-entropy and accuracy in eval mode."""
+    training, right, total = model.training, 0, 0.0
+    model.eval()
+    with torch.no_grad():
+        for inputs, classes in zip(data[0].split(EVALUATED), data[1].split(EVALUATED), strict=True):
+            outputs = model(inputs)
+            total += float(cross_entropy(outputs, classes, reduction="sum"))
+            right += int((outputs.argmax(1) == classes).sum())
+    model.train(training)
+    return {f"{part}_loss": total / len(data[0]), f"{part}_accuracy": right / len(data[0])}

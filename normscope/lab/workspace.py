@@ -1,0 +1,85 @@
+"""Where one trial works: its directory, data, random streams, checkpoint and progress."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normscope.lab.datasets import Split, load_data
+
+CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
+
+Report = Callable[[float], None]  # the part of a trial that is done, from 0 to 1
+
+
+class Workspace:
+    """The directory of a trial and what it may use there; everything written is whole or absent, whenever a kill comes."""
+
+    def __init__(self, directory: Path, seed: int, data_directory: Path | None = None, report: Report | None = None) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.seed, self.data_directory = directory, seed, data_directory
+        self._report = report
+        self._last_report = -1.0
+
+    @property
+    def run(self) -> Path:
+        """For `ns.watch`: the run directory that dashboards read."""
+        return self.directory / "run"
+
+    def data(self, name: str) -> Split:
+        """A data set, loaded once a process."""
+        return _data(name, self.data_directory)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A random stream of its own for every purpose and seed, the same on every machine."""
+        digest = hashlib.sha256(f"{self.seed} {purpose}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def progress(self, done: float, total: float = 1.0) -> None:
+        """Say how far the trial is."""
+        part = done / total
+        now = time.monotonic()
+        if now - self._last_report < 0.5 and part < 1:
+            return
+        self._last_report = now
+        if self._report is not None:
+            self._report(part)
+        write_atomically(self.directory / PROGRESS, json.dumps({"done": part}).encode())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint: tensors and plain values."""
+        path = self.directory / CHECKPOINT
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def load(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        path = self.directory / CHECKPOINT
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        return state
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is the old one or the new one, never a part."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+@lru_cache(2)
+def _data(name: str, directory: Path | None) -> Split:
+    return load_data(name, directory)

@@ -1,0 +1,29 @@
+"""Figures of the lab's experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import plotly.graph_objects as go
+
+from normscope.core.errors import InputError
+from normscope.lab.experiment import Plot
+from normscope.report.theme import figure
+
+TRACES: dict[str, Callable[..., Any]] = {
+    "lines": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="lines"),
+    "points": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="markers"),
+    "bars": lambda name, x, y: go.Bar(name=name, x=x, y=y),
+}
+
+
+def plot(shown: Plot) -> go.Figure:
+    """An experiment's plot: one trace a series, dashed horizontal lines at its levels."""
+    if shown.kind not in TRACES:
+        raise InputError(f"no kind of plot {shown.kind!r}: choose from {', '.join(TRACES)}")
+    traces = [TRACES[shown.kind](name, list(x), [float(value) for value in y]) for name, (x, y) in shown.series.items()]
+    drawn = figure(*traces, title=shown.title, x=shown.x, y=shown.y, log_x=shown.log_x, log_y=shown.log_y)
+    for name, level in shown.levels.items():
+        drawn.add_hline(level, line_dash="dash", line_color="#7F7F7F", annotation_text=name, annotation_position="top left")
+    return drawn.update_layout(showlegend=len(traces) > 1)
