@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.conv import _ConvNd
 
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
@@ -17,21 +18,27 @@ from normscope.lab.experiment import Numbers, Settings
 from normscope.lab.measurements import LayerMeter, audited
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
+from normscope.optim import SGDG, AdamG
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": lambda parameters, rate, decay: torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True),
-    "sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=decay),
-    "plain-sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, weight_decay=decay),
+    "adam": lambda model, rate, decay: torch.optim.Adam(model.parameters(), rate, weight_decay=decay, fused=True),
+    "sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay),
+    "plain-sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, weight_decay=decay),
+    "adamg": lambda model, rate, decay: AdamG(model, rate, weight_decay=decay),
+    "sgdg": lambda model, rate, decay: SGDG(model, rate, momentum=0.9, weight_decay=decay),
 }
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training, completely: network, data and recipe. options: of the network, such as its width."""
+    """One training, completely: network, data and recipe. options: of the network, such as its width.
+
+    initial_scale: a factor on all weights of linear maps and convolutions before the first step.
+    """
 
     network: str
     normalizer: str = "none"
@@ -45,6 +52,7 @@ class Training:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     seed: int = 0
+    initial_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,12 @@ def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]
     """The network, not yet trained, and its data, scaled and cut as the training says."""
     split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
     split = split.in_unit_ball() if training.unit_ball else split
-    return build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, (nn.Linear, _ConvNd)):
+                layer.weight.mul_(training.initial_scale)
+    return model, split
 
 
 def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:
@@ -100,7 +113,7 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
         raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
     model, split = prepare(training, workspace)
     measure = meter(model, split.train[0][: training.batch_size]) if meter else lambda model: {}
-    optimizer = OPTIMIZERS[training.optimizer](model.parameters(), training.learning_rate, training.weight_decay)
+    optimizer = OPTIMIZERS[training.optimizer](model, training.learning_rate, training.weight_decay)
     order = workspace.generator("order")
     history: list[Numbers] = []
     state = workspace.load()
@@ -134,13 +147,22 @@ def trained_numbers(training: Training, workspace: Workspace) -> Numbers:
     """A training as the figures of Than 2025 look at it: layers every epoch, and at the end the audit and both parts' losses."""
     trained = train(training, workspace, LayerMeter)
     probe = trained.split.train[0][: training.batch_size]
-    ends = {**_evaluated(trained.model, trained.split.train, "train"), **_evaluated(trained.model, trained.split.test, "test")}
+    return {**ends(trained), "audit": audited(trained.model, probe, workspace.generator("audit"))}
+
+
+def accuracy_numbers(training: Training, workspace: Workspace) -> Numbers:
+    """A training as its losses and accuracies alone."""
+    return ends(train(training, workspace))
+
+
+def ends(trained: Trained) -> Numbers:
+    """Losses and accuracies on both parts at the end, their gaps, and how it went."""
+    found = {**_evaluated(trained.model, trained.split.train, "train"), **_evaluated(trained.model, trained.split.test, "test")}
     return {
-        **ends,
-        "gap_loss": ends["test_loss"] - ends["train_loss"],
-        "gap_accuracy": ends["train_accuracy"] - ends["test_accuracy"],
+        **found,
+        "gap_loss": found["test_loss"] - found["train_loss"],
+        "gap_accuracy": found["train_accuracy"] - found["test_accuracy"],
         "diverged": trained.diverged,
-        "audit": audited(trained.model, probe, workspace.generator("audit")),
         "history": trained.history,
     }
 
