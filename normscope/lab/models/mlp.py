@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from normscope.core.errors import InputError
+from normscope.lab.models.layers import linear, normalize_weights
 from normscope.lab.models.normalizers import normalizer as normalizer_of
 
 
@@ -33,12 +34,14 @@ def mlp(
     for before, after in pairwise([inputs, *[width] * (depth - 1)]):
         layers += [_linear(before, after, "relu", generator), normalizer_of(normalizer, after), nn.ReLU()]
     layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
-    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
+    model = nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
+    normalize_weights(model, normalizer, generator)
+    return model
 
 
 def _linear(inputs: int, outputs: int, before: str, generator: torch.Generator) -> nn.Linear:
     """A linear layer whose weights have the He variance for what follows it; torch's own init would draw from global state."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer = linear(inputs, outputs)
     nn.init.kaiming_normal_(layer.weight, nonlinearity=before, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
