@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points or bars.
+    """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points, lines+points or bars.
 
     series: name → (x, y). levels: name → y, horizontal lines such as a paper's figure. surface: (x, y, heights[y][x]), contours
     under the series. equal: a unit is as long on both axes.

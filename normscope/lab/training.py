@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
@@ -66,8 +67,10 @@ class TrainingSettings(Settings):
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 512, "depth": 10}})
     normalizers: tuple[str, ...] = ("none", "batch")
     images: int | None = None
+    unit_ball: bool = True
     epochs: int = 100
     batch_size: int = 128
+    optimizer: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
 
@@ -100,11 +103,17 @@ def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]
     split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
     split = split.in_unit_ball() if training.unit_ball else split
     model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
-    with torch.no_grad():
-        for layer in model.modules():
-            if isinstance(layer, (nn.Linear, _ConvNd)):
-                layer.weight.mul_(training.initial_scale)
+    if training.initial_scale != 1:
+        _scale_weights(model, training.initial_scale)
     return model, split
+
+
+@torch.no_grad()
+def _scale_weights(model: nn.Module, factor: float) -> None:
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, _ConvNd)):
+            scaled = factor * layer.weight
+            layer.weight = scaled if is_parametrized(layer, "weight") else nn.Parameter(scaled)
 
 
 def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:

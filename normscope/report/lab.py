@@ -13,6 +13,7 @@ from normscope.report.theme import SEQUENTIAL, figure
 
 TRACES: dict[str, Callable[..., Any]] = {
     "lines": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="lines"),
+    "lines+points": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="lines+markers"),
     "points": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="markers"),
     "bars": lambda name, x, y: go.Bar(name=name, x=x, y=y),
 }
