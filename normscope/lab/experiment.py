@@ -75,7 +75,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A finished trial: its label, its parameters as plain values, and what it measured."""
+    """A finished trial: its label, its parameters as plain values (options of a network among them), and what it measured."""
 
     label: str
     seed: int
@@ -106,6 +106,16 @@ class Results(Sequence[TrialResult]):
         """By the values of some parameters, in order; in each group only the rest varies, such as the seed."""
         keys = dict.fromkeys(tuple(t.parameters[name] for name in names) for t in self.trials)
         return {key: self.where(**dict(zip(names, key, strict=True))) for key in keys}
+
+    def by_label(self) -> dict[str, Results]:
+        """By what the trials are called; in each group only the seed varies."""
+        return {
+            label: Results([t for t in self.trials if t.label == label]) for label in dict.fromkeys(t.label for t in self.trials)
+        }
+
+    def values_of(self, parameter: str) -> list[Any]:
+        """A parameter of every trial."""
+        return [trial.parameters[parameter] for trial in self.trials]
 
     def values(self, *path: str) -> list[float]:
         """A number of every trial, by its name or a path of names; NaN where a trial lacks it."""

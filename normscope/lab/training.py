@@ -20,11 +20,15 @@ from normscope.lab.measurements import LayerMeter, audited
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
 from normscope.optim import SGDG, AdamG
+from normscope.recorder.layers import NORMALIZING
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 
-RECIPE = ("images", "epochs", "batch_size", "learning_rate", "weight_decay")  # of a training, settings of an experiment
+RECIPE = (  # of a training, settings of an experiment
+    "images", "unit_ball", "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay",
+)  # fmt: skip
+FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda model, rate, decay: torch.optim.Adam(model.parameters(), rate, weight_decay=decay, fused=True),
@@ -39,7 +43,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Training:
     """One training, completely: network, data and recipe. options: of the network, such as its width.
 
-    initial_scale: a factor on all weights of linear maps and convolutions before the first step.
+    initial_scale: multiplies every initial weight. frozen: parts of the normalizers that stay as they start, "scale" (γ = 1)
+    and "shift" (β = 0).
     """
 
     network: str
@@ -53,8 +58,9 @@ class Training:
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
-    seed: int = 0
     initial_scale: float = 1.0
+    frozen: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class TrainingSettings(Settings):
     """Settings of experiments that train: the recipe of Than 2025, Appendix E, on networks with and without normalizers.
 
     networks: name → options of the network, or of its own recipe, such as epochs. images: of the training part, None for all.
+    unit_ball: inputs scaled to ‖x‖ ≤ 1.
     """
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 512, "depth": 10}})
@@ -105,6 +112,10 @@ def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]
     model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
     if training.initial_scale != 1:
         _scale_weights(model, training.initial_scale)
+    for layer in model.modules():
+        if isinstance(layer, NORMALIZING):
+            for part in training.frozen:
+                getattr(layer, FROZEN[part]).requires_grad_(False)
     return model, split
 
 

@@ -1,4 +1,4 @@
-"""Bjorck et al. 2018: the largest learning rate that trains with and without BN, and what a plain network reaches at a small one."""
+"""Bjorck et al. 2018: the largest learning rate that trains with and without BN, and what a small one reaches without."""
 
 from __future__ import annotations
 

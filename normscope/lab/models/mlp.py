@@ -9,6 +9,7 @@ from torch import nn
 
 from normscope.core.errors import InputError
 from normscope.lab.models.layers import linear, normalize_weights
+from normscope.lab.models.normalizers import has_layer
 from normscope.lab.models.normalizers import normalizer as normalizer_of
 
 
@@ -18,6 +19,7 @@ def mlp(
     inputs: int = 3 * 32 * 32,
     classes: int = 10,
     normalizer: str = "none",
+    normalized: int | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Sequential:
     """`depth` linear layers; between them a normalizer and a ReLU. He-normal weights, zero biases.
@@ -25,14 +27,18 @@ def mlp(
     >>> mlp(width=16, depth=3, inputs=64)(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])
 
-    inputs: entries of a sample, of any shape. generator: of the weights; without one they are the same every time.
+    inputs: entries of a sample, of any shape. normalized: how many hidden layers, from the first, have the normalizer, None for
+    all. generator: of the weights; without one they are the same every time.
     """
     if min(width, depth, inputs, classes) < 1:
         raise InputError(f"width, depth, inputs and classes are at least 1; got {width}, {depth}, {inputs} and {classes}")
+    if normalized is not None and not (0 <= normalized < depth and (normalizer == "none" or has_layer(normalizer))):
+        raise InputError(f"normalized is from 0 to {depth - 1}, the hidden layers, with a normalizer that is a layer")
     generator = generator or torch.Generator().manual_seed(0)
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise([inputs, *[width] * (depth - 1)]):
-        layers += [_linear(before, after, "relu", generator), normalizer_of(normalizer, after), nn.ReLU()]
+    for index, (before, after) in enumerate(pairwise([inputs, *[width] * (depth - 1)])):
+        chosen = normalizer if normalized is None or index < normalized else "none"
+        layers += [_linear(before, after, "relu", generator), normalizer_of(chosen, after), nn.ReLU()]
     layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
     model = nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
     normalize_weights(model, normalizer, generator)
