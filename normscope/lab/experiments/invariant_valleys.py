@@ -123,7 +123,7 @@ def plots(results: Results) -> dict[str, Plot]:
         numbers, normalizer = trial.numbers, trial.parameters["normalizer"]
         series = {}
         for degrees, path in zip(trial.parameters["degrees"], numbers["paths"], strict=True):
-            series[f"from {degrees:g}°"] = tuple(zip(*path, strict=True))
+            series[f"from {degrees:g}°"] = ([point[0] for point in path], [point[1] for point in path])
         heights = np.array(numbers["losses"]).T.tolist()
         title = f"Loss {'with' if normalizer == 'batch' else 'without'} BN, and gradient descent on it"
         surface = (numbers["offsets"], numbers["offsets"], heights)

@@ -56,8 +56,8 @@ def judge(results: Results) -> list[Comparison]:
                 rows.append(Comparison(f"{what}: test error, {spherical} against {flat}", paper, ours, agrees))
         for name, group in groups.items():
             change = max(map(norm_change, group))
-            paper, agrees = ("constant", change < KEPT) if name in PAIRS else ("", None)
-            rows.append(Comparison(f"{what}, {name}: largest change of a hidden ‖W‖", paper, f"{change:.2%}", agrees))
+            paper, kept = ("constant", change < KEPT) if name in PAIRS else ("", None)
+            rows.append(Comparison(f"{what}, {name}: largest change of a hidden ‖W‖", paper, f"{change:.2%}", kept))
             ours = f"{errors[name]:.2%} test error, {group.mean('train_loss'):.4f} training loss"
             rows.append(Comparison(f"{what}, {name}: at the end", "", ours))
     return rows

@@ -54,7 +54,11 @@ def trials(settings: SaddleSettings, seed: int) -> dict[str, Escape]:
         "mini-batches, beside": (True, settings.batch_size),
         "all data, beside": (True, None),
     }
-    return {f"{kind} {name}": Escape(kind, *start, *recipe) for kind in ("none", "batch") for name, start in starts.items()}
+    return {
+        f"{kind} {name}": Escape(kind, beside, size, *recipe)
+        for kind in ("none", "batch")
+        for name, (beside, size) in starts.items()
+    }
 
 
 def equal_neurons(normalizer: str, inputs: int, generator: torch.Generator) -> nn.Sequential:
