@@ -29,7 +29,9 @@ def plot(shown: Plot) -> go.Figure:
         drawn.add_hline(level, line_dash="dash", line_color="#7F7F7F", annotation_text=name, annotation_position="top left")
     if shown.equal:
         drawn.update_yaxes(scaleanchor="x")
-    return drawn.update_layout(showlegend=len(traces) > 1, legend_orientation="h" if shown.surface else "v")
+    if shown.surface:  # whose scale is on the right
+        drawn.update_layout(legend={"orientation": "h", "y": -0.15})
+    return drawn.update_layout(showlegend=len(traces) > 1)
 
 
 def _contours(shown: Plot) -> list[Any]:

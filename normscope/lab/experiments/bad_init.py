@@ -22,7 +22,7 @@ class ScaleSettings(TrainingSettings):
     optimizer: str = "plain-sgd"
     learning_rate: float = 0.1
     weight_decay: float = 0.0
-    epochs: int = 15
+    epochs: int = 40
 
 
 def trials(settings: ScaleSettings, seed: int) -> dict[str, Training]:

@@ -22,6 +22,7 @@ STATED = {  # of the Hessian: name, the paper's figures, and their ratio, of whi
     "largest": ("λ_max", "5 × smaller with BN", 5.0),
     **{f"condition {part:g}": (f"κ over |λ| > {part:g} λ_max", "20 BN, 200 no BN", 10.0) for part in ZEROS},
 }
+ROUNDING = 1e-12  # of the largest eigenvalue
 SETTLED = 10  # steps after which a gradient larger than the median is a spike
 CONVERGED = 0.1  # of the loss at the start
 
@@ -131,7 +132,8 @@ def plots(results: Results) -> dict[str, Plot]:
     series = {}
     for (normalizer, rate), group in results.groups("normalizer", "learning_rate").items():
         sizes = sorted((abs(value) for value in group[0].numbers.get("plain", {}).get("eigenvalues", [])), reverse=True)
-        series[f"{normalizer}, rate {rate:g}"] = (range(1, len(sizes) + 1), sizes)
+        kept = [size for size in sizes if size > ROUNDING * sizes[0]]
+        series[f"{normalizer}, rate {rate:g}, {len(sizes) - len(kept)} zeros left out"] = (range(1, len(kept) + 1), kept)
     drawn["spectrum"] = Plot("Eigenvalues of the Hessian at the end, by size", "rank", "|λ|", series, log_y=True)
     return drawn
 

@@ -31,9 +31,9 @@ class SmoothnessSettings(TrainingSettings):
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     unit_ball: bool = False
     optimizer: str = "plain-sgd"
-    learning_rates: tuple[float, ...] = (0.01, 0.1)
+    learning_rates: tuple[float, ...] = (0.03, 0.1)
     weight_decay: float = 0.0
-    epochs: int = 15
+    epochs: int = 20
 
 
 def trials(settings: SmoothnessSettings, seed: int) -> dict[str, Training]:

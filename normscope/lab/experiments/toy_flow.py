@@ -13,6 +13,7 @@ from normscope.core.errors import InputError
 from normscope.geometry.flow import Path, gradient_descent, gradient_flow
 from normscope.lab.datasets import Labelled
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings
+from normscope.lab.models.normalizers import EPSILON
 from normscope.lab.workspace import Workspace
 from normscope.symmetry.detect import symmetries
 
@@ -23,13 +24,14 @@ WAYS = {"flow": "gradient flow", "descent": "gradient descent"}
 
 @dataclass(frozen=True)
 class FlowSettings(Settings):
-    """radii, degrees: of the starts, angles from the direction that separates the classes."""
+    """radii, degrees: of the starts, angles from the direction that separates the classes. epsilon: of BN."""
 
     data: str = "halfplanes"
     radii: tuple[float, ...] = (0.3, 1.0, 3.0)
     degrees: tuple[float, ...] = (90.0, 150.0, -120.0)
     learning_rate: float = 0.1
     steps: int = 1000
+    epsilon: float = EPSILON
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,20 @@ class Start:
     data: str
     learning_rate: float
     steps: int
+    epsilon: float
 
 
 def trials(settings: FlowSettings, seed: int) -> dict[str, Start]:
     starts = [(kind, radius, angle) for kind in ("none", "batch") for radius in settings.radii for angle in settings.degrees]
-    recipe = (settings.data, settings.learning_rate, settings.steps)
+    recipe = (settings.data, settings.learning_rate, settings.steps, settings.epsilon)
     return {f"{kind} {radius:g} at {angle:g}": Start(kind, radius, angle, *recipe) for kind, radius, angle in starts}
 
 
-def classifier(normalizer: str, weight: Tensor) -> nn.Sequential:
+def classifier(normalizer: str, weight: Tensor, epsilon: float = EPSILON) -> nn.Sequential:
     """x ↦ w·x, or BN(w·x) without γ and β."""
     linear = nn.utils.skip_init(nn.Linear, len(weight), 1, bias=False)
     linear.weight = nn.Parameter(weight[None])
-    return nn.Sequential(linear, nn.BatchNorm1d(1, affine=False) if normalizer == "batch" else nn.Identity())
+    return nn.Sequential(linear, nn.BatchNorm1d(1, epsilon, affine=False) if normalizer == "batch" else nn.Identity())
 
 
 def logistic(outputs: Tensor, classes: Tensor) -> Tensor:
@@ -82,7 +85,7 @@ def turned(direction: Tensor, degrees: float) -> Tensor:
 def measure(trial: Start, workspace: Workspace) -> Numbers:
     data = in_the_plane(trial.data, workspace)
     direction = separator(data)
-    model = classifier(trial.normalizer, trial.radius * turned(direction, trial.degrees)).train()
+    model = classifier(trial.normalizer, trial.radius * turned(direction, trial.degrees), trial.epsilon).train()
     report = symmetries(model, data[0])
     duration = trial.learning_rate * trial.steps
     paths = {
@@ -105,6 +108,7 @@ def described(path: Path, direction: Tensor) -> Numbers:
         "time": (path.times / path.times[-1]).tolist(),
         "norms": norms.tolist(),
         "end_norm": float(norms[-1]),
+        "least_norm": float(norms.min()),
         "norm_change": float((norms - 1).abs().max()),
         "end_degrees": float(degrees[-1]),
         "turned_back": float(turns.abs().sum() - turns.sum().abs()) / 2,
@@ -119,12 +123,14 @@ def judge(results: Results) -> list[Comparison]:
         rows.append(Comparison(f"BN, {name}: largest change of ‖w‖", "below 1 %", f"{change:.2%}", change < KEPT))
         back = max(normalized.values(way, "turned_back"))
         rows.append(Comparison(f"BN, {name}: turned back on the way, at most", "never", f"{back:.2g}°", back < 1))
-        ends = max(abs(angle) for angle in normalized.values(way, "end_degrees"))
-        rows.append(Comparison(f"BN, {name}: angle left at the end, at most", "aligned", f"{ends:.1f}°", ends < ALIGNED))
+        left = max(abs(angle) for angle in normalized.values(way, "end_degrees"))
+        rows.append(Comparison(f"BN, {name}: angle left at the end, at most", "aligned", f"{left:.1f}°", left < ALIGNED))
     radii = sorted({trial.parameters["radius"] for trial in plain})
-    small, large = (plain.where(radius=radius).values("descent", "end_norm") for radius in (radii[0], radii[-1]))
-    rows.append(Comparison(f"no BN, start {radii[0]:g}: ‖w‖ over that at the start", "grows", _range(small), min(small) > 1))
-    rows.append(Comparison(f"no BN, start {radii[-1]:g}: ‖w‖ over that at the start", "shrinks", _range(large), max(large) < 1))
+    small, large = (plain.where(radius=radius) for radius in (radii[0], radii[-1]))
+    ends, leasts = small.values("descent", "end_norm"), large.values("descent", "least_norm")
+    rows.append(Comparison(f"no BN, start {radii[0]:g}: ‖w‖ at the end over the start", "grows", _range(ends), min(ends) > 1))
+    name = f"no BN, start {radii[-1]:g}: least ‖w‖ on the way over the start"
+    rows.append(Comparison(name, "shrinks first", _range(leasts), max(leasts) < 1))
     return rows
 
 
@@ -138,12 +144,13 @@ def plots(results: Results) -> dict[str, Plot]:
         name = {"batch": "with BN", "none": "without BN"}[normalizer]
         series = {trial.label.partition(" ")[2]: (trial.numbers["descent"]["x"], trial.numbers["descent"]["y"]) for trial in group}
         drawn[f"trajectories-{normalizer}"] = Plot(f"Gradient descent {name}", "w₁", "w₂", series, equal=True)
-    series = {
-        f"{normalizer}, start {radius:g}, {WAYS[way]}": (group[0].numbers[way]["time"], group[0].numbers[way]["norms"])
-        for (normalizer, radius), group in results.groups("normalizer", "radius").items()
-        for way in WAYS
-    }
-    drawn["norms"] = Plot("Norm of w from one angle", "part of the time", "‖w‖ over that at the start", series, log_y=True)
+    for way, name in WAYS.items():
+        series = {
+            f"{normalizer}, start {radius:g}": (group[0].numbers[way]["time"], group[0].numbers[way]["norms"])
+            for (normalizer, radius), group in results.groups("normalizer", "radius").items()
+        }
+        title = f"Norm of w from one angle, {name}"
+        drawn[f"norms-{way}"] = Plot(title, "part of the time", "‖w‖ over that at the start", series, log_y=True)
     return drawn
 
 
