@@ -95,7 +95,7 @@ def plots(results: Results) -> dict[str, Plot]:
 EXPERIMENT = Experiment(
     name="margins",
     source="Akbar, Experiment 3 and Figure 8.2",
-    statement="With BN the mean margin is 1.8 instead of 1.2, margins are more uniform, and accuracy survives more noise in weights.",
+    statement="With BN the mean margin is 1.8 instead of 1.2, margins are more uniform, accuracy survives more noise in weights.",
     quick=MarginSettings(),
     full=MarginSettings(seeds=tuple(range(10)), epochs=1000),
     trials=with_and_without,
