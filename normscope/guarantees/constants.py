@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from normscope.core.progress import shown
 from normscope.core.region import Ball
 from normscope.guarantees.cellwise import Cellwise
 from normscope.guarantees.table import NotApplicable
@@ -28,12 +29,15 @@ def local_constants(setting: Setting, rows: Cellwise) -> torch.Tensor:
     """
     found = global_constants(setting, rows)
     caps, without_gain = setting.loss.bound - rows.losses, 0
-    for cell, members in rows.by_cell():
-        found[members] = torch.minimum(found[members], _on_ball(setting, rows, cell, rows.label[members]))
-        gained = bool((found[members] * rows.largest_distance[members] < caps[members]).any())
-        without_gain = 0 if gained else without_gain + 1
-        if without_gain >= TRIES:
-            break
+    cells = list(rows.by_cell())
+    with shown("local constants", setting.progress, len(cells)) as progress:
+        for cell, members in cells:
+            found[members] = torch.minimum(found[members], _on_ball(setting, rows, cell, rows.label[members]))
+            gained = bool((found[members] * rows.largest_distance[members] < caps[members]).any())
+            without_gain = 0 if gained else without_gain + 1
+            progress.advance()
+            if without_gain >= TRIES:
+                break
     return found
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, NormscopeError
 from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Estimate, student_interval
@@ -47,7 +47,8 @@ class Curve:
 
     def bands(self, values: np.ndarray, confidence: float = 0.95) -> list[Estimate]:
         """The mean over directions at every σ, with Student's interval."""
-        return [student_interval(row, confidence) for row in values]
+        with np.errstate(invalid="ignore"):  # a loss may be infinite
+            return [student_interval(row, confidence) for row in values]
 
     def tolerance(self, lost: float = 0.1) -> float:
         """The least σ at which the mean accuracy is down to (1 − lost) times that without noise, by interpolation in log σ.
@@ -72,6 +73,7 @@ class Flatness(Rendered):
     """How accuracy and loss fall under noise of standard deviation σ on the parameters, one curve a kind of noise.
 
     statistics: what normalizers with running statistics use in this mode. symmetries: how many directions the quotient leaves out.
+    notes: which curve there is not, and why.
     """
 
     curves: tuple[Curve, ...]
@@ -80,6 +82,7 @@ class Flatness(Rendered):
     samples: int
     symmetries: int | None = None
     confidence: float = 0.95
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, kind: str) -> Curve:
         found = [curve for curve in self.curves if curve.kind == kind]
@@ -102,6 +105,7 @@ class Flatness(Rendered):
             "samples": self.samples,
             "symmetry_directions": self.symmetries,
             "confidence": self.confidence,
+            "notes": list(self.notes),
             "curves": [
                 {
                     "kind": curve.kind,
@@ -143,6 +147,7 @@ class Flatness(Rendered):
             yield f"{curve.kind}: accuracy {100 * curve.accuracy:.2f} % without noise; a tenth of it is lost at σ = {text}"
         if self.symmetries is not None:
             yield f"quotient: at the canonical representative, {self.symmetries:,} directions of symmetries left out of the noise"
+        yield from self.notes
 
 
 def flatness(
@@ -187,15 +192,21 @@ def flatness(
             bar.advance()
             return tally.evaluated(objective, point)
 
-        curves, moved = [], None
+        curves, notes, moved = [], [], None
         for kind in kinds:
-            point, direction, directions_left_out = _KINDS[kind](objective)
-            moved = directions_left_out if directions_left_out is not None else moved
+            try:
+                point, direction, left_out = _KINDS[kind](objective)
+            except NormscopeError as error:
+                if len(kinds) == 1:
+                    raise
+                notes.append(f"{kind}: no curve, because {error}")
+                continue
+            moved = moved if left_out is None else left_out
             drawn = [direction(torch.Generator().manual_seed(seed + number)) for number in range(seeds)]
             start = evaluated(point)
             grid = np.array([[evaluated(point + sigma * step) for step in drawn] for sigma in chosen])
             curves.append(Curve(kind, chosen, grid[..., 0], grid[..., 1], *start))
-    return Flatness(tuple(curves), mode, _statistics(objective), sum(objective.sizes), moved, confidence)
+    return Flatness(tuple(curves), mode, _statistics(objective), sum(objective.sizes), moved, confidence, tuple(notes))
 
 
 class _Tally:

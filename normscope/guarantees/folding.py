@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from normscope.certify.fold import foldable, folded_bias, folded_weight, is_transposed
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, NormscopeError
 from normscope.geometry.quotient import canonical
 from normscope.graph.graph import Graph, Node
 from normscope.graph.trace import trace
@@ -82,8 +82,11 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
     twin = copy.deepcopy(model)
     if sum(value.numel() for value in twin.parameters()) > LARGEST_BALANCED:
         return Canonical(twin, (f"not invariant under rescalings: above {LARGEST_BALANCED:,} parameters none is preferred",))
-    report = symmetries(twin, as_double(example), mode="eval")
-    point = canonical(report, dict(twin.named_parameters()), BALANCE)
+    try:
+        report = symmetries(twin, as_double(example), mode="eval")
+        point = canonical(report, dict(twin.named_parameters()), BALANCE)
+    except NormscopeError as error:
+        return Canonical(twin, (f"not invariant under symmetries: no representative was found ({error})",))
     with torch.no_grad():
         for name, value in twin.named_parameters():
             value.copy_(point[name])
@@ -109,6 +112,8 @@ def difference(first: nn.Module, second: nn.Module, example: Example) -> float:
     call = Call.of(as_double(example))
     with torch.no_grad():
         expected, found = (module(*call.args, **call.kwargs) for module in (first, second))
+    if not bool(expected.isfinite().all()):
+        raise InputError("the model's outputs are not finite: look for nan in the data and the weights")
     return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1e-300)
 
 

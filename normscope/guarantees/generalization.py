@@ -15,13 +15,13 @@ from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, Refusal
-from normscope.core.progress import Wanted as Progress
+from normscope.core.progress import Wanted
 from normscope.core.region import Region
 from normscope.core.rendering import Rendered
 from normscope.guarantees.bound import STATUSES, Bound
 from normscope.guarantees.bounds import TABLE
 from normscope.guarantees.losses import Loss, loss_of
-from normscope.guarantees.partition import Wanted
+from normscope.guarantees.partition import Choice
 from normscope.guarantees.setting import BATCH_SIZE, Setting
 from normscope.guarantees.table import Entry, NotApplicable
 
@@ -90,16 +90,23 @@ def generalization(
     held_out: Data | None = None,
     delta: float = 0.05,
     domain: Region | None = None,
-    partition: Wanted = None,
+    partition: Choice = None,
     loss_bound: float | None = None,
     only: Sequence[str] | None = None,
     batch_size: int = BATCH_SIZE,
     generator: torch.Generator | None = None,
-    progress: Progress = None,
+    progress: Wanted = None,
     checkpoint: str | Path | None = None,
     initial: nn.Module | None = None,
 ) -> Guarantees:
     """What theory guarantees about the loss of `model` on unseen data, by every bound that applies.
+
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 100)[:, None]
+    >>> model, y = torch.nn.Linear(1, 2), (x[:, 0] > 0).long()
+    >>> found = generalization(model, "zero-one", (x[::2], y[::2]), held_out=(x[1::2], y[1::2]), only=["held-out binomial"])
+    >>> found.best.certified, found.best.quantity, found.best.parts["n"]
+    (True, 'risk', 50)
 
     loss: "l1" (on softmax outputs), "zero-one", "ramp", or a callable of (outputs, targets) that returns one value a sample, with
     loss_bound=C. train, held_out: (inputs, targets), a Dataset, or an iterable of batches. delta: each bound by itself fails with
@@ -111,8 +118,8 @@ def generalization(
     chosen = _chosen(only)
     cellwise = any(entry.cellwise for entry in chosen.values())
     setting = Setting(
-        model, loss_of(loss, loss_bound), train, held_out, delta, domain, partition, cellwise, batch_size, generator, progress,
-        checkpoint, initial,
+        model, loss_of(loss, loss_bound), train, held_out, delta=delta, domain=domain, partition=partition, cellwise=cellwise,
+        batch_size=batch_size, generator=generator, progress=progress, checkpoint=checkpoint, initial=initial,
     )  # fmt: skip
     found: list[Bound] = []
     missing: dict[str, str] = {}

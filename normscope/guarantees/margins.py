@@ -17,7 +17,7 @@ from torch import nn
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
 from normscope.core.data import Call, Data
-from normscope.core.errors import InputError, Refusal
+from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.magnitude import Magnitude
 from normscope.core.progress import Progress, Wanted, shown
 from normscope.core.region import Ball
@@ -185,10 +185,10 @@ def margins(
             if radius is not None:
                 with shown("local constants", progress, local_samples) as bar:
                     local = tuple(_local_constants(graph, first, radius, local_samples, bar))
-        except Refusal as refusal:
+        except (Refusal, InputError, ExportError) as error:
             if radius is not None:
                 raise
-            reason = str(refusal)
+            reason = str(error)
     return Margins(np.concatenate(values), np.concatenate(labels), found, reason, local, radius)
 
 

@@ -34,14 +34,18 @@ Index = Callable[[torch.Tensor], torch.Tensor]
 class Cells:
     """Cells 0 … count − 1, each in a ball; `count` itself stands for the remainder."""
 
-    name: str
-    centers: torch.Tensor  # (count, d), float32 is enough: they are what they are
+    kind: str
+    centers: torch.Tensor  # (count, d)
     radii: torch.Tensor  # (count,), float64
     index: Index
 
     @property
     def count(self) -> int:
         return len(self.centers)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} of {self.count:,} cell{'s' if self.count > 1 else ''}"
 
     def locate(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The cell of every point (samples, d), and its distance from that cell's centre."""
@@ -75,20 +79,16 @@ class Partition:
                 f"a partition has at least one cell and one axis, a coverage in (0, 1] and a radius above 0, not {self}"
             )
 
-    @property
-    def name(self) -> str:
-        return f"{self.kind} of {self.cells:,} cells"
-
     def build(self, points: torch.Tensor | None, domain: Region | None, generator: torch.Generator) -> Cells:
         """The cells; `points` (n, d) are held-out."""
         made = KINDS[self.kind](self, points, domain, generator)
         return made if self.radius is None else replace(made, radii=torch.full_like(made.radii, self.radius))
 
 
-Wanted = Union[str, Partition, Sequence[Union[str, Partition]], None]
+Choice = Union[str, Partition, Sequence[Union[str, Partition]], None]
 
 
-def partitions(wanted: Wanted, classes: int, points: int, domain: Region | None) -> list[Partition]:
+def partitions(wanted: Choice, classes: int, points: int, domain: Region | None) -> list[Partition]:
     """Every partition that is tried: what the user names, with several numbers of cells for a kind without one."""
     if wanted is None:
         wanted = "voronoi" if points else "grid"
@@ -126,34 +126,45 @@ def _k_means(wanted: Partition, points: torch.Tensor | None, domain: Region | No
 
 def _grid(wanted: Partition, points: torch.Tensor | None, domain: Region | None, generator: torch.Generator) -> Cells:
     if domain is not None:
-        middle, reach = torch.cat([part.flatten() for part in domain.middle]), domain.reach
+        middle = torch.cat([part.flatten() for part in domain.middle])
         directions = _directions(wanted, len(middle), generator)
         low, high = _range(domain, directions)
     elif points is not None:
         middle = points.double().mean(0)
         directions = _directions(wanted, len(middle), generator)
         projected = points.double() @ directions
-        low, high, reach = projected.amin(0), projected.amax(0), math.inf
+        low, high = projected.amin(0), projected.amax(0)
     else:
         raise NotApplicable("a grid needs domain=, or held_out= to choose its range")
     bins = max(1, round(wanted.cells ** (1 / directions.shape[1])))
     edges = low[:, None] + (high - low)[:, None] * torch.arange(bins + 1, dtype=torch.float64) / bins  # (axes, bins + 1)
+    below, above = (torch.cartesian_prod(*ends).reshape(-1, len(edges)) for ends in (edges[:, :-1], edges[:, 1:]))  # (cells, axes)
+    centers = middle + ((below + above) / 2 - middle @ directions) @ directions.T
 
     def index(x: torch.Tensor) -> torch.Tensor:
         along = (x.double() @ directions - low) / (high - low).clamp(min=1e-300) * bins
         place = along.nan_to_num(0).clamp(0, bins - 1).long()
         return (place * bins ** torch.arange(place.shape[1] - 1, -1, -1)).sum(1)
 
-    below, above = (torch.cartesian_prod(*ends).reshape(-1, len(edges)) for ends in (edges[:, :-1], edges[:, 1:]))
-    centers = middle + ((below + above) / 2 - middle @ directions) @ directions.T
-    if domain is None:
-        assert points is not None
+    if points is not None and domain is None:
         return _around(wanted, centers, points, index)
-    half = (above - below).square().sum(1) / 4
-    if directions.shape[1] < len(middle):  # what of the domain's ball projects into the bins
-        beside = torch.maximum(below - middle @ directions, middle @ directions - above).clamp(min=0).square().sum(1)
-        half = half + (reach**2 - beside).clamp(min=0)
-    return Cells(wanted.name, centers, half.sqrt() * (1 + 1e-9), index)
+    assert domain is not None
+    return Cells(wanted.kind, centers, _radii(domain, middle, directions, below, above), index)
+
+
+def _radii(
+    domain: Region, middle: torch.Tensor, directions: torch.Tensor, below: torch.Tensor, above: torch.Tensor
+) -> torch.Tensor:
+    """√(half diagonal² + reach² − ρ²): what of the domain's ball projects into the bins, ρ away from the projected middle.
+
+    Half the diagonal where the directions are all there are.
+    """
+    squares = (above - below).square().sum(1) / 4
+    if directions.shape[1] < len(middle):
+        projected = middle @ directions
+        beside = torch.maximum(below - projected, projected - above).clamp(min=0).square().sum(1)
+        squares = squares + (domain.reach**2 - beside).clamp(min=0)
+    return squares.sqrt() * (1 + 1e-9)
 
 
 KINDS: dict[str, Callable[[Partition, torch.Tensor | None, Region | None, torch.Generator], Cells]] = {
@@ -167,13 +178,13 @@ def _held_out(wanted: Partition, points: torch.Tensor | None) -> torch.Tensor:
     if points is None:
         raise NotApplicable(f"cells of kind {wanted.kind} need held_out=, points that training has not seen")
     if len(points) <= wanted.cells:
-        raise NotApplicable(f"{wanted.name} need more held-out points than cells, not {len(points):,}")
+        raise NotApplicable(f"{wanted.cells:,} cells of kind {wanted.kind} need more held-out points than {len(points):,}")
     return points
 
 
 def _around(wanted: Partition, centers: torch.Tensor, points: torch.Tensor, index: Index) -> Cells:
     """Balls of one radius that hold the wanted share of the points."""
-    unbounded = Cells(wanted.name, centers, torch.full((len(centers),), math.inf, dtype=torch.float64), index)
+    unbounded = Cells(wanted.kind, centers, torch.full((len(centers),), math.inf, dtype=torch.float64), index)
     _, distance = unbounded.locate(points)
     return replace(unbounded, radii=torch.full_like(unbounded.radii, float(distance.quantile(wanted.coverage))))
 

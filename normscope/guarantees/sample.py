@@ -132,14 +132,14 @@ class Sample:
             if len(losses) != batch.size:
                 raise InputError(f"the loss returned {len(losses)} values for {batch.size} samples")
             slopes = {"slope": _slopes(losses, leaves)} if self.slopes else {}
-        outputs, losses = _detached(outputs), losses.detach().double().clamp(0, self.loss.bound)
-        seen = Seen(flat(batch.call), outputs, batch.target, losses)
-        columns = {"loss": losses, "norm": torch.linalg.vector_norm(seen.points.double(), dim=1), **slopes}
-        if is_labels(batch.target) and isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
-            columns |= {"label": batch.target, "margin": margins(outputs.double(), batch.target)}
+        losses = losses.detach().double().clamp(0, self.loss.bound)
+        points, outputs, target, losses = _at_rest((flat(batch.call), outputs, batch.target, losses))
+        columns = {"loss": losses, "norm": torch.linalg.vector_norm(points.double(), dim=1), **slopes}
+        if is_labels(target) and isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
+            columns |= {"label": target, "margin": margins(outputs.double(), target)}
         for probe in self.probes:
-            columns |= probe(seen)
-        return {name: column.detach().cpu() for name, column in columns.items()}
+            columns |= probe(Seen(points, outputs, target, losses))
+        return columns
 
 
 def run(model: nn.Module, call: Call) -> Any:
@@ -182,8 +182,9 @@ def _slopes(losses: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tenso
     return squares.sqrt()
 
 
-def _detached(outputs: Any) -> Any:
-    return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+def _at_rest(values: Any) -> Any:
+    """Off the tape, and on the host."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), values)
 
 
 def _check_same(batch: Batch, norms: torch.Tensor) -> None:

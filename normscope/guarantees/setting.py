@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
-from normscope.core.errors import InputError
+from normscope.core.errors import ExportError, InputError
 from normscope.core.magnitude import Magnitude, Real
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
@@ -28,8 +29,7 @@ from normscope.guarantees.checkpoint import Checkpoint
 from normscope.guarantees.folding import as_double, canonical_form, folded
 from normscope.guarantees.losses import Loss, is_labels
 from normscope.guarantees.network import Network, network
-from normscope.guarantees.partition import Wanted as WantedPartition
-from normscope.guarantees.partition import expanded, partitions
+from normscope.guarantees.partition import Cells, Choice, expanded, partitions
 from normscope.guarantees.sample import Sample, flat, run
 from normscope.guarantees.table import NotApplicable
 from normscope.ledger import LayerRow, ledger
@@ -56,7 +56,7 @@ class Setting:
         held_out: Data | None = None,
         delta: float = 0.05,
         domain: Region | None = None,
-        partition: WantedPartition = None,
+        partition: Choice = None,
         cellwise: bool = False,
         batch_size: int = BATCH_SIZE,
         generator: torch.Generator | None = None,
@@ -75,6 +75,7 @@ class Setting:
         self._batches = self._read(train)
         self.domain = expanded(domain, [part.shape[1:] for part in self.example.floats()])
         self._known: dict[object, Gain] = {}
+        _check_independent(self.model, self.example)
 
     def _read(self, data: Data) -> Batches:
         first = next(self.model.parameters(), torch.empty(0))
@@ -167,7 +168,8 @@ class Setting:
             return None
         parts: list[torch.Tensor] = []
         for batch in self.held_out.batches:
-            parts.append(flat(batch.call).cpu())
+            points = flat(batch.call).cpu()
+            parts.append(points.to(torch.promote_types(points.dtype, torch.float32)))
             if sum(map(len, parts)) >= MOST_POINTS:
                 break
         return torch.cat(parts)[:MOST_POINTS]
@@ -175,7 +177,7 @@ class Setting:
     def _outputs(self, points: torch.Tensor) -> torch.Tensor:
         """The model at flat points."""
         with torch.no_grad():
-            return torch.cat([self._at(part) for part in points.split(self.batch_size)])
+            return torch.cat([self._at(part).cpu() for part in points.split(self.batch_size)])
 
     def _at(self, points: torch.Tensor) -> torch.Tensor:
         shown = self.example.floats()
@@ -192,8 +194,9 @@ class Setting:
     def _key(self, locators: Sequence[Locator]) -> str:
         """What a checkpoint depends on, beside the data: the model, the loss, the partitions and the size of batches."""
         digest = hashlib.sha256(f"{self.loss.name} {self.loss.bound} {self.batch_size} {type(self.model).__name__}".encode())
-        tensors = [*self.model.state_dict().values(), *(locator.cells.centers for locator in locators)]
-        tensors += [locator.cells.radii for locator in locators]
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        for locator in locators:
+            tensors += [locator.cells.centers, locator.cells.radii]
         for tensor in tensors:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -220,7 +223,10 @@ class Setting:
     @cached_property
     def folded(self) -> nn.Module:
         """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
-        return folded(self.model, self.example.kwargs or self.example.args)
+        try:
+            return folded(self.model, self.example.kwargs or self.example.args)
+        except (InputError, ExportError) as error:
+            raise NotApplicable(str(error)) from error
 
     @cached_property
     def network(self) -> Network:
@@ -257,7 +263,22 @@ class Setting:
         return Bound(name, Magnitude(value), quantity, loss.name, trivial, status, dict(parts or {}), tuple(assumptions))
 
 
-def _mean_distance(cells: Any, points: torch.Tensor | None) -> torch.Tensor:
+def _check_independent(model: nn.Module, pair: Call) -> None:
+    """In eval mode a sample's output is its own: the same beside another sample and beside itself."""
+    if pair.batch_size < 2:
+        return
+    with torch.no_grad():
+        outputs = [run(model, call) for call in (pair, pair.samples(torch.tensor([0, 0])))]
+    first, second = ([value for value in tree_leaves(output) if isinstance(value, torch.Tensor)] for output in outputs)
+    for one, other in zip(first, second, strict=True):
+        if one.dim() and not torch.allclose(one[0].double(), other[0].double(), rtol=1e-2, atol=1e-3, equal_nan=True):
+            raise InputError(
+                "a sample's output changes with the other samples of its batch, or at random, in eval mode, so it has no loss of "
+                "its own: give normalizers running statistics, and let eval mode switch dropout off"
+            )
+
+
+def _mean_distance(cells: Cells, points: torch.Tensor | None) -> torch.Tensor:
     """Of the held-out points in each cell from its centre, 0 where there are none."""
     total = torch.zeros(cells.count + 1, dtype=torch.float64)
     if points is None:

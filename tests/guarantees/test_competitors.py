@@ -299,3 +299,32 @@ def test_golowich_says_something_with_enough_data():
         model.weight.copy_(torch.tensor([[-1.0], [1.0]]))
     (bound,) = ns.generalization(model, "zero-one", (inputs, labels), only=["Golowich et al. 2018"], batch_size=50_000)
     assert bound.certified and not bound.vacuous and 0 < float(bound.value) < 0.2
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.table(x).mean(1))
+
+
+def test_models_that_no_theorem_on_norms_takes_are_told_so():
+    sample = torch.randint(10, (20, 5), generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    found = ns.generalization(
+        seeded(Tokens()), "ramp", sample, only=["Golowich et al. 2018", "held-out Hoeffding"], held_out=sample
+    )
+    assert found["held-out Hoeffding"] and "floating-point" in found.not_given["Golowich et al. 2018"]
+    margins = ns.margins(seeded(Tokens()), sample)
+    assert margins.constant is None and "floating-point" in margins.reason
+
+
+def test_one_sample_and_data_without_numbers():
+    one = torch.ones(1, 3), torch.tensor([0])
+    model = seeded(nn.Linear(3, 2))
+    found = ns.generalization(model, "ramp", one, one, only=COMPETITORS)
+    assert len(found) + len(found.not_given) == len(COMPETITORS) and all(bound.value.finite for bound in found)
+    nothing = torch.full((5, 3), math.nan), torch.zeros(5, dtype=torch.long)
+    found = ns.generalization(model, "zero-one", nothing, only=["Golowich et al. 2018"])
+    assert "look for nan" in found.not_given["Golowich et al. 2018"]

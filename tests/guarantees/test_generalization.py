@@ -163,6 +163,12 @@ def test_bad_input_is_named(change, message):
         generalization(**given)
 
 
+def test_a_model_whose_samples_touch_each_other_has_no_loss_per_sample():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    with pytest.raises(InputError, match="other samples of its batch"):
+        generalization(model, "l1", data(20), data(20, seed=1))
+
+
 def test_the_table_is_open():
     @bounds_of("mine")
     def mine(setting: Setting):

@@ -18,6 +18,7 @@ from normscope.core.errors import NormscopeError
 from normscope.core.magnitude import Magnitude
 from normscope.curvature.spectrum import hessian
 from normscope.guarantees.bound import MEASURE, RANDOMIZED, Bound
+from normscope.guarantees.folding import LARGEST_BALANCED
 from normscope.guarantees.table import NotApplicable, bounds_of
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ TOLERANCE = 1e-2  # relative, of τ
 
 
 def lyu(risk: float, sharpness: float, size: int) -> tuple[Magnitude, float]:
-    """min_μ F + τμ²/2 + ln m/(μ√m), and the minimizer; with τ ≤ 0 the infimum F, at infinity."""
-    if sharpness <= 0:
-        return Magnitude(risk), math.inf
+    """min_μ F + τμ²/2 + ln m/(μ√m), and the minimizer; with τ ≤ 0 or one sample the infimum F, at infinity or 0."""
     scale = math.log(size) / math.sqrt(size)
+    if sharpness <= 0 or not scale:
+        return Magnitude(risk), math.inf if scale else 0.0
     noise = (scale / sharpness) ** (1 / 3)
     return Magnitude(risk + sharpness * noise**2 / 2 + scale / noise), noise
 
@@ -40,6 +41,8 @@ def lyu(risk: float, sharpness: float, size: int) -> tuple[Magnitude, float]:
 @bounds_of(NAME)
 def lyu2022(setting: Setting) -> Iterator[Bound]:
     """A measure, on the cross-entropy loss of batch statistics, which is scale-invariant."""
+    if sum(value.numel() for value in setting.model.parameters()) > LARGEST_BALANCED:
+        raise NotApplicable(f"the quotient of more than {LARGEST_BALANCED:,} parameters takes too long: see ns.hessian")
     batches, count, classes = [], 0, setting.classes
     for batch in setting.train.batches:
         batches.append((batch.call.kwargs or batch.call.args, batch.target))
