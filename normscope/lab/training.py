@@ -20,6 +20,7 @@ from normscope.lab.workspace import Workspace
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
+Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -86,6 +87,17 @@ class Trained:
     history: list[Numbers]
     diverged: bool
 
+    def numbers(self) -> Numbers:
+        """Loss and accuracy on both parts in eval mode, the gaps between them, and the history."""
+        ends = {**evaluated(self.model, self.split.train, "train"), **evaluated(self.model, self.split.test, "test")}
+        return {
+            **ends,
+            "gap_loss": ends["test_loss"] - ends["train_loss"],
+            "gap_accuracy": ends["train_accuracy"] - ends["test_accuracy"],
+            "diverged": self.diverged,
+            "history": self.history,
+        }
+
 
 def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
     """The network, not yet trained, and its data, scaled and cut as the training says."""
@@ -94,11 +106,31 @@ def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]
     return build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
 
 
+def shuffled(classes: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Batches in a fresh random order; a last batch of one is left out, for batch statistics need two."""
+    batches = torch.randperm(len(classes), generator=order).split(size)
+    yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+
+
 def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:
-    """Train, or go on from the checkpoint. meter: given the model and a fixed batch, makes what measures after every epoch."""
+    """Train the network that the training names, or go on from the checkpoint; see `fit`."""
+    return fit(*prepare(training, workspace), training, workspace, meter)
+
+
+def fit(
+    model: nn.Module,
+    split: Split,
+    training: Training,
+    workspace: Workspace,
+    meter: Meter | None = None,
+    batches: Batches = shuffled,
+) -> Trained:
+    """Train this network on this data by the recipe, or go on from the checkpoint.
+
+    meter: given the model and a fixed batch, makes what measures after every epoch. batches: how an epoch is cut.
+    """
     if training.optimizer not in OPTIMIZERS:
         raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
-    model, split = prepare(training, workspace)
     measure = meter(model, split.train[0][: training.batch_size]) if meter else lambda model: {}
     optimizer = OPTIMIZERS[training.optimizer](model.parameters(), training.learning_rate, training.weight_decay)
     order = workspace.generator("order")
@@ -110,9 +142,9 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
         order.set_state(state["order"])
         history = state["history"]
     else:
-        history.append({"epoch": 0, **_evaluated(model, split.test, "test"), **measure(model)})
+        history.append({"epoch": 0, **evaluated(model, split.test, "test"), **measure(model)})
     diverged = bool(history[-1].get("diverged"))
-    steps = len(list(_batches(len(split.train[0]), training.batch_size, torch.Generator())))
+    steps = len(list(batches(split.train[1], training.batch_size, torch.Generator())))
     with watch(model, optimizer, workspace.run, every=steps, start_step=history[-1]["epoch"] * steps, quiet=True) as recording:
         for epoch in range(history[-1]["epoch"] + 1, training.epochs + 1):
             if diverged:
@@ -122,9 +154,10 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
                 recording.step(loss=loss)
                 workspace.progress(epoch - 1 + step / steps, training.epochs)
 
-            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, training.batch_size, order, stepped)}
+            cut = batches(split.train[1], training.batch_size, order)
+            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, cut, stepped)}
             diverged = bool(record.get("diverged"))
-            history.append({**record, **_evaluated(model, split.test, "test"), **measure(model)})
+            history.append({**record, **evaluated(model, split.test, "test"), **measure(model)})
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "order": order.get_state()}
             workspace.save({**states, "history": history})
     return Trained(model.eval(), split, history, diverged)
@@ -134,30 +167,26 @@ def trained_numbers(training: Training, workspace: Workspace) -> Numbers:
     """A training as the figures of Than 2025 look at it: layers every epoch, and at the end the audit and both parts' losses."""
     trained = train(training, workspace, LayerMeter)
     probe = trained.split.train[0][: training.batch_size]
-    ends = {**_evaluated(trained.model, trained.split.train, "train"), **_evaluated(trained.model, trained.split.test, "test")}
-    return {
-        **ends,
-        "gap_loss": ends["test_loss"] - ends["train_loss"],
-        "gap_accuracy": ends["train_accuracy"] - ends["test_accuracy"],
-        "diverged": trained.diverged,
-        "audit": audited(trained.model, probe, workspace.generator("audit")),
-        "history": trained.history,
-    }
+    return {**trained.numbers(), "audit": audited(trained.model, probe, workspace.generator("audit"))}
+
+
+def ended_numbers(training: Training, workspace: Workspace) -> Numbers:
+    """How a training went and where it ended."""
+    return train(training, workspace).numbers()
 
 
 def _epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Labelled,
-    batch_size: int,
-    order: torch.Generator,
+    batches: Iterator[Tensor],
     stepped: Callable[[int, Tensor], None],
 ) -> Numbers:
     """One pass over the data; loss and accuracy are those of the batches as they were trained on."""
     model.train()
     inputs, classes = data
     total, right, seen = 0.0, 0, 0
-    for step, chosen in enumerate(_batches(len(inputs), batch_size, order), start=1):
+    for step, chosen in enumerate(batches, start=1):
         optimizer.zero_grad()
         outputs = model(inputs[chosen])
         loss = cross_entropy(outputs, classes[chosen])
@@ -172,13 +201,7 @@ def _epoch(
     return {"train_loss": total / seen, "train_accuracy": right / seen}
 
 
-def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Indices in a fresh random order; a last batch of one is left out, for batch statistics need two."""
-    batches = torch.randperm(samples, generator=order).split(size)
-    yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
-
-
-def _evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
+def evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
     """Mean cross-entropy and accuracy in eval mode."""
     training, right, total = model.training, 0, 0.0
     model.eval()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import torch
 from torch import nn
 
 from normscope.core.errors import InputError
+from normscope.lab.models.dropout import SeededDropout
 from normscope.lab.models.normalizers import normalizer as normalizer_of
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "linear": nn.Identity}
 
 
 def mlp(
@@ -17,6 +21,9 @@ def mlp(
     inputs: int = 3 * 32 * 32,
     classes: int = 10,
     normalizer: str = "none",
+    activation: str = "relu",
+    skip: bool = False,
+    dropout: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> nn.Sequential:
     """`depth` linear layers; between them a normalizer and a ReLU. He-normal weights, zero biases.
@@ -24,16 +31,34 @@ def mlp(
     >>> mlp(width=16, depth=3, inputs=64)(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])
 
-    inputs: entries of a sample, of any shape. generator: of the weights; without one they are the same every time.
+    inputs: entries of a sample, of any shape. activation: "relu", "tanh" or "linear" for none. skip: x + f(x) for hidden layers
+    that keep the width. dropout: of what enters each linear layer but the first. generator: of the weights, and of what drops;
+    without one they are the same every time.
     """
     if min(width, depth, inputs, classes) < 1:
         raise InputError(f"width, depth, inputs and classes are at least 1; got {width}, {depth}, {inputs} and {classes}")
+    if activation not in ACTIVATIONS:
+        raise InputError(f"no activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
     generator = generator or torch.Generator().manual_seed(0)
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs, *[width] * (depth - 1)]):
-        layers += [_linear(before, after, "relu", generator), normalizer_of(normalizer, after), nn.ReLU()]
+        hidden = [_linear(before, after, activation, generator), normalizer_of(normalizer, after), ACTIVATIONS[activation]()]
+        layers += [Skip(*_present(hidden))] if skip and before == after and len(layers) > 1 else hidden
+        layers += [SeededDropout(dropout, seed=generator.initial_seed() + len(layers))] if dropout else []
     layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
-    return nn.Sequential(*(layer for layer in layers if not isinstance(layer, nn.Identity)))
+    return nn.Sequential(*_present(layers))
+
+
+class Skip(nn.Sequential):
+    """x + f(x)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + super().forward(x)
+        return y
+
+
+def _present(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    return [layer for layer in layers if not isinstance(layer, nn.Identity)]
 
 
 def _linear(inputs: int, outputs: int, before: str, generator: torch.Generator) -> nn.Linear:
