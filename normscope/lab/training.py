@@ -22,6 +22,7 @@ from normscope.recorder.watch import watch
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
+RECIPE = ("images", "epochs", "batch_size", "learning_rate", "weight_decay")  # of a training, settings of an experiment
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda parameters, rate, decay: torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True),
@@ -52,7 +53,7 @@ class Training:
 class TrainingSettings(Settings):
     """Settings of experiments that train: the recipe of Than 2025, Appendix E, on networks with and without normalizers.
 
-    networks: name → options. images: how many of the training part, None for all.
+    networks: name → options of the network, or of its own recipe, such as epochs. images: of the training part, None for all.
     """
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 512, "depth": 10}})
@@ -65,11 +66,10 @@ class TrainingSettings(Settings):
 
     def training(self, network: str, normalizer: str, seed: int, **changes: Any) -> Training:
         """The training of one of the networks, with what an experiment varies in `changes`."""
-        recipe = {
-            "options": dict(self.networks[network]), "data": self.data, "images": self.images, "epochs": self.epochs,
-            "batch_size": self.batch_size, "learning_rate": self.learning_rate, "weight_decay": self.weight_decay,
-        }  # fmt: skip
-        return Training(network, normalizer, seed=seed, **{**recipe, **changes})
+        given = self.networks[network]
+        options = {name: value for name, value in given.items() if name not in RECIPE}
+        recipe = {name: given.get(name, getattr(self, name)) for name in RECIPE}
+        return Training(network, normalizer, **{"options": options, "data": self.data, **recipe, "seed": seed, **changes})
 
 
 def with_and_without(settings: TrainingSettings, seed: int) -> dict[str, Training]:

@@ -5,6 +5,6 @@ from normscope.lab.datasets.cifar10 import cifar10
 from normscope.lab.datasets.digits import digits
 from normscope.lab.datasets.fashion_mnist import fashion_mnist
 from normscope.lab.datasets.split import Labelled, Split
-from normscope.lab.datasets.synthetic import gaussians, rings
+from normscope.lab.datasets.synthetic import gaussians, markov, rings
 
-__all__ = ["DATASETS", "Labelled", "Split", "cifar10", "digits", "fashion_mnist", "gaussians", "load_data", "rings"]
+__all__ = ["DATASETS", "Labelled", "Split", "cifar10", "digits", "fashion_mnist", "gaussians", "load_data", "markov", "rings"]

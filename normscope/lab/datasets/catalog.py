@@ -13,6 +13,7 @@ DATASETS = {
     "digits": Source(digits.digits),
     "gaussians": Source(synthetic.gaussians),
     "rings": Source(synthetic.rings),
+    "markov": Source(synthetic.markov),
     "cifar10": cifar10.SOURCE,
     "fashion-mnist": fashion_mnist.SOURCE,
 }

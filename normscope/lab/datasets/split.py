@@ -28,7 +28,9 @@ class Split:
         return int(torch.cat([self.train[1], self.test[1]]).max()) + 1
 
     def in_unit_ball(self) -> Split:
-        """x / max ‖x_train‖, one number for all: ‖x‖ ≤ 1 on the training part (Than 2025, Appendix E)."""
+        """x / max ‖x_train‖, one number for all: ‖x‖ ≤ 1 on the training part (Than 2025, Appendix E); ids stay."""
+        if not self.train[0].is_floating_point():
+            return self
         largest = self.train[0].flatten(1).norm(dim=1).max()
         return self.map(lambda inputs: inputs / largest if largest > 0 else inputs)
 
@@ -39,6 +41,12 @@ class Split:
         if len(self.sample_shape) != 3 or self.sample_shape[0] != 1:
             raise InputError(f"samples of shape {self.sample_shape} are not images, which have 1 or 3 channels and two more axes")
         return self.map(lambda inputs: inputs.expand(-1, 3, -1, -1).contiguous() / 3**0.5)
+
+    def as_tokens(self) -> Split:
+        """Sequences of token ids, or an error."""
+        if len(self.sample_shape) != 1 or self.train[0].is_floating_point():
+            raise InputError("this network takes sequences of token ids: choose such data, as markov")
+        return self
 
     def subset(self, images: int | None, generator: torch.Generator) -> Split:
         """`images` random ones of the training part, the whole test part; None: all."""

@@ -31,3 +31,13 @@ def _split(inputs: torch.Tensor, labels: torch.Tensor) -> Split:
     test = len(inputs) // TEST_PART
     train: Labelled = (inputs[test:], labels[test:])
     return Split(train, (inputs[:test], labels[:test]))
+
+
+def markov(generator: torch.Generator | None = None, samples: int = SAMPLES, tokens: int = 16, length: int = 24) -> Split:
+    """Sequences of a random second-order chain over `tokens` tokens, and the token that follows each: (samples, length) ids."""
+    generator = generator or torch.Generator().manual_seed(0)
+    chances = torch.softmax(3 * torch.randn(tokens, tokens, tokens, generator=generator), -1)
+    steps = [torch.randint(tokens, (samples,), generator=generator) for _ in range(2)]
+    for _ in range(length - 1):
+        steps.append(torch.multinomial(chances[steps[-2], steps[-1]], 1, generator=generator)[:, 0])
+    return _split(torch.stack(steps[:-1], 1), steps[-1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,21 +13,64 @@ from torch import nn
 
 from normscope.core.errors import InputError
 from normscope.lab.datasets.split import Split
+from normscope.lab.models.efficientnet import efficientnet_b3
 from normscope.lab.models.mlp import mlp
 from normscope.lab.models.resnet18 import resnet18
+from normscope.lab.models.transformer import gpt, vit
+from normscope.lab.models.vgg import vgg
 
-IMAGE_NETWORKS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18}
-NETWORKS = ("mlp", *IMAGE_NETWORKS)
+
+@dataclass(frozen=True)
+class Network:
+    """A function that returns a module, what it takes from the data, and the data as the module takes it.
+
+    channels_last: whether that memory format makes its convolutions faster.
+    """
+
+    make: Callable[..., nn.Module]
+    fitted: Callable[[Split], dict[str, int]]
+    prepared: Callable[[Split], Split]
+    channels_last: bool = False
+
+    def options(self) -> list[str]:
+        """What an experiment may choose."""
+        return [name for name in inspect.signature(self.make).parameters if name not in ("generator", "normalizer")]
+
+
+def _as_it_is(split: Split) -> Split:
+    return split
+
+
+def _channels_last(images: torch.Tensor) -> torch.Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _classes(split: Split) -> dict[str, int]:
+    return {"classes": split.classes}
+
+
+NETWORKS = {
+    "mlp": Network(mlp, lambda split: {"inputs": math.prod(split.sample_shape), **_classes(split)}, _as_it_is),
+    "resnet18": Network(resnet18, _classes, Split.as_rgb),
+    "efficientnet-b3": Network(efficientnet_b3, _classes, Split.as_rgb, channels_last=True),
+    "vgg": Network(vgg, _classes, Split.as_rgb),
+    "vit": Network(vit, lambda split: {"size": split.sample_shape[-1], **_classes(split)}, Split.as_rgb),
+    "gpt": Network(gpt, lambda split: {"vocabulary": split.classes, "context": split.sample_shape[0]}, Split.as_tokens),
+}
 
 
 def build(
     name: str, split: Split, normalizer: str, generator: torch.Generator | None = None, **options: Any
 ) -> tuple[nn.Module, Split]:
     """The network `name` for the samples and classes of `split`, and the split as the network takes it."""
-    if name == "mlp":
-        inputs = math.prod(split.sample_shape)
-        return mlp(inputs=inputs, classes=split.classes, normalizer=normalizer, generator=generator, **options), split
-    if name not in IMAGE_NETWORKS:
+    if name not in NETWORKS:
         raise InputError(f"no network {name!r}: choose from {', '.join(NETWORKS)}")
-    network = IMAGE_NETWORKS[name](classes=split.classes, normalizer=normalizer, generator=generator, **options)
-    return network, split.as_rgb()
+    network = NETWORKS[name]
+    unknown = [option for option in options if option not in network.options()]
+    if unknown:
+        raise InputError(f"{name} has no option {', '.join(unknown)}: choose from {', '.join(network.options())}")
+    split = network.prepared(split)
+    model = network.make(**{**network.fitted(split), **options}, normalizer=normalizer, generator=generator)
+    if network.channels_last:
+        return model.to(memory_format=torch.channels_last), split.map(_channels_last)
+    return model, split

@@ -10,6 +10,7 @@ from torch import nn
 
 from normscope.core.errors import InputError
 from normscope.lab.models.dropout import SeededDropout
+from normscope.lab.models.layers import linear, normalize_weights
 from normscope.lab.models.normalizers import normalizer as normalizer_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "linear": nn.Identity}
@@ -46,11 +47,17 @@ def mlp(
         layers += [Skip(*_present(hidden))] if skip and before == after and len(layers) > 1 else hidden
         layers += [SeededDropout(dropout, seed=generator.initial_seed() + len(layers))] if dropout else []
     layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
-    return nn.Sequential(*_present(layers))
+    model = nn.Sequential(*_present(layers))
+    normalize_weights(model, normalizer, generator)
+    return model
 
 
 class Skip(nn.Sequential):
     """x + f(x)."""
+
+    @property
+    def branch_end(self) -> nn.Module:
+        return next(layer for layer in self if isinstance(layer, nn.Linear))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = x + super().forward(x)
@@ -63,7 +70,7 @@ def _present(layers: Iterable[nn.Module]) -> list[nn.Module]:
 
 def _linear(inputs: int, outputs: int, before: str, generator: torch.Generator) -> nn.Linear:
     """A linear layer whose weights have the He variance for what follows it; torch's own init would draw from global state."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer = linear(inputs, outputs)
     nn.init.kaiming_normal_(layer.weight, nonlinearity=before, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer

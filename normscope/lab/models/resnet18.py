@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from normscope.core.errors import InputError
+from normscope.lab.models.layers import convolution, follows_bias, initialize, linear
 from normscope.lab.models.normalizers import normalizer as normalizer_of
 
 STEMS = ("imagenet", "small")
@@ -19,16 +20,20 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, normalizer: str) -> None:
         super().__init__()
-        self.conv1 = _convolution(inputs, outputs, 3, stride, normalizer)
+        self.conv1 = convolution(inputs, outputs, 3, stride, bias=follows_bias(normalizer))
         self.bn1 = normalizer_of(normalizer, outputs, 2)
-        self.conv2 = _convolution(outputs, outputs, 3, 1, normalizer)
+        self.conv2 = convolution(outputs, outputs, 3, bias=follows_bias(normalizer))
         self.bn2 = normalizer_of(normalizer, outputs, 2)
         self.relu = nn.ReLU()
         self.downsample: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
             self.downsample = nn.Sequential(
-                _convolution(inputs, outputs, 1, stride, normalizer), normalizer_of(normalizer, outputs, 2)
+                convolution(inputs, outputs, 1, stride, bias=follows_bias(normalizer)), normalizer_of(normalizer, outputs, 2)
             )
+
+    @property
+    def branch_end(self) -> nn.Module:
+        return self.conv2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branch = self.relu(self.bn1(self.conv1(x)))
@@ -47,7 +52,7 @@ def resnet18(
         raise InputError(f"no stem {stem!r}: choose from {', '.join(STEMS)}")
     large = stem == "imagenet"
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv1"] = _convolution(3, WIDTHS[0], 7 if large else 3, 2 if large else 1, normalizer)
+    layers["conv1"] = convolution(3, WIDTHS[0], 7 if large else 3, 2 if large else 1, bias=follows_bias(normalizer))
     layers["bn1"] = normalizer_of(normalizer, WIDTHS[0], 2)
     layers["relu"] = nn.ReLU()
     if large:
@@ -59,25 +64,7 @@ def resnet18(
         before = width
     layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.utils.skip_init(nn.Linear, before, classes)
+    layers["fc"] = linear(before, classes)
     model = nn.Sequential(layers)
-    _initialize(model, generator or torch.Generator().manual_seed(0))
+    initialize(model, normalizer, generator)
     return model
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int, normalizer: str) -> nn.Conv2d:
-    """A convolution that keeps the size up to its stride; no bias where a normalizer follows. Its weights are not yet set."""
-    layer: nn.Conv2d = nn.utils.skip_init(
-        nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=normalizer == "none"
-    )
-    return layer
-
-
-def _initialize(model: nn.Module, generator: torch.Generator) -> None:
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-        elif isinstance(layer, nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
-        if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
-            nn.init.zeros_(layer.bias)
