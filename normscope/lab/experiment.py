@@ -104,6 +104,15 @@ class Results(Sequence[TrialResult]):
         keys = dict.fromkeys(tuple(t.parameters[name] for name in names) for t in self.trials)
         return {key: self.where(**dict(zip(names, key, strict=True))) for key in keys}
 
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the trials, once each, in order."""
+        return list(dict.fromkeys(trial.label for trial in self.trials))
+
+    def labelled(self, label: str) -> Results:
+        """The trials of one label, which differ in the seed alone; none where the settings leave it out."""
+        return Results([trial for trial in self.trials if trial.label == label])
+
     def values(self, *path: str) -> list[float]:
         """A number of every trial, by its name or a path of names; NaN where a trial lacks it."""
         return [_number(trial.numbers, path) for trial in self.trials]
@@ -127,6 +136,15 @@ class Results(Sequence[TrialResult]):
             for epoch in epochs
         ]
         return epochs, means
+
+
+def less(first: float, second: float, by: float = 0.0) -> bool | None:
+    """Whether `first` lies below `second` by more than `by`; None where one of them is not a number, as when it was not measured.
+
+    >>> less(1, 2), less(1, 2, by=1), less(1, math.nan)
+    (True, False, None)
+    """
+    return None if math.isnan(first) or math.isnan(second) else first + by < second
 
 
 S = TypeVar("S", bound=Settings)

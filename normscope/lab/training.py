@@ -99,11 +99,20 @@ class Trained:
         }
 
 
+def prepared_data(training: Training, workspace: Workspace) -> Split:
+    """The data, cut and scaled as the training says."""
+    split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
+    return split.in_unit_ball() if training.unit_ball else split
+
+
+def network_for(split: Split, training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
+    """The network, not yet trained, and the data as it takes them."""
+    return build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+
+
 def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
     """The network, not yet trained, and its data, scaled and cut as the training says."""
-    split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
-    split = split.in_unit_ball() if training.unit_ball else split
-    return build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    return network_for(prepared_data(training, workspace), training, workspace)
 
 
 def shuffled(classes: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:

@@ -44,7 +44,7 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise([inputs, *[width] * (depth - 1)]):
         hidden = [_linear(before, after, activation, generator), normalizer_of(normalizer, after), ACTIVATIONS[activation]()]
-        layers += [Skip(*_present(hidden))] if skip and before == after and len(layers) > 1 else hidden
+        layers += [Skip(*_present(hidden))] if skip and before == after else hidden
         layers += [SeededDropout(dropout, seed=generator.initial_seed() + len(layers))] if dropout else []
     layers.append(_linear(width if depth > 1 else inputs, classes, "linear", generator))
     model = nn.Sequential(*_present(layers))
