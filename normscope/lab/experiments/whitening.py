@@ -1,0 +1,137 @@
+"""BN against batch whitening: conditioning of features, and how far SGD gets at its best learning rate."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
+from normscope.lab.models.surgery import exchange
+from normscope.lab.models.whitening import BatchWhitening
+from normscope.lab.training import Training, TrainingSettings, fit, prepare
+from normscope.lab.workspace import Workspace
+
+NEAR_IDENTITY = 10.0  # a condition number up to which a covariance counts as "identity-ish"
+
+
+@dataclass(frozen=True)
+class Whitened(Training):
+    """whiten: BN is exchanged for whitening."""
+
+    whiten: bool = False
+
+
+@dataclass(frozen=True)
+class WhiteningSettings(TrainingSettings):
+    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 32, "depth": 5}})
+    epochs: int = 10
+    weight_decay: float = 0.0
+    rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    seeds: tuple[int, ...] = (0, 1)
+
+
+def trials(settings: WhiteningSettings, seed: int) -> dict[str, Whitened]:
+    found: dict[str, Whitened] = {}
+    for rate in settings.rates:
+        recipe = {"optimizer": "plain-sgd", "learning_rate": rate, "unit_ball": False}
+        plain, normalized = (Whitened(**vars(settings.training("mlp", name, seed, **recipe))) for name in ("none", "batch"))
+        found |= {f"none, {rate:g}": plain, f"BN, {rate:g}": normalized, f"whitening, {rate:g}": replace(normalized, whiten=True)}
+    return found
+
+
+def measure(trial: Whitened, workspace: Workspace) -> Numbers:
+    model, split = prepare(trial, workspace)
+    if trial.whiten:
+        exchange(model, lambda module: BatchWhitening(module.num_features) if isinstance(module, nn.BatchNorm1d) else None)
+    conditions = feature_conditions(model, split.train[0])
+    return {**fit(model, split, trial, workspace).numbers(), "log10_conditions": conditions}
+
+
+def feature_conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:
+    """log10 λ_max/λ_min of the covariance of what enters every ReLU, with batch statistics of all inputs, in float64."""
+    copied = copy.deepcopy(model).double().train()
+    found: list[float] = []
+
+    def look(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        values = torch.linalg.eigvalsh(arguments[0].T.cov())
+        found.append(float((values[-1] / values[0].clamp(min=torch.finfo(torch.float64).tiny)).log10()))
+
+    for module in copied.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_pre_hook(look)
+    with torch.no_grad():
+        copied(inputs.double())
+    return found
+
+
+def judge(results: Results) -> list[Comparison]:
+    kinds = _kinds(results)
+    conditions = {kind: 10 ** statistics.fmean(_conditions(group)) for kind, group in kinds.items()}
+    best = {kind: group.least("learning_rate", "train_loss") for kind, group in kinds.items()}
+    losses = {kind: group.mean("train_loss") for kind, group in best.items()}
+    accuracies = ", ".join(f"{kind} {group.mean('test_accuracy'):.3f}" for kind, group in best.items())
+    near = less(conditions["BN"], NEAR_IDENTITY)
+    return [
+        Comparison("none: condition number of features", "", f"{conditions['none']:.3g}"),
+        Comparison("BN: condition number of features", "akin to whitening, near 1", f"{conditions['BN']:.3g}", near),
+        Comparison(
+            "whitening: condition number of features", "below BN's",
+            f"{conditions['whitening']:.3g}", less(conditions["whitening"], conditions["BN"]),
+        ),
+        Comparison("BN: training loss, against none", "lower", _pair(losses, "BN", "none"), less(losses["BN"], losses["none"])),
+        Comparison(
+            "whitening: training loss, against BN", "lower",
+            _pair(losses, "whitening", "BN"), less(losses["whitening"], losses["BN"]),
+        ),
+        Comparison("test accuracy", "", accuracies),
+    ]  # fmt: skip
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    kinds = _kinds(results)
+    series = {}
+    for kind, group in kinds.items():
+        epochs, losses = group.least("learning_rate", "train_loss").track("train_loss")
+        series[kind] = (epochs[1:], losses[1:])
+    conditions = {}
+    for kind, group in kinds.items():
+        values = [statistics.fmean(layer) for layer in zip(*(trial.numbers["log10_conditions"] for trial in group), strict=True)]
+        conditions[kind] = (list(range(1, 1 + len(values))), values)
+    return {
+        "loss": Plot("Training loss of SGD at its best rate", "epoch", "cross-entropy", series, log_y=True),
+        "conditions": Plot("Conditioning of features before training", "ReLU", "log10 λ_max/λ_min", conditions, kind="bars"),
+    }
+
+
+def _kinds(results: Results) -> dict[str, Results]:
+    normalized = results.where(normalizer="batch")
+    return {
+        "none": results.where(normalizer="none"),
+        "BN": normalized.where(whiten=False),
+        "whitening": normalized.where(whiten=True),
+    }
+
+
+def _conditions(group: Results) -> list[float]:
+    return [float(value) for trial in group for value in trial.numbers["log10_conditions"]]
+
+
+def _pair(losses: dict[str, float], first: str, second: str) -> str:
+    return f"{losses[first]:.3g} against {losses[second]:.3g}"
+
+
+EXPERIMENT = Experiment(
+    name="whitening",
+    source="Akbar, 6.4 and 9.5",
+    statement="BN is akin to whitening; full whitening could further improve conditioning by decorrelating features.",
+    quick=WhiteningSettings(),
+    full=WhiteningSettings(networks={"mlp": {"width": 64, "depth": 10}}, epochs=50, seeds=(0, 1, 2)),
+    trials=trials,
+    measure=measure,
+    judge=judge,
+    plots=plots,
+)
