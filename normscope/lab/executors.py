@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
-from normscope.core.errors import NormscopeError
+from normscope.core.errors import InputError, NormscopeError
 from normscope.lab.tasks import Failure, Record, Task, run_task
 from normscope.lab.workspace import write_atomically
 
 ERROR = "error.txt"
 POLL = 0.5  # seconds
+UNEXPECTED, MENDABLE = 1, 2  # exit codes of a trial's process; what the user can mend would be the same in every trial
 
 Progress = Callable[[float], None]  # trials' worth of work done since the start, running ones counted in part
 
@@ -36,7 +37,7 @@ class InProcess:
 
             try:
                 yield task, run_task(task, report)
-            except NormscopeError:  # the user can mend it, and it would be the same in every trial
+            except NormscopeError:
                 raise
             except Exception:
                 yield task, Failure(task, traceback.format_exc())
@@ -75,10 +76,10 @@ class Processes:
 def _run_in_process(task: Task) -> None:
     try:
         run_task(task)
-    except BaseException as error:
-        text = str(error) if isinstance(error, NormscopeError) else traceback.format_exc()
-        write_atomically(task.directory / ERROR, text.encode())
-        raise SystemExit(1) from None
+    except Exception as error:
+        mendable = isinstance(error, NormscopeError)
+        write_atomically(task.directory / ERROR, (str(error) if mendable else traceback.format_exc()).encode())
+        raise SystemExit(MENDABLE if mendable else UNEXPECTED) from None
 
 
 def _outcome(task: Task, exit_code: int | None) -> tuple[Task, Record | Failure]:
@@ -86,6 +87,8 @@ def _outcome(task: Task, exit_code: int | None) -> tuple[Task, Record | Failure]
     if exit_code == 0 and record is not None:
         return task, record
     path = task.directory / ERROR
-    error = path.read_text() if exit_code == 1 and path.exists() else f"its process ended with exit code {exit_code}"
+    error = path.read_text() if path.exists() else f"its process ended with exit code {exit_code}"
     path.unlink(missing_ok=True)
+    if exit_code == MENDABLE:
+        raise InputError(error)
     return task, Failure(task, error)

@@ -72,7 +72,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A finished trial: its label, its parameters as plain values, and what it measured."""
+    """A finished trial: its label, its parameters as plain values (options of a network among them), and what it measured."""
 
     label: str
     seed: int
@@ -104,14 +104,15 @@ class Results(Sequence[TrialResult]):
         keys = dict.fromkeys(tuple(t.parameters[name] for name in names) for t in self.trials)
         return {key: self.where(**dict(zip(names, key, strict=True))) for key in keys}
 
-    @property
-    def labels(self) -> list[str]:
-        """The labels of the trials, once each, in order."""
-        return list(dict.fromkeys(trial.label for trial in self.trials))
+    def by_label(self) -> dict[str, Results]:
+        """By what the trials are called; in each group only the seed varies."""
+        return {
+            label: Results([t for t in self.trials if t.label == label]) for label in dict.fromkeys(t.label for t in self.trials)
+        }
 
-    def labelled(self, label: str) -> Results:
-        """The trials of one label, which differ in the seed alone; none where the settings leave it out."""
-        return Results([trial for trial in self.trials if trial.label == label])
+    def values_of(self, parameter: str) -> list[Any]:
+        """A parameter of every trial."""
+        return [trial.parameters[parameter] for trial in self.trials]
 
     def values(self, *path: str) -> list[float]:
         """A number of every trial, by its name or a path of names; NaN where a trial lacks it."""

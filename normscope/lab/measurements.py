@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normscope.auditing import audit
 from normscope.core.data import Call
-from normscope.core.errors import Refusal
+from normscope.core.errors import NormscopeError
 from normscope.lab.experiment import Numbers
 from normscope.recorder.columns import GAIN_METRICS, INPUT_METRICS
 from normscope.recorder.forward import ForwardView
@@ -100,7 +100,7 @@ def audited(model: nn.Module, batch: torch.Tensor, generator: torch.Generator) -
     """The bracket and `audit.products` of a trained model in eval mode, or why it has none."""
     try:
         found = audit(copy.deepcopy(model), batch[:2], data=batch, effort=0.2, generator=generator)
-    except Refusal as refusal:
+    except NormscopeError as refusal:
         return {"refused": str(refusal)}
     bracket: dict[str, Any] = {"lower_log10": found.bracket.lower.log10, "upper_log10": found.bracket.upper.log10}
     return {"bracket": bracket, "products": dict(found.products)}

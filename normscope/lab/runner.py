@@ -63,6 +63,7 @@ class Outcome(Rendered):
             table.add_row(row.quantity, row.paper, row.ours, {True: "agrees", False: "differs", None: ""}[row.agrees])
         settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in content["settings"].items())
         notes = [f"{failure['label']} seed {failure['seed']} failed: {failure['error']}" for failure in self.failures]
+        notes += [f"{lost['label']} seed {lost['seed']} was tried again" for lost in content["retried"]]
         notes += [f"settings: {settings}", f"{len(content['trials'])} trials; figures and result.json in {self.directory}"]
         return Group(head, Text(str(content["statement"])), table, *(Text(note, "dim") for note in notes))
 
@@ -93,9 +94,10 @@ def run_experiment(
         for task in work:
             shutil.rmtree(task.directory, ignore_errors=True)
     executor = executor or (InProcess() if workers == 1 else Processes(workers))
-    failures = _run_all(executor, work, progress or (lambda done, total: None))
+    *retried, failures = _run_all(executor, work, progress or (lambda done, total: None))
     directory = result_directory(out, name, full)
     content = _content(experiment, chosen, full, work, failures)
+    content["retried"] = [_described(failure) for round in retried for failure in round]
     content["figures"] = [] if failures else _write_figures(experiment, _results(work), directory / "figures")
     write_atomically(_made(directory) / RESULT, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return Outcome(directory, content)
@@ -123,24 +125,22 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     return AGREES if all(decided) else PARTLY if any(decided) else DIFFERS
 
 
-def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[Failure]:
-    """Run what is not finished; what fails is tried again, up to RETRIES times."""
+def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[list[Failure]]:
+    """Run what is not finished, and what fails again, up to RETRIES times; the failures of each round, the last one's last."""
     waiting = list({task.directory: task for task in work if task.result is None}.values())
     total, finished = len(waiting), 0
-    failures: list[Failure] = []
+    rounds: list[list[Failure]] = [[]]
     for _ in range(1 + RETRIES):
-        failures = []
         if not waiting:
             break
 
         def report(done: float, before: int = finished) -> None:
             progress(before + done, total)
 
-        for _, outcome in executor.run(waiting, report):
-            failures += [outcome] if isinstance(outcome, Failure) else []
-        finished = total - len(failures)
-        waiting = [failure.task for failure in failures]
-    return failures
+        rounds.append([outcome for _, outcome in executor.run(waiting, report) if isinstance(outcome, Failure)])
+        waiting = [failure.task for failure in rounds[-1]]
+        finished = total - len(waiting)
+    return rounds
 
 
 def _results(work: Sequence[Task]) -> Results:
@@ -148,7 +148,8 @@ def _results(work: Sequence[Task]) -> Results:
 
 
 def _trial_result(task: Task, record: Record) -> TrialResult:
-    return TrialResult(task.label, task.seed, record["parameters"], record["numbers"])
+    parameters = record["parameters"]
+    return TrialResult(task.label, task.seed, {**parameters, **parameters.get("options", {})}, record["numbers"])
 
 
 def _content(
@@ -165,9 +166,13 @@ def _content(
         "versions": VERSIONS,
         "verdict": INCOMPLETE if failures else verdict(comparisons),
         "comparisons": [asdict(row) for row in comparisons],
-        "failures": [{"label": f.task.label, "seed": f.task.seed, "error": f.error} for f in failures],
+        "failures": [_described(failure) for failure in failures],
         "trials": [_summary(task, record) for task in work if (record := task.result) is not None],
     }
+
+
+def _described(failure: Failure) -> dict[str, Any]:
+    return {"label": failure.task.label, "seed": failure.task.seed, "error": failure.error}
 
 
 def _summary(task: Task, record: Record) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.conv import _ConvNd
 
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
@@ -17,12 +18,14 @@ from normscope.lab.experiment import Numbers, Settings
 from normscope.lab.measurements import LayerMeter, audited
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
+from normscope.recorder.layers import NORMALIZING
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
 RECIPE = ("images", "epochs", "batch_size", "learning_rate", "weight_decay")  # of a training, settings of an experiment
+FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda parameters, rate, decay: torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True),
@@ -33,7 +36,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """One training, completely: network, data and recipe. options: of the network, such as its width."""
+    """One training, completely: network, data and recipe. options: of the network, such as its width.
+
+    initial_scale: multiplies every initial weight. frozen: parts of the normalizers that stay as they start, "scale" (γ = 1)
+    and "shift" (β = 0).
+    """
 
     network: str
     normalizer: str = "none"
@@ -46,6 +53,8 @@ class Training:
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
+    initial_scale: float = 1.0
+    frozen: tuple[str, ...] = ()
     seed: int = 0
 
 
@@ -107,7 +116,16 @@ def prepared_data(training: Training, workspace: Workspace) -> Split:
 
 def network_for(split: Split, training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
     """The network, not yet trained, and the data as it takes them."""
-    return build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, (nn.Linear, _ConvNd)):
+                layer.weight.mul_(training.initial_scale)
+    for layer in model.modules():
+        if isinstance(layer, NORMALIZING):
+            for part in training.frozen:
+                getattr(layer, FROZEN[part]).requires_grad_(False)
+    return model, split
 
 
 def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:

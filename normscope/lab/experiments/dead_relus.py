@@ -68,7 +68,7 @@ def judge(results: Results) -> list[Comparison]:
 
 
 def plots(results: Results) -> dict[str, Plot]:
-    series = {label: results.labelled(label).track("dead") for label in results.labels}
+    series = {label: group.track("dead") for label, group in results.by_label().items()}
     return {"dead": Plot("ReLUs that are 0 on a whole batch", "epoch", "share of all units", series)}
 
 

@@ -20,13 +20,6 @@ SADDLE = 0.3  # of He's weights: the product of ten layers is 10^-5 times as lar
 
 
 @dataclass(frozen=True)
-class Linear(Training):
-    """scale: of the initial weights."""
-
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
 class LinearSettings(TrainingSettings):
     networks: dict[str, dict[str, object]] = field(default_factory=lambda: {"mlp": {"width": 12, "activation": "linear"}})
     epochs: int = 25
@@ -35,25 +28,24 @@ class LinearSettings(TrainingSettings):
     depths: tuple[int, ...] = (4, 10)
 
 
-def trials(settings: LinearSettings, seed: int) -> dict[str, Linear]:
+def trials(settings: LinearSettings, seed: int) -> dict[str, Training]:
     """The convex network of one layer, then every depth with and without BN, from He's weights and from near the saddle at 0."""
-    base = settings.training("mlp", "none", seed, optimizer="plain-sgd", unit_ball=False)
-    start = Linear(**vars(base))
-    found = {"convex": replace(start, options={**start.options, "depth": 1})}
+    convex = settings.training("mlp", "none", seed, optimizer="plain-sgd", unit_ball=False)
+    found = {"1 layer": _deep(convex, 1)}
     for depth in settings.depths:
         for normalizer in settings.normalizers:
-            for where, scale in {"": 1.0, " near 0": SADDLE}.items():
-                options = {**start.options, "depth": depth}
-                found[f"{depth} layers, {normalizer}{where}"] = replace(start, normalizer=normalizer, options=options, scale=scale)
+            usual = replace(_deep(convex, depth), normalizer=normalizer)
+            found[f"{depth} layers, {normalizer}"] = usual
+            found[f"{depth} layers, {normalizer}, near 0"] = replace(usual, initial_scale=SADDLE)
     return found
 
 
-def measure(trial: Linear, workspace: Workspace) -> Numbers:
+def _deep(training: Training, depth: int) -> Training:
+    return replace(training, options={**training.options, "depth": depth})
+
+
+def measure(trial: Training, workspace: Workspace) -> Numbers:
     model, split = prepare(trial, workspace)
-    with torch.no_grad():
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear):
-                layer.weight.mul_(trial.scale)
     flat = flat_directions(model, split.train[0][:SAMPLES])
     return {**fit(model, split, trial, workspace).numbers(), **flat, "chance_loss": math.log(split.classes)}
 
@@ -74,38 +66,29 @@ def flat_directions(model: nn.Module, inputs: torch.Tensor) -> Numbers:
 
 
 def judge(results: Results) -> list[Comparison]:
-    convex = results.labelled("convex").mean("train_loss")
-    rows = [Comparison("one layer (convex): training loss", "", f"{convex:.3f}")]
-    for label in results.labels[1:]:
-        group = results.labelled(label)
-        loss = group.mean("train_loss")
-        if ", batch" in label:
-            rows.append(
-                Comparison(f"{label}: training loss", "no bad saddles, as convex", f"{loss:.3f}", less(loss, NEAR * convex))
-            )
-        elif label.endswith("near 0"):
-            stuck = less(STUCK * group.mean("chance_loss"), loss)
-            rows.append(Comparison(f"{label}: training loss", "held by the saddle", f"{loss:.3f}", stuck))
-        else:
-            rows.append(Comparison(f"{label}: training loss", "", f"{loss:.3f}"))
-    for depth in _depths(results):
-        plain, normalized = (results.labelled(f"{depth} layers, {name}") for name in ("none", "batch"))
-        shown = [f"{group.mean('flat'):.0f} of {group.mean('parameters'):.0f}" for group in (plain, normalized)]
+    rows = []
+    convex = results.where(depth=1).mean("train_loss")
+    for label, group in results.by_label().items():
+        paper, agrees = "", None
+        loss, parameters = group.mean("train_loss"), group[0].parameters
+        if parameters["normalizer"] == "batch":
+            paper, agrees = "as low as convex", less(loss, NEAR * convex)
+        elif parameters["initial_scale"] == SADDLE:
+            paper, agrees = "held by the saddle", less(STUCK * group.mean("chance_loss"), loss)
+        rows.append(Comparison(f"{label}: training loss", paper, f"{loss:.3f}", agrees))
+    for (depth,), group in results.where(initial_scale=1.0).groups("depth").items():
+        if depth == 1:
+            continue
+        plain, normalized = (group.where(normalizer=name) for name in ("none", "batch"))
+        shown = " → ".join(f"{part.mean('flat'):.0f} of {part.mean('parameters'):.0f}" for part in (plain, normalized))
         fewer = less(normalized.mean("flat"), plain.mean("flat"))
-        rows.append(Comparison(f"{depth} layers: flat directions without → with BN", "BN removes them", " → ".join(shown), fewer))
+        rows.append(Comparison(f"{depth} layers: flat directions without → with BN", "BN removes them", shown, fewer))
     return rows
 
 
 def plots(results: Results) -> dict[str, Plot]:
-    series = {}
-    for label in results.labels:
-        epochs, losses = results.labelled(label).track("train_loss")
-        series[label] = (epochs[1:], losses[1:])
+    series = {label: group.track("train_loss") for label, group in results.by_label().items()}
     return {"loss": Plot("Training loss of linear networks", "epoch", "cross-entropy", series, log_y=True)}
-
-
-def _depths(results: Results) -> list[int]:
-    return list(dict.fromkeys(int(label.split()[0]) for label in results.labels[1:]))
 
 
 EXPERIMENT = Experiment(

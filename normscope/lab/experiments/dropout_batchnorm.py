@@ -10,18 +10,11 @@ from torch import nn
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.recalibration import recalibrated
-from normscope.lab.training import Training, TrainingSettings, evaluated, fit, prepare
+from normscope.lab.training import Training, TrainingSettings, evaluated, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 TINY = torch.finfo(torch.float32).tiny
 SHIFTED = 1.1  # a ratio of variances beyond which they are not the same
-
-
-@dataclass(frozen=True)
-class Dropped(Training):
-    """dropout: the rate, of what enters every linear layer but the first."""
-
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -32,17 +25,16 @@ class DropoutSettings(TrainingSettings):
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def trials(settings: DropoutSettings, seed: int) -> dict[str, Dropped]:
-    pairs = [(normalizer, rate) for normalizer in settings.normalizers for rate in settings.rates]
+def trials(settings: DropoutSettings, seed: int) -> dict[str, Training]:
     return {
-        f"{normalizer}, dropout {rate:g}": Dropped(**vars(settings.training("mlp", normalizer, seed)), dropout=rate)
-        for normalizer, rate in pairs
+        f"{label}, dropout {rate:g}": replace(training, options={**training.options, "dropout": rate})
+        for label, training in with_and_without(settings, seed).items()
+        for rate in settings.rates
     }
 
 
-def measure(trial: Dropped, workspace: Workspace) -> Numbers:
-    options = {**trial.options, "dropout": trial.dropout}
-    trained = fit(*prepare(replace(trial, options=options), workspace), trial, workspace)
+def measure(trial: Training, workspace: Workspace) -> Numbers:
+    trained = train(trial, workspace)
     corrected = recalibrated(trained.model, trained.split.train[0])
     return {
         **trained.numbers(),

@@ -75,8 +75,7 @@ def growth(squares: list[float]) -> float:
 
 def judge(results: Results) -> list[Comparison]:
     rows = []
-    for label in results.labels:
-        group = results.labelled(label)
+    for label, group in results.by_label().items():
         factor, batch = group.mean("factor"), group[0].parameters["batch_size"]
         quantity, ours = f"{label}: ‖∂L/∂W‖² grows a layer", f"×{factor:.3f}"
         if label == "relu, BN":
@@ -96,8 +95,8 @@ def judge(results: Results) -> list[Comparison]:
 
 def plots(results: Results) -> dict[str, Plot]:
     series = {}
-    for label in results.labels:
-        means = np.mean([trial.numbers["log10_squares"] for trial in results.labelled(label)], axis=0)
+    for label, group in results.by_label().items():
+        means = np.mean([trial.numbers["log10_squares"] for trial in group], axis=0)
         series[label] = (list(range(2, 2 + len(means))), list(means - means[-1]))
     return {"gradients": Plot("Gradients before training, against the last hidden layer", "layer", "log10 of ‖∂L/∂W‖²", series)}
 

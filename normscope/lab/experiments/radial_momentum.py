@@ -118,8 +118,7 @@ def radial_share(points: list[Tensor], directions: list[Tensor]) -> float:
 
 def judge(results: Results) -> list[Comparison]:
     rows = []
-    for label in results.labels:
-        group = results.labelled(label)
+    for label, group in results.by_label().items():
         momentum, projected = (group[0].parameters[name] for name in ("momentum", "projected"))
         norm = Comparison(f"{label}: ‖w‖ at the end over the start", "", f"×{group.mean('norm'):.3f}")
         if projected:
@@ -143,8 +142,8 @@ def judge(results: Results) -> list[Comparison]:
 
 
 def plots(results: Results) -> dict[str, Plot]:
-    norms = {label: results.labelled(label).track("norm") for label in results.labels}
-    shares = {label: results.labelled(label).track("momentum_share") for label in results.labels}
+    norms = {label: group.track("norm") for label, group in results.by_label().items()}
+    shares = {label: group.track("momentum_share") for label, group in results.by_label().items()}
     return {
         "norms": Plot("Norm of scale-free weights", "step", "‖w‖ over its start", norms),
         "shares": Plot("Radial part of the step", "step", "share of the step's norm", shares),
@@ -186,7 +185,7 @@ def _loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 EXPERIMENT = Experiment(
     name="radial-momentum",
     source="Akbar, 9.5; Heo et al. 2021",
-    statement="Radial components have no gradient; momentum could still carry them, but BN curbs the effect on the loss and it dissipates.",
+    statement="Radial components have no gradient, yet momentum could carry them; BN curbs the effect, which dissipates.",
     quick=MomentumSettings(),
     full=MomentumSettings(momenta=(0.0, 0.5, 0.9, 0.99), width=256, depth=10, steps=4000, seeds=(0, 1, 2)),
     trials=trials,

@@ -93,10 +93,7 @@ def judge(results: Results) -> list[Comparison]:
 
 def plots(results: Results) -> dict[str, Plot]:
     kinds = _kinds(results)
-    series = {}
-    for kind, group in kinds.items():
-        epochs, losses = group.least("learning_rate", "train_loss").track("train_loss")
-        series[kind] = (epochs[1:], losses[1:])
+    series = {kind: group.least("learning_rate", "train_loss").track("train_loss") for kind, group in kinds.items()}
     conditions = {}
     for kind, group in kinds.items():
         values = [statistics.fmean(layer) for layer in zip(*(trial.numbers["log10_conditions"] for trial in group), strict=True)]

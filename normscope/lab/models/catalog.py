@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -35,6 +36,16 @@ class Network:
     def options(self) -> list[str]:
         """What an experiment may choose."""
         return [name for name in inspect.signature(self.make).parameters if name not in ("generator", "normalizer")]
+
+
+def _check_fit(name: str, model: nn.Module, split: Split, normalizer: str) -> None:
+    """One pass of two samples through a copy: torch refuses some normalizers on some shapes."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(split.train[0][:2])
+    except (ValueError, RuntimeError) as error:
+        shape = "×".join(map(str, split.sample_shape))
+        raise InputError(f"{name} with normalizer {normalizer} cannot take samples of {shape}: {error}") from error
 
 
 def _as_it_is(split: Split) -> Split:
@@ -71,6 +82,7 @@ def build(
         raise InputError(f"{name} has no option {', '.join(unknown)}: choose from {', '.join(network.options())}")
     split = network.prepared(split)
     model = network.make(**{**network.fitted(split), **options}, normalizer=normalizer, generator=generator)
+    _check_fit(name, model, split, normalizer)
     if network.channels_last:
         return model.to(memory_format=torch.channels_last), split.map(_channels_last)
     return model, split

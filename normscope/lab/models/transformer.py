@@ -75,7 +75,7 @@ class VisionTransformer(nn.Module):
 
 
 class NextToken(nn.Module):
-    """Token ids (batch, tokens) to logits of the token that follows; a causal transformer."""
+    """Token ids (batch, tokens), or their embeddings, to logits of the token that follows; a causal transformer."""
 
     def __init__(self, vocabulary: int, normalizer: str, context: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -86,7 +86,8 @@ class NextToken(nn.Module):
         self.head = linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens) + self.positions[:, : tokens.shape[1]]
+        embedded = tokens if tokens.is_floating_point() else self.embedding(tokens)
+        x = embedded + self.positions[:, : tokens.shape[1]]
         y: torch.Tensor = self.head(self.normalizer(self.blocks(x))[:, -1])
         return y
 

@@ -1,0 +1,91 @@
+"""Running tasks on a Ray cluster: results are those of this machine, and a node that dies costs its running trials alone."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from normscope.core.errors import InputError, NormscopeError
+from normscope.lab.executors import POLL, Progress
+from normscope.lab.tasks import RESULT, Failure, Record, Task, run_task
+from normscope.lab.workspace import write_atomically
+
+Files = dict[str, bytes]  # what a trial left behind, by its path in the trial's directory
+
+
+class OnRay:
+    """Every task on a free processor of the cluster. address: of a running one; None starts one on this machine.
+
+    A trial works in a directory of the same name on its node and sends all of its files back, so nodes share no file system;
+    where they do, it goes on from its checkpoint on another node. normscope must be installed on the nodes.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = address
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, Record | Failure]]:
+        ray = _ray()
+        started = not ray.is_initialized()
+        if started:
+            _connect(ray, self.address)
+        try:
+            remote = ray.remote(max_retries=0)(run_and_collect)  # retries are the runner's, which reports them
+            running = {remote.options(num_cpus=task.threads).remote(task): task for task in tasks}
+            while running:
+                ready, _ = ray.wait(list(running), timeout=POLL)
+                for reference in ready:
+                    task = running.pop(reference)
+                    yield task, _outcome(ray, reference, task)
+                progress(len(tasks) - len(running) + sum(task.done for task in running.values()))
+        finally:
+            if started:
+                ray.shutdown()
+
+
+def run_and_collect(task: Task) -> Files:
+    """On a node: run the trial, and return its files."""
+    run_task(task)
+    paths = [path for path in task.directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(task.directory)): path.read_bytes() for path in paths}
+
+
+def _outcome(ray: Any, reference: Any, task: Task) -> Record | Failure:
+    try:
+        files: Files = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, NormscopeError):
+            raise InputError(str(error.cause)) from None
+        return Failure(task, str(error))
+    except ray.exceptions.RayError as error:
+        return Failure(task, f"lost with its node: {''.join(traceback.format_exception_only(error)).strip()}")
+    _write(files, task.directory)
+    record = task.result
+    return record if record is not None else Failure(task, "its node sent no result")
+
+
+def _write(files: Files, directory: Path) -> None:
+    """What is not here already; the result last, for it says that the rest is complete."""
+    for name in sorted(files, key=lambda name: name == RESULT):
+        path = directory / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, files[name])
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--on ray needs Ray: pip install 'normscope[ray]'") from None
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, **({} if address else {"include_dashboard": False}))
+    except (ConnectionError, ValueError) as error:
+        raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray start --head`") from error

@@ -1,0 +1,65 @@
+"""What γ and β do to the constants and to generalization: Than 2025 leaves them out, and asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.training import Training, TrainingSettings, trained_numbers
+
+VARIANTS = {"γ and β": (), "γ alone": ("shift",), "β alone": ("scale",), "neither": ("scale", "shift")}  # → what is frozen
+NUMBERS = {
+    "∏max|γ|/σ": ("audit", "products", "normalizers_tight"),
+    "∏1/σ a layer": ("audit", "products", "normalizers_layer"),
+    "∏‖W‖": ("audit", "products", "weights_matrix"),
+    "certified constant": ("audit", "bracket", "upper_log10"),
+}
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """normalizers: those that are trained with and without γ and β."""
+
+    normalizers: tuple[str, ...] = ("batch", "layer")
+
+
+def trials(settings: Settings, seed: int) -> dict[str, Training]:
+    return {
+        f"{network} {normalizer}, {variant}": settings.training(network, normalizer, seed, frozen=frozen)
+        for network in settings.networks
+        for normalizer in settings.normalizers
+        for variant, frozen in VARIANTS.items()
+    }
+
+
+def judge(results: Results) -> list[Comparison]:
+    rows = []
+    for label, group in results.by_label().items():
+        constants = ", ".join(f"{name} 10^{group.mean(*path):.1f}" for name, path in NUMBERS.items())
+        rows.append(Comparison(f"{label}: constants", "an open question", constants))
+        ends = f"test accuracy {group.mean('test_accuracy'):.3f}, gap of the loss {group.mean('gap_loss'):.3f}"
+        rows.append(Comparison(f"{label}: generalization", "an open question", ends))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    groups = results.by_label()
+    constants = {name: (list(groups), [group.mean(*path) for group in groups.values()]) for name, path in NUMBERS.items()}
+    gaps = {"gap": (list(groups), [group.mean("gap_loss") for group in groups.values()])}
+    return {
+        "constants": Plot("Constants with and without γ and β", "trial", "log10", constants, kind="bars"),
+        "gap": Plot("Generalization gap with and without γ and β", "trial", "test loss − training loss", gaps, kind="bars"),
+    }
+
+
+EXPERIMENT = Experiment(
+    name="affine-role",
+    source="Than 2025, Section 7, its first open question",
+    statement="The role of γ and β for the constants and for generalization is unclear.",
+    quick=Settings(networks={"mlp": {"width": 64, "depth": 10}}, images=400, epochs=60),
+    full=Settings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}}),
+    trials=trials,
+    measure=trained_numbers,
+    judge=judge,
+    plots=plots,
+)

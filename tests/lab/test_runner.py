@@ -1,0 +1,196 @@
+"""Experiments: finished trials are kept, the numbers do not depend on where they are run, and what fails is tried again and told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from normscope.core.errors import InputError
+from normscope.lab import runner
+from normscope.lab.executors import InProcess, Processes
+from normscope.lab.experiment import Comparison, Settings, experiments, find
+from normscope.lab.runner import load_experiment, run_experiment, verdict
+from normscope.lab.tasks import Failure, Record, Task, tasks
+
+TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "2", "images": "200"}
+SLOW = {**TINY, "epochs": "25", "images": "1400"}
+
+
+def trial_records(out: Path) -> dict[str, object]:
+    """What each trial measured, without how long it took."""
+    found = {}
+    for path in sorted((out / "trials").glob("*/result.json")):
+        record = json.loads(path.read_text())
+        found[path.parent.name] = {name: value for name, value in record.items() if name != "seconds"}
+    return found
+
+
+class Recording:
+    """An executor that remembers what it was asked to run."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, tasks: Sequence[Task], progress: object) -> Iterator[tuple[Task, Record | Failure]]:
+        self.asked += [task.label for task in tasks]
+        yield from InProcess().run(tasks, lambda done: None)
+
+
+def test_an_experiment_writes_its_result_and_figures(tmp_path: Path) -> None:
+    outcome = run_experiment("weight-norms", settings=TINY, out=tmp_path)
+    content = json.loads((tmp_path / "weight-norms" / "result.json").read_text())
+    assert content == json.loads(outcome.to_json())
+    assert {"settings", "versions", "comparisons", "verdict", "trials", "statement", "figures"} <= set(content)
+    assert content["settings"]["seeds"] == [0] and not content["failures"]
+    for name in content["figures"]:
+        assert (tmp_path / "weight-norms" / "figures" / f"{name}.html").stat().st_size > 1000
+        json.loads((tmp_path / "weight-norms" / "figures" / f"{name}.json").read_text())
+    assert load_experiment("weight-norms", out=tmp_path).content == outcome.content
+    assert "mlp, batch" in str(outcome)
+
+
+def test_finished_trials_are_kept_and_shared(tmp_path: Path) -> None:
+    first, second, third = Recording(), Recording(), Recording()
+    run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=first)
+    run_experiment("input-variance", settings=TINY, out=tmp_path, executor=second)
+    run_experiment("weight-norms", settings={**TINY, "epochs": "3"}, out=tmp_path, executor=third)
+    assert first.asked == third.asked == ["mlp none", "mlp batch"] and second.asked == []
+
+
+def test_fresh_runs_again(tmp_path: Path) -> None:
+    run_experiment("weight-norms", settings=TINY, out=tmp_path)
+    again = Recording()
+    run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=again, fresh=True)
+    assert len(again.asked) == 2
+
+
+def test_processes_measure_what_one_process_does(tmp_path: Path) -> None:
+    seen: list[float] = []
+    for workers in (1, 2):
+        run_experiment(
+            "weight-norms", settings=TINY, out=tmp_path / str(workers), workers=workers, progress=lambda done, total: seen.append(done / total)
+        )
+    assert trial_records(tmp_path / "1") == trial_records(tmp_path / "2") != {}
+    assert seen[-1] == 1
+
+
+class Flaky:
+    """Fails every trial the first `failures` times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def run(self, tasks: Sequence[Task], progress: object) -> Iterator[tuple[Task, Record | Failure]]:
+        self.failures -= 1
+        if self.failures >= 0:
+            yield from ((task, Failure(task, "lost")) for task in tasks)
+        else:
+            yield from InProcess().run(tasks, lambda done: None)
+
+
+def test_what_fails_is_tried_again_and_told(tmp_path: Path) -> None:
+    outcome = run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=Flaky(1))
+    assert [lost["error"] for lost in outcome.content["retried"]] == ["lost", "lost"] and not outcome.failures
+
+
+def test_what_fails_every_time_is_told(tmp_path: Path) -> None:
+    outcome = run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=Flaky(1 + runner.RETRIES))
+    assert outcome.verdict == "incomplete" and len(outcome.failures) == 2 and "failed: lost" in str(outcome)
+
+
+def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
+    """The first trial's process is killed on the way; the experiment ends as one that was not disturbed."""
+    killed = []
+
+    def kill() -> None:
+        while not killed:
+            progressed = [path for path in tmp_path.glob("killed/trials/*/checkpoint.pt")]
+            children = multiprocessing.active_children()
+            if progressed and children:
+                os.kill(children[0].pid or 0, signal.SIGKILL)
+                killed.append(True)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    disturbed = run_experiment("weight-norms", settings=SLOW, out=tmp_path / "killed", executor=Processes(2))
+    run_experiment("weight-norms", settings=SLOW, out=tmp_path / "whole")
+    assert killed and "exit code -9" in disturbed.content["retried"][0]["error"] and not disturbed.failures
+    assert trial_records(tmp_path / "killed") == trial_records(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> None:
+    wrong = {**TINY, "networks": '{"mlp":{"width":0}}'}
+    with pytest.raises(InputError, match="at least 1"):
+        run_experiment("weight-norms", settings=wrong, out=tmp_path, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epoch": "3"}, "no setting epoch: choose from data, seeds, networks"),
+        ({"epochs": "many"}, "epochs is like 100, not many"),
+        ({"networks": "lenet"}, "networks has no 'lenet': choose from mlp, resnet18"),
+        ({"seeds": "[]"}, "at least one seed"),
+        ({"data": "mnist"}, "no data set 'mnist': choose from digits"),
+        ({"normalizers": "bath"}, "no normalizer 'bath'"),
+    ],
+)
+def test_errors_name_the_choices(tmp_path: Path, changes: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run_experiment("weight-norms", settings=changes, out=tmp_path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unknown_and_unrun_experiments(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no experiment 'weights': choose from"):
+        run_experiment("weights", out=tmp_path)
+    with pytest.raises(InputError, match="run it first with `normscope lab run weight-norms --full`"):
+        load_experiment("weight-norms", full=True, out=tmp_path)
+
+
+def test_settings_from_words() -> None:
+    settings = find("weight-norms").full.changed({"seeds": "3", "images": "100", "networks": "mlp", "learning_rate": "1"})
+    assert settings.seeds == (3,) and settings.images == 100 and list(settings.networks) == ["mlp"] and settings.learning_rate == 1
+
+
+def test_a_trial_is_its_parameters(tmp_path: Path) -> None:
+    experiment = find("weight-norms")
+
+    def names(**changes: str) -> list[str]:
+        return [task.directory.name for task in tasks(experiment, experiment.quick.changed(changes), tmp_path, None, 1)]
+
+    assert names() == names(batch_size="128") != names(batch_size="64")
+    assert len(set(names(seeds="0,1"))) == 2 * len(names())
+
+
+@pytest.mark.parametrize(
+    ("agreements", "word"), [([True, None], "agrees"), ([True, False], "agrees in part"), ([False], "differs"), ([None], "measured"), ([], "measured")]
+)
+def test_verdicts(agreements: list[bool | None], word: str) -> None:
+    assert verdict([Comparison("", "", "", agrees) for agrees in agreements]) == word
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_is_complete(name: str) -> None:
+    experiment = find(name)
+    assert experiment.statement.endswith((".", "?")) and experiment.source
+    for settings in (experiment.quick, experiment.full):
+        assert isinstance(settings, Settings) and settings.data == "digits"
+        assert experiment.trials(settings, 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_runs_on_digits(name: str, tmp_path: Path) -> None:
+    outcome = run_experiment(name, out=tmp_path)
+    assert not outcome.failures and outcome.comparisons and outcome.content["figures"]
