@@ -40,8 +40,10 @@ class AttackSettings(TrainingSettings):
 
 
 def trials(settings: AttackSettings, seed: int) -> dict[str, Attacked]:
-    counts = {"attacked": settings.attacked, "certified": settings.certified}
-    return {label: Attacked(**vars(training), **counts) for label, training in with_and_without(settings, seed).items()}
+    return {
+        label: Attacked(**vars(training), attacked=settings.attacked, certified=settings.certified)
+        for label, training in with_and_without(settings, seed).items()
+    }
 
 
 def measure(trial: Attacked, workspace: Workspace) -> Numbers:

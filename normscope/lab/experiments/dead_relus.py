@@ -17,6 +17,8 @@ FEW = 0.01  # of all units: up to so many are "no dead neurons"
 
 @dataclass(frozen=True)
 class DeadSettings(TrainingSettings):
+    """rates: of learning, each tried, in place of learning_rate."""
+
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 6}})
     epochs: int = 10
     rates: tuple[float, ...] = (1e-3, 1e-2, 1e-1)

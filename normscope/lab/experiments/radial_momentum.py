@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ class Coasting:
     width: int = 64
     depth: int = 4
     steps: int = 400
-    rate: float = 0.1
+    rate: float = 0.5
     batch_size: int = 128
 
 
@@ -44,7 +45,7 @@ class MomentumSettings(Settings):
     width: int = 64
     depth: int = 4
     steps: int = 400
-    rate: float = 0.1
+    rate: float = 0.5
 
 
 def trials(settings: MomentumSettings, seed: int) -> dict[str, Coasting]:
@@ -93,6 +94,7 @@ def measure(trial: Coasting, workspace: Workspace) -> Numbers:
 
 def coasted(model: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> Numbers:
     """What momentum alone still does: radial speed left at the end, and the change of the loss by the radial part of the way."""
+    state = copy.deepcopy(model.state_dict())
     before = [weight.detach().clone() for weight in weights]
     loss = _loss(model, data)
     speeds = []
@@ -103,6 +105,7 @@ def coasted(model: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.opti
         optimizer.step()
         speeds.append(math.sqrt(_square(_radial(old, [a - b.detach() for a, b in zip(old, weights, strict=True)]))))
     way = [weight.detach() - old for weight, old in zip(weights, before, strict=True)]
+    model.load_state_dict(state)
     with torch.no_grad():
         for weight, old, moved in zip(weights, before, _radial(before, way), strict=True):
             weight.copy_(old + moved)
@@ -152,7 +155,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 def _optimizer(trial: Coasting, model: nn.Module, example: Tensor, rate: float) -> torch.optim.Optimizer:
     if trial.projected:
-        return SGDP(model.parameters(), rate, trial.momentum, symmetries=symmetries(model, example))
+        return SGDP(model.named_parameters(), rate, trial.momentum, symmetries=symmetries(model, example))
     return torch.optim.SGD(model.parameters(), rate, momentum=trial.momentum)
 
 

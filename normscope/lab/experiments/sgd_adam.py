@@ -13,6 +13,8 @@ NORMALIZERS = {"none": "without BN", "batch": "with BN"}
 
 @dataclass(frozen=True)
 class OptimizerSettings(TrainingSettings):
+    """sgd_rates, adam_rates: of learning, each tried, in place of learning_rate."""
+
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     epochs: int = 10
     weight_decay: float = 0.0

@@ -14,7 +14,7 @@ HELPERS = {"renorm": "batch renormalization", "group": "group normalization", "l
 
 @dataclass(frozen=True)
 class BatchSettings(TrainingSettings):
-    """The same number of samples is seen at every batch size; the learning rate is that of the recipe."""
+    """sizes: of batches, each tried, in place of batch_size; as many samples are seen with each, at the recipe's learning rate."""
 
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     normalizers: tuple[str, ...] = ("none", "batch", "renorm", "group", "layer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,8 @@ class Whitened(Training):
 
 @dataclass(frozen=True)
 class WhiteningSettings(TrainingSettings):
+    """rates: of learning, each tried, in place of learning_rate."""
+
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 32, "depth": 5}})
     epochs: int = 10
     weight_decay: float = 0.0
@@ -38,8 +41,11 @@ def trials(settings: WhiteningSettings, seed: int) -> dict[str, Whitened]:
     found: dict[str, Whitened] = {}
     for rate in settings.rates:
         recipe = {"optimizer": "plain-sgd", "learning_rate": rate, "unit_ball": False}
-        plain, normalized = (Whitened(**vars(settings.training("mlp", name, seed, **recipe))) for name in ("none", "batch"))
-        found |= {f"none, {rate:g}": plain, f"BN, {rate:g}": normalized, f"whitening, {rate:g}": replace(normalized, whiten=True)}
+        for normalizer in settings.normalizers:
+            usual = Whitened(**vars(settings.training("mlp", normalizer, seed, **recipe)))
+            found[f"{normalizer}, {rate:g}"] = usual
+            if normalizer == "batch":
+                found[f"whitening, {rate:g}"] = replace(usual, whiten=True)
     return found
 
 
@@ -58,7 +64,7 @@ def feature_conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:
 
     def look(module: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         values = torch.linalg.eigvalsh(arguments[0].T.cov())
-        found.append(float((values[-1] / values[0].clamp(min=torch.finfo(torch.float64).tiny)).log10()))
+        found.append(float((values[-1] / values[0].clamp(min=values[-1] * torch.finfo(values.dtype).eps)).log10()))
 
     for module in copied.modules():
         if isinstance(module, nn.ReLU):
@@ -70,25 +76,22 @@ def feature_conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:
 
 def judge(results: Results) -> list[Comparison]:
     kinds = _kinds(results)
-    conditions = {kind: 10 ** statistics.fmean(_conditions(group)) for kind, group in kinds.items()}
+    conditions = _by_kind({kind: 10 ** statistics.fmean(_conditions(group)) for kind, group in kinds.items()})
     best = {kind: group.least("learning_rate", "train_loss") for kind, group in kinds.items()}
-    losses = {kind: group.mean("train_loss") for kind, group in best.items()}
+    losses = _by_kind({kind: group.mean("train_loss") for kind, group in best.items()})
     accuracies = ", ".join(f"{kind} {group.mean('test_accuracy'):.3f}" for kind, group in best.items())
+    improved = less(conditions["whitening"], conditions["BN"])
+    faster, fastest = less(losses["BN"], losses["none"]), less(losses["whitening"], losses["BN"])
+    shown = {kind: f"{condition:.3g}" for kind, condition in conditions.items()}
     near = less(conditions["BN"], NEAR_IDENTITY)
     return [
-        Comparison("none: condition number of features", "", f"{conditions['none']:.3g}"),
-        Comparison("BN: condition number of features", "akin to whitening, near 1", f"{conditions['BN']:.3g}", near),
-        Comparison(
-            "whitening: condition number of features", "below BN's",
-            f"{conditions['whitening']:.3g}", less(conditions["whitening"], conditions["BN"]),
-        ),
-        Comparison("BN: training loss, against none", "lower", _pair(losses, "BN", "none"), less(losses["BN"], losses["none"])),
-        Comparison(
-            "whitening: training loss, against BN", "lower",
-            _pair(losses, "whitening", "BN"), less(losses["whitening"], losses["BN"]),
-        ),
+        Comparison("none: condition number of features", "", shown["none"]),
+        Comparison("BN: condition number of features", "akin to whitening, near 1", shown["BN"], near),
+        Comparison("whitening: condition number of features", "below BN's", shown["whitening"], improved),
+        Comparison("BN: training loss, against none", "lower", _pair(losses, "BN", "none"), faster),
+        Comparison("whitening: training loss, against BN", "lower", _pair(losses, "whitening", "BN"), fastest),
         Comparison("test accuracy", "", accuracies),
-    ]  # fmt: skip
+    ]
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -106,11 +109,17 @@ def plots(results: Results) -> dict[str, Plot]:
 
 def _kinds(results: Results) -> dict[str, Results]:
     normalized = results.where(normalizer="batch")
-    return {
+    found = {
         "none": results.where(normalizer="none"),
         "BN": normalized.where(whiten=False),
         "whitening": normalized.where(whiten=True),
     }
+    return {kind: group for kind, group in found.items() if group}
+
+
+def _by_kind(values: dict[str, float]) -> dict[str, float]:
+    """With NaN for a kind that was left out."""
+    return {kind: values.get(kind, math.nan) for kind in ("none", "BN", "whitening")}
 
 
 def _conditions(group: Results) -> list[float]:
