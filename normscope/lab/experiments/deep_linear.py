@@ -87,8 +87,14 @@ def judge(results: Results) -> list[Comparison]:
 
 
 def plots(results: Results) -> dict[str, Plot]:
-    series = {label: group.track("train_loss") for label, group in results.by_label().items()}
-    return {"loss": Plot("Training loss of linear networks", "epoch", "cross-entropy", series, log_y=True)}
+    convex = results.where(depth=1).by_label()
+    drawn = {}
+    for (depth,), group in results.groups("depth").items():
+        if depth == 1:
+            continue
+        series = {label: part.track("train_loss") for label, part in {**convex, **group.by_label()}.items()}
+        drawn[f"loss-{depth}"] = Plot("Training loss of linear networks", "epoch", "cross-entropy", series, log_y=True)
+    return drawn
 
 
 EXPERIMENT = Experiment(
