@@ -15,6 +15,12 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
 from normscope.curvature.landscape import Landscape, landscape
 from normscope.curvature.spectrum import Curvature, hessian
+from normscope.guarantees.bound import Bound
+from normscope.guarantees.comparison import Trained, compare_bounds
+from normscope.guarantees.flatness import flatness
+from normscope.guarantees.generalization import Guarantees, generalization
+from normscope.guarantees.iterations import TrainingCost, training_cost
+from normscope.guarantees.margins import margins
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Run, load_run
 from normscope.recorder.watch import Watch, watch
@@ -23,8 +29,9 @@ from normscope.symmetry.report import SymmetryReport
 from normscope.version import __version__
 
 __all__ = [
-    "Audit", "Ball", "Box", "Bracket", "Curvature", "ExportError", "InputError", "Landscape", "Magnitude", "NormscopeError",
-    "Probe", "Refusal", "Run", "SymmetryReport", "Watch", "__version__", "audit", "certify_radius", "doctor", "hessian",
-    "landscape", "lipschitz", "load_run", "local_brackets", "normalizer_ablation", "operator_norm", "optim", "rules",
-    "run_claims", "symmetries", "watch", "weight_sensitivities",
+    "Audit", "Ball", "Bound", "Box", "Bracket", "Curvature", "ExportError", "Guarantees", "InputError", "Landscape",
+    "Magnitude", "NormscopeError", "Probe", "Refusal", "Run", "SymmetryReport", "Trained", "TrainingCost", "Watch",
+    "__version__", "audit", "certify_radius", "compare_bounds", "doctor", "flatness", "generalization", "hessian", "landscape",
+    "lipschitz", "load_run", "local_brackets", "margins", "normalizer_ablation", "operator_norm", "optim", "rules", "run_claims",
+    "symmetries", "training_cost", "watch", "weight_sensitivities",
 ]  # fmt: skip

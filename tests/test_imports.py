@@ -13,8 +13,8 @@ import normscope
 
 ROOT = Path(normscope.__file__).parent
 ORDER = (
-    "core", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "guarantees", "recorder",
-    "ledger", "auditing", "checkup", "testing", "lab", "claims", "report", "app", "cli", "__main__",
+    "core", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "ledger", "guarantees", "recorder",
+    "auditing", "checkup", "testing", "lab", "claims", "report", "app", "cli", "__main__",
 )  # fmt: skip
 FREE = ("version", "__init__")  # the version may be read anywhere; the top package gathers the public names
 MODULES = ("optim", "rules")  # public as modules

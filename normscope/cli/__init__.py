@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, claims, curvature, data, demo, doctor, export, lab
+from normscope.cli import audit, claims, curvature, data, demo, doctor, export, generalization, lab
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.version import __version__
 
@@ -67,6 +67,7 @@ app.command()(curvature.curvature)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(export.export)
+app.command()(generalization.generalization)
 app.add_typer(data.data, name="data")
 app.add_typer(lab.lab, name="lab")
 

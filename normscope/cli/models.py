@@ -37,12 +37,15 @@ def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.n
     return model
 
 
-def load_data(spec: str) -> Any:
-    """Labelled data: `digits`, or what the callable that `spec` names returns, (inputs, labels) or batches of them."""
+def load_data(spec: str, train: bool = False) -> Any:
+    """Labelled data: `digits`, of which there are two parts, or what the callable that `spec` names returns.
+
+    That is (inputs, labels) or batches of them.
+    """
     if spec == "digits":
         from normscope.lab.datasets import digits
 
-        return digits().test
+        return digits().train if train else digits().test
     make = _named(spec, f"data {spec!r} is not of a known form: write digits, package.module:callable or file.py:callable")
     if not callable(make):
         raise InputError(f"{spec} is {make!r:.40}: name a callable that returns (inputs, labels)")

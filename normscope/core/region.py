@@ -11,10 +11,12 @@ import torch
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 
-Point = Union[torch.Tensor, Sequence[torch.Tensor]]
+Point = Union[torch.Tensor, Sequence[torch.Tensor], float]  # a number stands for every entry, where a shape is known
 
 
 def _parts(point: Point) -> tuple[torch.Tensor, ...]:
+    if isinstance(point, (int, float)):
+        point = torch.tensor(float(point))
     parts = (point,) if isinstance(point, torch.Tensor) else tuple(point)
     return tuple(part.detach().to(torch.float64) for part in parts)
 

@@ -14,8 +14,8 @@ from scipy.stats import t as student
 from scipy.stats import wasserstein_distance
 
 from normscope.core.errors import InputError
+from normscope.core.progress import Progress
 from normscope.curvature.lanczos import Krylov, Operator
-from normscope.curvature.progress import Progress
 
 LEAST_SAMPLES = 4
 

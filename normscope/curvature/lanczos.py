@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from normscope.core.errors import InputError
-from normscope.curvature.progress import Progress
+from normscope.core.progress import Progress
 
 ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "largest": lambda values: values,

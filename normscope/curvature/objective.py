@@ -88,7 +88,7 @@ class Objective:
         if mode not in MODES:
             raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
         self.mode, self.seed = mode, seed
-        self.model = _snapshot(model, mode, dtype)
+        self.model = snapshot(model, mode, dtype)
         chosen = _chosen(self.model, parameters)
         self.layout = Layout(chosen)
         self.point = self.layout.join(list(chosen.values()))  # in one dtype, the widest
@@ -212,7 +212,7 @@ class Objective:
             yield
 
 
-def _snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Module:
+def snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Module:
     """A copy of the model in one mode; what happens to it never reaches the model."""
     if not isinstance(model, nn.Module):
         raise InputError(f"the model is an nn.Module, not {type(model).__name__}")

@@ -15,11 +15,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
+from normscope.core.progress import Wanted, shown
 from normscope.curvature.estimators import Density, Estimate, Quadrature, student_interval, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import MEMORY, Matrix, matrix_of
-from normscope.curvature.progress import Wanted, shown
 from normscope.curvature.quotient import Quotient, representative, symmetries_of
 
 LARGEST_DENSE = 5000

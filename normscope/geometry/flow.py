@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,21 @@ Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
 class Path:
     """Parameters on their way downhill, in float64.
 
-    times: (points,), steps for descent. losses: (points,). charges and expected: for every scale group, named by its parameters,
-    what was measured and what the law says, (points, count). parameters: those at the end.
+    times: (points,), steps for descent. losses and gradient_norms: (points,). charges and expected: for every scale group, named by
+    its parameters, what was measured and what the law says, (points, count). states: the parameters at every point.
     """
 
     times: torch.Tensor
     losses: torch.Tensor
+    gradient_norms: torch.Tensor
     charges: dict[str, torch.Tensor]
     expected: dict[str, torch.Tensor]
-    parameters: dict[str, torch.Tensor]
+    states: list[dict[str, torch.Tensor]] = field(repr=False)
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Those at the end."""
+        return self.states[-1]
 
     @property
     def defect(self) -> float:
@@ -76,8 +82,8 @@ def gradient_flow(
     measured = _measure(symmetries, states)
     decay = torch.from_numpy(np.exp(-2 * weight_decay * times))[:, None]
     expected = {name: values[:1] * decay for name, values in measured.items()}
-    losses = torch.tensor([objective.gradient(flat)[0] for flat in solution.y.T], dtype=torch.float64)
-    return Path(torch.from_numpy(times), losses, measured, expected, states[-1])
+    losses, norms = _losses_and_norms([objective.gradient(flat) for flat in solution.y.T])
+    return Path(torch.from_numpy(times), losses, norms, measured, expected, states)
 
 
 def gradient_descent(
@@ -92,21 +98,24 @@ def gradient_descent(
     """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it."""
     objective = _Objective(model, loss, batch)
     flat = objective.start.numpy()
-    states, losses, gradients = [objective.named(flat)], [], []
+    states, seen = [objective.named(flat)], [objective.gradient(flat)]
     for _ in range(steps):
-        value, gradient = objective.gradient(flat)
-        flat = flat - lr * (gradient + weight_decay * flat)
+        flat = flat - lr * (seen[-1][1] + weight_decay * flat)
         states.append(objective.named(flat))
-        losses.append(value)
-        gradients.append(objective.named(gradient))
-    losses.append(objective.gradient(flat)[0])
+        seen.append(objective.gradient(flat))
     measured = _measure(symmetries, states)
     expected = dict(measured)
     if steps:
-        for name, growth in _measure(symmetries, gradients).items():
+        for name, growth in _measure(symmetries, [objective.named(gradient) for _, gradient in seen[:-1]]).items():
             before = measured[name][:-1]
             expected[name] = torch.cat([measured[name][:1], (1 - lr * weight_decay) ** 2 * before + lr**2 * growth])
-    return Path(torch.arange(steps + 1), torch.tensor(losses, dtype=torch.float64), measured, expected, states[-1])
+    return Path(torch.arange(steps + 1), *_losses_and_norms(seen), measured, expected, states)
+
+
+def _losses_and_norms(seen: list[tuple[float, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+    losses, gradients = zip(*seen, strict=True)
+    norms = [np.linalg.norm(gradient) for gradient in gradients]
+    return torch.tensor(losses, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64)
 
 
 class _Objective:

@@ -60,12 +60,12 @@ def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> 
     return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(flat).items() if name in vector}
 
 
-def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Tensor]:
+def canonical(symmetries: Symmetries, parameters: Tensors, tolerance: float = TOLERANCE) -> dict[str, torch.Tensor]:
     """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
     layers the least sum of squares, which is equal norms on both sides (of what is scaled; a bias that follows does not count).
-    `linear` groups have no preferred element here and stay as they are; so do zero vectors.
+    `linear` groups have no preferred element here and stay as they are; so do zero vectors. tolerance: of the factors of scale.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
@@ -74,7 +74,7 @@ def canonical(symmetries: Symmetries, parameters: Tensors) -> dict[str, torch.Te
             break
     scales = [group for group in symmetries.groups if group.kind in SCALES]
     for _ in range(MOST_SWEEPS):
-        if max((_rescale(group, values) for group in scales), default=0.0) <= TOLERANCE:
+        if max((_rescale(group, values) for group in scales), default=0.0) <= tolerance:
             return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
     raise InputError(f"no representative after {MOST_SWEEPS} sweeps: the scales of this model do not settle")
 

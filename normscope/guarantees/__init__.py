@@ -1,1 +1,1 @@
-"""What theory guarantees for a model on its data, and what measures of margins and flatness say."""
+"""What theory guarantees about unseen data, and whether it says anything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,6 +87,13 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str | None) -> None:
     try:
+        _knock(address)  # Ray itself tries for minutes
         ray.init(address=address, log_to_driver=False, **({} if address else {"include_dashboard": False}))
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray start --head`") from error
+
+
+def _knock(address: str | None) -> None:
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()

@@ -55,9 +55,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points or bars.
+    """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points, lines+points or bars.
 
-    series: name → (x, y). levels: name → y, horizontal lines such as a paper's figure.
+    series: name → (x, y). levels: name → y, horizontal lines such as a paper's figure. surface: (x, y, heights[y][x]), contours
+    under the series. equal: a unit is as long on both axes.
     """
 
     title: str
@@ -68,6 +69,8 @@ class Plot:
     log_x: bool = False
     log_y: bool = False
     levels: Mapping[str, float] = field(default_factory=dict)
+    surface: tuple[Sequence[float], Sequence[float], Sequence[Sequence[float]]] | None = None
+    equal: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
@@ -18,19 +19,24 @@ from normscope.lab.experiment import Numbers, Settings
 from normscope.lab.measurements import LayerMeter, audited
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
+from normscope.optim import SGDG, AdamG
 from normscope.recorder.layers import NORMALIZING
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
-RECIPE = ("images", "epochs", "batch_size", "learning_rate", "weight_decay")  # of a training, settings of an experiment
+RECIPE = (  # of a training, settings of an experiment
+    "images", "unit_ball", "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay",
+)  # fmt: skip
 FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
 EVALUATED = 1000  # samples a forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": lambda parameters, rate, decay: torch.optim.Adam(parameters, rate, weight_decay=decay, fused=True),
-    "sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=decay),
-    "plain-sgd": lambda parameters, rate, decay: torch.optim.SGD(parameters, rate, weight_decay=decay),
+    "adam": lambda model, rate, decay: torch.optim.Adam(model.parameters(), rate, weight_decay=decay, fused=True),
+    "sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay),
+    "plain-sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, weight_decay=decay),
+    "adamg": lambda model, rate, decay: AdamG(model, rate, weight_decay=decay),
+    "sgdg": lambda model, rate, decay: SGDG(model, rate, momentum=0.9, weight_decay=decay),
 }
 
 
@@ -63,13 +69,16 @@ class TrainingSettings(Settings):
     """Settings of experiments that train: the recipe of Than 2025, Appendix E, on networks with and without normalizers.
 
     networks: name → options of the network, or of its own recipe, such as epochs. images: of the training part, None for all.
+    unit_ball: inputs scaled to ‖x‖ ≤ 1.
     """
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 512, "depth": 10}})
     normalizers: tuple[str, ...] = ("none", "batch")
     images: int | None = None
+    unit_ball: bool = True
     epochs: int = 100
     batch_size: int = 128
+    optimizer: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
 
@@ -96,17 +105,6 @@ class Trained:
     history: list[Numbers]
     diverged: bool
 
-    def numbers(self) -> Numbers:
-        """Loss and accuracy on both parts in eval mode, the gaps between them, and the history."""
-        ends = {**evaluated(self.model, self.split.train, "train"), **evaluated(self.model, self.split.test, "test")}
-        return {
-            **ends,
-            "gap_loss": ends["test_loss"] - ends["train_loss"],
-            "gap_accuracy": ends["train_accuracy"] - ends["test_accuracy"],
-            "diverged": self.diverged,
-            "history": self.history,
-        }
-
 
 def prepared_data(training: Training, workspace: Workspace) -> Split:
     """The data, cut and scaled as the training says."""
@@ -117,15 +115,21 @@ def prepared_data(training: Training, workspace: Workspace) -> Split:
 def network_for(split: Split, training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
     """The network, not yet trained, and the data as it takes them."""
     model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
-    with torch.no_grad():
-        for layer in model.modules():
-            if isinstance(layer, (nn.Linear, _ConvNd)):
-                layer.weight.mul_(training.initial_scale)
+    if training.initial_scale != 1:
+        _scale_weights(model, training.initial_scale)
     for layer in model.modules():
         if isinstance(layer, NORMALIZING):
             for part in training.frozen:
                 getattr(layer, FROZEN[part]).requires_grad_(False)
     return model, split
+
+
+@torch.no_grad()
+def _scale_weights(model: nn.Module, factor: float) -> None:
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, _ConvNd)):
+            scaled = factor * layer.weight
+            layer.weight = scaled if is_parametrized(layer, "weight") else nn.Parameter(scaled)
 
 
 def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
@@ -159,7 +163,7 @@ def fit(
     if training.optimizer not in OPTIMIZERS:
         raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
     measure = meter(model, split.train[0][: training.batch_size]) if meter else lambda model: {}
-    optimizer = OPTIMIZERS[training.optimizer](model.parameters(), training.learning_rate, training.weight_decay)
+    optimizer = OPTIMIZERS[training.optimizer](model, training.learning_rate, training.weight_decay)
     order = workspace.generator("order")
     history: list[Numbers] = []
     state = workspace.load()
@@ -194,12 +198,24 @@ def trained_numbers(training: Training, workspace: Workspace) -> Numbers:
     """A training as the figures of Than 2025 look at it: layers every epoch, and at the end the audit and both parts' losses."""
     trained = train(training, workspace, LayerMeter)
     probe = trained.split.train[0][: training.batch_size]
-    return {**trained.numbers(), "audit": audited(trained.model, probe, workspace.generator("audit"))}
+    return {**ends(trained), "audit": audited(trained.model, probe, workspace.generator("audit"))}
 
 
-def ended_numbers(training: Training, workspace: Workspace) -> Numbers:
-    """How a training went and where it ended."""
-    return train(training, workspace).numbers()
+def accuracy_numbers(training: Training, workspace: Workspace) -> Numbers:
+    """A training as its losses and accuracies alone."""
+    return ends(train(training, workspace))
+
+
+def ends(trained: Trained) -> Numbers:
+    """Losses and accuracies on both parts at the end, their gaps, and how it went."""
+    found = {**evaluated(trained.model, trained.split.train, "train"), **evaluated(trained.model, trained.split.test, "test")}
+    return {
+        **found,
+        "gap_loss": found["test_loss"] - found["train_loss"],
+        "gap_accuracy": found["train_accuracy"] - found["test_accuracy"],
+        "diverged": trained.diverged,
+        "history": trained.history,
+    }
 
 
 def _epoch(

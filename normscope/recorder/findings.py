@@ -165,7 +165,8 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
     elif total > EXPLOSION * typical:
         order = [int(np.nanargmax(norms))]
         evidence = {"gradient_norm": total, "typical": typical}
-        yield Symptom("exploding-gradient", order, evidence, f"the gradient is {total / typical:.0f} times its usual norm", fix)
+        usual = f"{total / typical:.0f} times its usual norm" if typical else f"{total:.2g} where it usually is zero"
+        yield Symptom("exploding-gradient", order, evidence, f"the gradient is {usual}", fix)
     largest = float(norms[np.isfinite(norms)].max(initial=0))
     tiny = norms < VANISHING * largest
     if tiny.any():

@@ -57,7 +57,7 @@ VERDICTS = {
     "T-C14": (FALSE, [({"stated": lambda active: active**0.5}, HOLDS), ({"stated": lambda active: active}, BOUND)]),
     "T-T15": (HOLDS, [({"stated": wrong_rows}, FALSE), ({"stated": times(weights.extreme_gradient, -1)}, FALSE)]),
     "T-C18": (GAP, [({"stated": lambda norms, alpha: 0.0}, HOLDS)]),
-    "T-C19": (GAP, [({"stated": optimization.cited_rate}, HOLDS), ({"stated": lambda constant, alpha: constant**3}, HOLDS)]),
+    "T-C19": (GAP, [({"stated": optimization.cited_evaluations}, HOLDS), ({"stated": lambda constant, alpha: constant**3}, HOLDS)]),
     "T-T20": (HOLDS, [({"stated": lambda empirical, spread, uncertain: empirical - spread + uncertain}, FALSE), ({"stated": lambda empirical, spread, uncertain: empirical}, FALSE)]),
     "T-T20-local": (FALSE, [({"stated": lambda sample, loss: sample.constants(loss)}, HOLDS)]),
     "T-C21": (HOLDS, [({"stated": lambda empirical, spread, uncertain: empirical - uncertain}, FALSE)]),

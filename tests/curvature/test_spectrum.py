@@ -14,7 +14,7 @@ import normscope as ns
 from normscope.core.errors import InputError
 from normscope.curvature.estimators import Density, Quadrature, trace
 from normscope.curvature.lanczos import Krylov, extremes
-from normscope.curvature.progress import Progress
+from normscope.core.progress import Progress
 from tests.curvature.models import CASES, dense_hessian
 
 

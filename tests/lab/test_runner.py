@@ -76,7 +76,11 @@ def test_processes_measure_what_one_process_does(tmp_path: Path) -> None:
     seen: list[float] = []
     for workers in (1, 2):
         run_experiment(
-            "weight-norms", settings=TINY, out=tmp_path / str(workers), workers=workers, progress=lambda done, total: seen.append(done / total)
+            "weight-norms",
+            settings=TINY,
+            out=tmp_path / str(workers),
+            workers=workers,
+            progress=lambda done, total: seen.append(done / total),
         )
     assert trial_records(tmp_path / "1") == trial_records(tmp_path / "2") != {}
     assert seen[-1] == 1
@@ -112,7 +116,7 @@ def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
 
     def kill() -> None:
         while not killed:
-            progressed = [path for path in tmp_path.glob("killed/trials/*/checkpoint.pt")]
+            progressed = list(tmp_path.glob("killed/trials/*/checkpoint.pt"))
             children = multiprocessing.active_children()
             if progressed and children:
                 os.kill(children[0].pid or 0, signal.SIGKILL)
@@ -174,7 +178,8 @@ def test_a_trial_is_its_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agreements", "word"), [([True, None], "agrees"), ([True, False], "agrees in part"), ([False], "differs"), ([None], "measured"), ([], "measured")]
+    ("agreements", "word"),
+    [([True, None], "agrees"), ([True, False], "agrees in part"), ([False], "differs"), ([None], "measured"), ([], "measured")],
 )
 def test_verdicts(agreements: list[bool | None], word: str) -> None:
     assert verdict([Comparison("", "", "", agrees) for agrees in agreements]) == word

@@ -27,6 +27,7 @@ from normscope.claims.calculus import (
 )
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.verdicts import Case, Outcome, Trial, coverage, upper_bound, weaker
+from normscope.guarantees.uncertainty import stated_uncertainty
 
 DELTA = 0.05
 POINTS = 800
@@ -82,10 +83,9 @@ class Sample:
         return float((self.counts * self.distance * constants[self.cell]).sum()) / self.size
 
 
-def uncertainty(seen: int, cells: int, size: int, loss_bound: float = LOSS_BOUND, delta: float = DELTA) -> float:
-    """g(D, δ) = C(√2 + 1)√(|T| ln(2N/δ)/m) + 2C|T| ln(2N/δ)/m."""
-    part = seen * log(2 * cells / delta) / size
-    return loss_bound * ((sqrt(2) + 1) * sqrt(part) + 2 * part)
+def uncertainty(seen: int, cells: int, size: int) -> float:
+    """g(D, δ) of the theorem, at the loss bound and confidence of these trials."""
+    return stated_uncertainty(seen, cells, size, LOSS_BOUND, DELTA)
 
 
 def samples(generator: torch.Generator, repeats: int) -> Iterator[Sample]:

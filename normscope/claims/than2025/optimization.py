@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import log10, prod
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -12,15 +13,16 @@ from torch import Tensor
 from normscope.claims.calculus import Map, chain, gradient, normal, random_weights, scalar, scaled_identities, standardize
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.verdicts import Case, Evidence, Outcome, implication
+from normscope.guarantees.iterations import cited_evaluations, evaluations, least_iterations
 
 WIDTHS = (4, 4, 4, 4)
 LONGEST = 1000  # steps that are tried
 HIDDEN_CONSTANT = 1e-6  # of Ω: any positive number gives the same verdict, for 0 iterations are less than all of them
 
 
-def least_iterations(norms: list[float], alpha: float) -> float:
+def iterations_of_first_layer(norms: list[float], alpha: float) -> float:
     """s_{i+1}⋯s_K/α, Corollary 18 for the first layer."""
-    return prod(norms[1:]) / alpha
+    return float(least_iterations(prod(norms[1:]), alpha))
 
 
 def steps_to_stationarity(weights: list[Tensor], x: Tensor, y: Tensor, alpha: float, rate: float, normalizers: list[Map]) -> int:
@@ -40,7 +42,9 @@ def steps_to_stationarity(weights: list[Tensor], x: Tensor, y: Tensor, alpha: fl
     "A lower bound over all Lipschitz functions says that some function is slow, not that this loss is: a start whose first layer "
     "is dead is stationary at step 0, whatever the norms.",
 )  # fmt: skip
-def iteration_complexity(generator: torch.Generator, stated: Callable[[list[float], float], float] = least_iterations) -> Outcome:
+def iteration_complexity(
+    generator: torch.Generator, stated: Callable[[list[float], float], float] = iterations_of_first_layer
+) -> Outcome:
     """The extremal members of Theorem 13 with the first layer's units off for all data: ∂L/∂W_1 = 0 while ∏s grows without limit.
 
     Beside it, steps of gradient descent in W_1 (rate 1/∏s²) from the same members with all units on.
@@ -59,29 +63,19 @@ def iteration_complexity(generator: torch.Generator, stated: Callable[[list[floa
     return implication(cases, counted, least=True)
 
 
-def evaluations(constant: float, alpha: float) -> float:
-    """L/α², the paper's reading of Davis et al."""
-    return constant / alpha**2
-
-
-def cited_rate(constant: float, alpha: float) -> float:
-    """L²/α³, from the slides: error ∛(L²/T) after T evaluations."""
-    return constant**2 / alpha**3
-
-
 @claim(
     "T-C19", THAN, "Corollary 19",
     "An α-stationary point takes O(σ^{-K+i-1} s_{i+1}⋯s_K/α²) evaluations with BN, s_{i+1}⋯s_K/α² without.",
     "The slides quote the same source with error ∛(L²/T), that is L²/α³ evaluations, which exceeds L/α² without limit as L/α "
     "grows; and a smaller upper bound does not make training faster.",
 )  # fmt: skip
-def convergence_rate(generator: torch.Generator, stated: Callable[[float, float], float] = evaluations) -> Outcome:
+def convergence_rate(generator: torch.Generator, stated: Callable[[float, float], SupportsFloat] = evaluations) -> Outcome:
     """L = ∏s over a range, α = 1: the stated count against the rate that the slides quote from the same source.
 
     Beside it, steps of gradient descent in W_1 to ‖∂L/∂W_1‖ ≤ 10^-2 for one network with and without BN, same weights, rate 1.
     """
     cases = [
-        Case(f"L = {constant:g}, α = 1", scalar(stated(constant, 1.0)), scalar(cited_rate(constant, 1.0)))
+        Case(f"L = {constant:g}, α = 1", scalar(float(stated(constant, 1.0))), scalar(float(cited_evaluations(constant, 1.0))))
         for constant in (1.0, 1e3, 1e6)
     ]
     weights = random_weights((6, 16, 16, 16, 2), generator)

@@ -14,6 +14,10 @@ DATASETS = {
     "gaussians": Source(synthetic.gaussians),
     "rings": Source(synthetic.rings),
     "markov": Source(synthetic.markov),
+    "halfplanes": Source(synthetic.halfplanes),
+    "products": Source(synthetic.products),
+    "waves": Source(synthetic.waves),
+    "sigmoids": Source(synthetic.sigmoids),
     "cifar10": cifar10.SOURCE,
     "fashion-mnist": fashion_mnist.SOURCE,
 }

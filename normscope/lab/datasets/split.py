@@ -9,7 +9,7 @@ import torch
 
 from normscope.core.errors import InputError
 
-Labelled = tuple[torch.Tensor, torch.Tensor]  # inputs (samples, …) and classes (samples,)
+Labelled = tuple[torch.Tensor, torch.Tensor]  # inputs (samples, …) and classes or real targets (samples,)
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Split:
 
     @property
     def classes(self) -> int:
+        if self.train[1].is_floating_point():
+            raise InputError("these data have real targets and no classes: choose others, as digits")
         return int(torch.cat([self.train[1], self.test[1]]).max()) + 1
 
     def in_unit_ball(self) -> Split:

@@ -27,6 +27,34 @@ def rings(generator: torch.Generator | None = None, samples: int = SAMPLES) -> S
     return _split(radii[:, None] * torch.stack([angles.cos(), angles.sin()], 1), labels)
 
 
+def halfplanes(generator: torch.Generator | None = None, samples: int = 400) -> Split:
+    """Standard normal points in the plane, on the two sides of the line 2x₁ = x₂: linearly separable."""
+    generator = generator or torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, 2, generator=generator)
+    return _split(inputs, (2 * inputs[:, 0] > inputs[:, 1]).long())
+
+
+def products(generator: torch.Generator | None = None, samples: int = 400, features: int = 50) -> Split:
+    """Standard normal points, classes by the sign of x₁x₂ + x₃: no plane separates them, two layers do."""
+    generator = generator or torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, features, generator=generator)
+    return _split(inputs, (inputs[:, 0] * inputs[:, 1] + inputs[:, 2] > 0).long())
+
+
+def waves(generator: torch.Generator | None = None, samples: int = 85, features: int = 4) -> Split:
+    """Standard normal points and a number for each, sin(x₁x₂) + x₃: regression."""
+    generator = generator or torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, features, generator=generator)
+    return _split(inputs, (inputs[:, 0] * inputs[:, 1]).sin() + inputs[:, 2])
+
+
+def sigmoids(generator: torch.Generator | None = None, samples: int = 170) -> Split:
+    """Standard normal points in the plane and a number for each, tanh x₁ + tanh x₂: regression with two neurons."""
+    generator = generator or torch.Generator().manual_seed(0)
+    inputs = torch.randn(samples, 2, generator=generator)
+    return _split(inputs, inputs.tanh().sum(1))
+
+
 def _split(inputs: torch.Tensor, labels: torch.Tensor) -> Split:
     test = len(inputs) // TEST_PART
     train: Labelled = (inputs[test:], labels[test:])

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from normscope.certify.robustness import certify_radius, local_brackets
 from normscope.lab.datasets import Labelled
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, evaluated, train, with_and_without
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 RADII = (0.02, 0.05, 0.1, 0.2, 0.4)  # in ℓ2; inputs have norm at most 1
@@ -56,7 +56,7 @@ def measure(trial: Attacked, workspace: Workspace) -> Numbers:
     chosen = inputs[: trial.certified], classes[: trial.certified]
     brackets = local_brackets(model, inputs[:2], chosen[0], BALL).brackets
     return {
-        **trained.numbers(),
+        **ends(trained),
         "attacked": attacked,
         "noisy": noisy,
         "margin": _margin(model, data),

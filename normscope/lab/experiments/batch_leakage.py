@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, evaluated, fit, network_for, prepared_data, with_and_without
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, fit, network_for, prepared_data, with_and_without
 from normscope.lab.workspace import Workspace
 
 GROUPS = 2
@@ -36,7 +36,7 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
         return lambda model: {"blank_accuracy": blank_accuracy(model, split.test, trial.batch_size)}
 
     trained = fit(*network_for(split, trial, workspace), trial, workspace, meter, one_group)
-    numbers = trained.numbers()
+    numbers = ends(trained)
     inputs, classes = (part[len(plain.test[0]) :] for part in trained.split.test)
     alone = evaluated(trained.model, (inputs, classes), "blank_eval")
     return {**numbers, **alone, "blank_accuracy": trained.history[-1]["blank_accuracy"], "chance": 1 / GROUPS}

@@ -15,7 +15,7 @@ from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.measurements import audited
 from normscope.lab.models.surgery import exchange
-from normscope.lab.training import Training, TrainingSettings, fit, prepare
+from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
 from normscope.lab.workspace import Workspace
 from normscope.recorder.layers import NORMALIZING
 
@@ -65,7 +65,7 @@ def measure(trial: Kept, workspace: Workspace) -> Numbers:
     probe = split.test[0]
     brackets = local_brackets(model, probe[:2], probe[:SAMPLES], BALL).brackets
     return {
-        **trained.numbers(),
+        **ends(trained),
         "normalizers": kept,
         "lower_log10": statistics.fmean(bracket.lower.log10 for bracket in brackets),
         "upper_log10": statistics.fmean(bracket.upper.log10 for bracket in brackets),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, train
+from normscope.lab.training import Training, TrainingSettings, ends, train
 from normscope.lab.workspace import Workspace
 
 FEW = 0.01  # of all units: up to so many are "no dead neurons"
@@ -33,7 +33,7 @@ def trials(settings: DeadSettings, seed: int) -> dict[str, Training]:
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
     trained = train(trial, workspace, dead_meter)
-    return {**trained.numbers(), "dead": dead_share(trained.model, trained.split.train[0])}
+    return {**ends(trained), "dead": dead_share(trained.model, trained.split.train[0])}
 
 
 def dead_meter(model: nn.Module, batch: torch.Tensor) -> Callable[[nn.Module], Numbers]:

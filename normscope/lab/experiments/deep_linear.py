@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, fit, prepare
+from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
 from normscope.lab.workspace import Workspace
 
 NEAR = 1.25  # a loss up to so many times the convex one's counts as converged
@@ -22,7 +22,9 @@ SADDLE = 0.3  # of He's weights: the product of ten layers is 10^-5 times as lar
 @dataclass(frozen=True)
 class LinearSettings(TrainingSettings):
     networks: dict[str, dict[str, object]] = field(default_factory=lambda: {"mlp": {"width": 12, "activation": "linear"}})
+    unit_ball: bool = False
     epochs: int = 25
+    optimizer: str = "plain-sgd"
     learning_rate: float = 0.1
     weight_decay: float = 0.0
     depths: tuple[int, ...] = (4, 10)
@@ -30,7 +32,7 @@ class LinearSettings(TrainingSettings):
 
 def trials(settings: LinearSettings, seed: int) -> dict[str, Training]:
     """The convex network of one layer, then every depth with and without BN, from He's weights and from near the saddle at 0."""
-    convex = settings.training("mlp", "none", seed, optimizer="plain-sgd", unit_ball=False)
+    convex = settings.training("mlp", "none", seed)
     found = {"1 layer": _deep(convex, 1)}
     for depth in settings.depths:
         for normalizer in settings.normalizers:
@@ -47,7 +49,7 @@ def _deep(training: Training, depth: int) -> Training:
 def measure(trial: Training, workspace: Workspace) -> Numbers:
     model, split = prepare(trial, workspace)
     flat = flat_directions(model, split.train[0][:SAMPLES])
-    return {**fit(model, split, trial, workspace).numbers(), **flat, "chance_loss": math.log(split.classes)}
+    return {**ends(fit(model, split, trial, workspace)), **flat, "chance_loss": math.log(split.classes)}
 
 
 def flat_directions(model: nn.Module, inputs: torch.Tensor) -> Numbers:

@@ -10,7 +10,7 @@ from torch import nn
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.recalibration import recalibrated
-from normscope.lab.training import Training, TrainingSettings, evaluated, train, with_and_without
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 TINY = torch.finfo(torch.float32).tiny
@@ -37,7 +37,7 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
     trained = train(trial, workspace)
     corrected = recalibrated(trained.model, trained.split.train[0])
     return {
-        **trained.numbers(),
+        **ends(trained),
         **evaluated(corrected, trained.split.test, "corrected_test"),
         "ratios": variance_ratios(trained.model, corrected),
     }

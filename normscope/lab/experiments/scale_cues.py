@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, evaluated, fit, prepare
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, fit, prepare
 from normscope.lab.workspace import Workspace
 
 NORM, BRIGHTNESS = "norm", "brightness"
@@ -44,13 +44,13 @@ def measure(trial: Cued, workspace: Workspace) -> Numbers:
     """Accuracy on test data with the cue, and for brightness with every cue exchanged for that of the opposite class."""
     model, split = prepare(trial, workspace)
     if trial.cue == NORM:
-        return fit(model, split, trial, workspace).numbers()
+        return ends(fit(model, split, trial, workspace))
     cued = Split(lit(split.train, split.classes), lit(split.test, split.classes))
     trained = fit(model, cued, trial, workspace)
     images, classes = split.test
     misled = lit((images, split.classes - 1 - classes), split.classes)[0]
     exchanged = evaluated(trained.model, (misled, classes), "misled")
-    numbers = {**trained.numbers(), **exchanged}
+    numbers = {**ends(trained), **exchanged}
     return {**numbers, "reliance": numbers["test_accuracy"] - numbers["misled_accuracy"]}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, ended_numbers
+from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
 NEAR = 0.01  # of accuracy: up to so much behind is as good
 NORMALIZERS = {"none": "without BN", "batch": "with BN"}
@@ -13,9 +13,10 @@ NORMALIZERS = {"none": "without BN", "batch": "with BN"}
 
 @dataclass(frozen=True)
 class OptimizerSettings(TrainingSettings):
-    """sgd_rates, adam_rates: of learning, each tried, in place of learning_rate."""
+    """sgd_rates, adam_rates: of learning, each tried, in place of optimizer and learning_rate."""
 
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
+    unit_ball: bool = False
     epochs: int = 10
     weight_decay: float = 0.0
     sgd_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -25,9 +26,7 @@ class OptimizerSettings(TrainingSettings):
 def trials(settings: OptimizerSettings, seed: int) -> dict[str, Training]:
     rates = {"sgd": settings.sgd_rates, "adam": settings.adam_rates}
     return {
-        f"{normalizer} {optimizer} {rate:g}": settings.training(
-            "mlp", normalizer, seed, optimizer=optimizer, learning_rate=rate, unit_ball=False
-        )
+        f"{normalizer} {optimizer} {rate:g}": settings.training("mlp", normalizer, seed, optimizer=optimizer, learning_rate=rate)
         for normalizer in settings.normalizers
         for optimizer, optimizer_rates in rates.items()
         for rate in optimizer_rates
@@ -77,7 +76,7 @@ EXPERIMENT = Experiment(
     quick=OptimizerSettings(),
     full=OptimizerSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2)),
     trials=trials,
-    measure=ended_numbers,
+    measure=accuracy_numbers,
     judge=judge,
     plots=plots,
 )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, ended_numbers
+from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
 NOTICEABLE = 0.02  # of accuracy
 HELPERS = {"renorm": "batch renormalization", "group": "group normalization", "layer": "layer normalization"}
@@ -60,7 +60,7 @@ EXPERIMENT = Experiment(
     quick=BatchSettings(),
     full=BatchSettings(networks={"mlp": {"width": 256, "depth": 6}}, sizes=(2, 4, 8, 16, 32, 128), epochs=20, seeds=(0, 1, 2)),
     trials=trials,
-    measure=ended_numbers,
+    measure=accuracy_numbers,
     judge=judge,
     plots=plots,
 )

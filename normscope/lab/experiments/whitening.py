@@ -13,7 +13,7 @@ from torch import nn
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.models.surgery import exchange
 from normscope.lab.models.whitening import BatchWhitening
-from normscope.lab.training import Training, TrainingSettings, fit, prepare
+from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
 from normscope.lab.workspace import Workspace
 
 NEAR_IDENTITY = 10.0  # a condition number up to which a covariance counts as "identity-ish"
@@ -31,7 +31,9 @@ class WhiteningSettings(TrainingSettings):
     """rates: of learning, each tried, in place of learning_rate."""
 
     networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 32, "depth": 5}})
+    unit_ball: bool = False
     epochs: int = 10
+    optimizer: str = "plain-sgd"
     weight_decay: float = 0.0
     rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
     seeds: tuple[int, ...] = (0, 1)
@@ -40,9 +42,8 @@ class WhiteningSettings(TrainingSettings):
 def trials(settings: WhiteningSettings, seed: int) -> dict[str, Whitened]:
     found: dict[str, Whitened] = {}
     for rate in settings.rates:
-        recipe = {"optimizer": "plain-sgd", "learning_rate": rate, "unit_ball": False}
         for normalizer in settings.normalizers:
-            usual = Whitened(**vars(settings.training("mlp", normalizer, seed, **recipe)))
+            usual = Whitened(**vars(settings.training("mlp", normalizer, seed, learning_rate=rate)))
             found[f"{normalizer}, {rate:g}"] = usual
             if normalizer == "batch":
                 found[f"whitening, {rate:g}"] = replace(usual, whiten=True)
@@ -54,7 +55,7 @@ def measure(trial: Whitened, workspace: Workspace) -> Numbers:
     if trial.whiten:
         exchange(model, lambda module: BatchWhitening(module.num_features) if isinstance(module, nn.BatchNorm1d) else None)
     conditions = feature_conditions(model, split.train[0])
-    return {**fit(model, split, trial, workspace).numbers(), "log10_conditions": conditions}
+    return {**ends(fit(model, split, trial, workspace)), "log10_conditions": conditions}
 
 
 def feature_conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.recalibration import recalibrated
-from normscope.lab.training import Training, TrainingSettings, evaluated, train, with_and_without
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 NOTICEABLE = 0.02  # of accuracy
@@ -43,7 +43,7 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
         }
         for name, inputs in {"none": images, **shifted}.items()
     }
-    return {**trained.numbers(), "shifts": accuracies}
+    return {**ends(trained), "shifts": accuracies}
 
 
 def judge(results: Results) -> list[Comparison]:

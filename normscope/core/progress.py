@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Union
 
-Report = Callable[[str, int, int], None]  # what, products done, products expected
+Report = Callable[[str, int, int], None]  # what, how much is done, how much is expected
 Wanted = Union[bool, Report, None]
 
 
 class Progress:
-    """Reports of one computation, in products."""
+    """Reports of one computation, in products or in samples."""
 
     def __init__(self, what: str, report: Report | None, total: int = 0) -> None:
         self.what, self.report, self.total, self.done = what, report, total, 0
         self._first: tuple[int, float] | None = None
 
-    def advance(self) -> None:
-        self.done += 1
+    def advance(self, count: int = 1) -> None:
+        self.done += count
         if self.report is not None:
             self.report(self.what, self.done, self.total)
 
     def converging(self, done: int, distance: float) -> None:
-        """Expect the distance to fall to 1 as it has fallen so far, by a factor a product."""
+        """Expect the distance to fall to 1 as it has fallen so far, by a factor a step."""
         if self.report is None:
             return
         expected = done + 1

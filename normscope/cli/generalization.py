@@ -1,0 +1,92 @@
+"""`normscope generalization`: every bound and measure for a model on its data, side by side, as text, JSON or figures."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.audit import check_writable, progress_bar, terminal
+from normscope.core.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normscope.core.data import Data
+    from normscope.guarantees.generalization import Guarantees
+
+LOSSES = ("zero-one", "ramp", "l1")
+
+
+def generalization(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")],
+    train: Annotated[str, typer.Option(metavar="DATA", help="Training data: digits, or a callable: module:callable.")],
+    held_out: Annotated[str | None, typer.Option(metavar="DATA", help="Data that training has not seen, likewise.")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    initial: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights before training, for PAC-Bayes' prior.")] = None,
+    loss: Annotated[str, typer.Option(metavar="|".join(LOSSES), help="Which loss the bounds are on.")] = "ramp",
+    delta: Annotated[float, typer.Option(help="Each bound fails with at most this probability.")] = 0.05,
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this bound; may be repeated.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Every ingredient and assumption of every bound.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
+    seed: Annotated[int, typer.Option(help="Of a model's random weights, partitions and noise.")] = 0,
+) -> None:
+    """What theory guarantees about unseen data, and whether it says anything."""
+    to_stdout = json == Path("-")
+    check_writable(None if to_stdout else json)
+    check_writable(html)
+    if loss not in LOSSES:
+        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {loss!r}; ns.generalization takes any loss")
+    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
+        task = bar.add_task("loading", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total or None)
+
+        import torch
+
+        import normscope as ns
+        from normscope.cli.models import load_data, load_model
+
+        loaded = load_model(model, weights, seed)
+        if not isinstance(loaded, torch.nn.Module):
+            raise InputError("an exported program has no parameters to fold or to move: give the callable that makes the model")
+        before = load_model(model, initial, seed) if initial is not None else None
+        data, unseen = load_data(train, train=True), None if held_out is None else load_data(held_out)
+        found = ns.generalization(
+            loaded, loss, data, unseen, delta, only=only, batch_size=batch, generator=torch.Generator().manual_seed(seed),
+            progress=report, initial=before,
+        )  # fmt: skip
+        if html is not None:
+            html.write_text(_page(loaded, found, data, unseen, seed))
+        content = json_text.dumps({"schema": "normscope.generalization/1", **found.to_dict()}, indent=1, allow_nan=False)
+    if json is not None and not to_stdout:
+        json.write_text(content + "\n")
+    if to_stdout:
+        print(content)
+        return
+    terminal().print(found.render())
+    for bound in found if details else ():
+        terminal().print("", bound.render())
+
+
+def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | None, seed: int) -> str:
+    """The figures below each other, with all that they need inside."""
+    import normscope as ns
+    from normscope.report.guarantees import bound_comparison
+
+    shown = train if held_out is None else held_out
+    truth = next((bound.parts.get("F(H, h)") for bound in found if bound.name == "held-out Hoeffding"), None)
+    figures = [
+        bound_comparison(found, truth if isinstance(truth, float) else None),
+        ns.margins(model, shown).figure(),
+        ns.flatness(model, shown, seed=seed).figure(),
+    ]
+    parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
+    return '<!doctype html><html lang="en"><meta charset="utf-8"><title>Generalization</title>' + "".join(parts) + "</html>"

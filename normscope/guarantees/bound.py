@@ -1,0 +1,116 @@
+"""One guarantee about unseen data: its value, every ingredient, what it assumes, and whether it says anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from normscope.core.magnitude import Magnitude
+from normscope.core.rendering import Rendered
+
+RISK, GAP, RANDOMIZED = "risk", "gap", "risk of a randomized predictor"
+QUANTITIES = (RISK, GAP, RANDOMIZED)
+
+CERTIFIED = "certified"  # a theorem, and every ingredient proved or computed exactly
+ESTIMATE = "estimate"  # a theorem whose ingredients were measured on samples
+MEASURE = "measure"  # a number that a theorem names, its constants hidden in O(·)
+STATUSES = (CERTIFIED, ESTIMATE, MEASURE)
+
+Part = Union[Magnitude, torch.Tensor, float, int, str]
+
+
+@dataclass(frozen=True)
+class Bound(Rendered):
+    """An upper bound on a quantity of unseen data, with probability at least 1 − δ over the sample.
+
+    quantity: "risk" is F(P, h), "gap" is F(P, h) − F(D, h). status: "certified", "estimate" or "measure".
+    trivial: what is known without any theory, C for a risk. parts: every ingredient by name, in the order of the formula; a
+    tensor where there is one number a cell or a layer.
+    """
+
+    name: str
+    value: Magnitude
+    quantity: str
+    loss: str
+    trivial: float
+    status: str = CERTIFIED
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quantity not in QUANTITIES or self.status not in STATUSES:
+            raise ValueError(f"{self.name}: no quantity {self.quantity!r} with status {self.status!r}")
+
+    @property
+    def certified(self) -> bool:
+        return self.status == CERTIFIED
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether it says no more than is known without it. A measure has no scale, so it is never called vacuous."""
+        return self.status != MEASURE and self.value >= self.trivial
+
+    @property
+    def verdict(self) -> str:
+        if self.status == MEASURE:
+            return "to compare by"
+        return "vacuous" if self.vacuous else "says something"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; a tensor becomes a list, infinity the string "inf"."""
+        return {
+            "name": self.name,
+            "value": plain(self.value),
+            "value_log10": plain(self.value.log10),
+            "quantity": self.quantity,
+            "loss": self.loss,
+            "trivial": self.trivial,
+            "status": self.status,
+            "certified": self.certified,
+            "vacuous": self.vacuous,
+            "parts": {name: plain(part) for name, part in self.parts.items()},
+            "assumptions": list(self.assumptions),
+        }
+
+    def render(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, part in self.parts.items():
+            table.add_row(f"  {name}", shown(part))
+        value = f"{self.value}" if self.status == MEASURE else f"{self.quantity} ≤ {self.value}"
+        head = f"{self.name}: {value} ({self.loss} loss, {self.status}, {self.verdict})"
+        return Group(Text(head), table, *(Text(f"  assumes: {assumption}") for assumption in self.assumptions))
+
+
+def shown(part: Part) -> str:
+    """An ingredient in one line; many numbers by their extremes and their median."""
+    if isinstance(part, torch.Tensor):
+        if part.numel() == 0:
+            return "none"
+        values = part.double().flatten()
+        low, middle, high = (_number(float(value)) for value in (values.min(), values.median(), values.max()))
+        return f"{low} … {middle} … {high} (least, median and largest of {part.numel():,})"
+    return _number(part) if isinstance(part, float) else f"{part:,}" if isinstance(part, int) else str(part)
+
+
+def _number(value: float) -> str:
+    return "nan" if math.isnan(value) else str(Magnitude(value)) if value >= 0 else f"-{Magnitude(-value)}"
+
+
+def plain(part: Part) -> Any:
+    """As JSON has it: a tensor is a list, what no float holds is text, and so are inf and nan."""
+    if isinstance(part, torch.Tensor):
+        return [plain(value) for value in part.flatten().tolist()]
+    if isinstance(part, Magnitude):
+        return plain(float(part)) if -300 < part.log10 < 300 or not part else str(part)
+    if isinstance(part, float) and not math.isfinite(part):
+        return str(part)
+    return part

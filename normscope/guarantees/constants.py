@@ -1,0 +1,58 @@
+"""The constants L_i of a loss on cells: proved on the ball of each cell, or found on samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from normscope.core.progress import shown
+from normscope.core.region import Ball
+from normscope.guarantees.cellwise import Cellwise
+from normscope.guarantees.table import NotApplicable
+
+if TYPE_CHECKING:
+    from normscope.guarantees.setting import Setting
+
+TRIES = 16  # cells in a row for which proving a constant gains nothing, after which the others are left as they are
+
+
+def global_constants(setting: Setting, rows: Cellwise) -> torch.Tensor:
+    """L_i = L_f · L_h on all inputs, the same for every row."""
+    return torch.full_like(rows.counts, _slope(setting) * float(setting.constant)).nan_to_num(0, torch.inf)
+
+
+def local_constants(setting: Setting, rows: Cellwise) -> torch.Tensor:
+    """L_i proved on each cell's ball B(c, r): the model's constant L_h there times the loss's near h(c), within L_h r of it.
+
+    Where proving gains nothing over the most that the loss can rise, cell after cell, the others keep the global constant.
+    """
+    found = global_constants(setting, rows)
+    caps, without_gain = setting.loss.bound - rows.losses, 0
+    cells = list(rows.by_cell())
+    with shown("local constants", setting.progress, len(cells)) as progress:
+        for cell, members in cells:
+            found[members] = torch.minimum(found[members], _on_ball(setting, rows, cell, rows.label[members]))
+            gained = bool((found[members] * rows.largest_distance[members] < caps[members]).any())
+            without_gain = 0 if gained else without_gain + 1
+            progress.advance()
+            if without_gain >= TRIES:
+                break
+    return found
+
+
+def _on_ball(setting: Setting, rows: Cellwise, cell: int, labels: torch.Tensor) -> torch.Tensor:
+    """The constants of one cell, one a label."""
+    radius = float(rows.cells.radii[cell])
+    center = setting.unflattened(rows.cells.centers[cell].double())
+    above = setting.above_on(Ball(center, radius))
+    with torch.no_grad():
+        outputs = setting.graph.run([part[None] for part in center], torch.float64)[0].reshape(1, -1)
+    slopes = setting.loss.slope_near(outputs.expand(len(labels), -1), labels, float(above.bound) * radius + above.center_error)
+    return (slopes * float(above.bound)).nan_to_num(0, torch.inf)  # a constant model or a constant loss: 0 · ∞ = 0
+
+
+def _slope(setting: Setting) -> float:
+    if setting.loss.slope is None:
+        raise NotApplicable("it needs the loss's Lipschitz constant in the outputs: pass a losses.Loss with slope=")
+    return setting.loss.slope

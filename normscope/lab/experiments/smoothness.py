@@ -1,0 +1,128 @@
+"""Santurkar et al. 2018: how much loss and gradient vary along the step, epoch by epoch, and how large gradients become."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from normscope.curvature.landscape import landscape
+from normscope.lab.datasets import Labelled
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results
+from normscope.lab.experiments.max_learning_rate import trains
+from normscope.lab.training import Training, TrainingSettings, ends, prepare, train
+from normscope.lab.workspace import Workspace
+
+STEPS = (0.5, 1.0, 2.0, 4.0)  # lengths along the gradient over the learning rate, the paper's range
+QUANTITIES = {
+    "loss_range": "range of the loss along the step",
+    "gradient_change": "change of the gradient along the step",
+    "smoothness": "effective β",
+}
+
+
+@dataclass(frozen=True)
+class SmoothnessSettings(TrainingSettings):
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
+    unit_ball: bool = False
+    optimizer: str = "plain-sgd"
+    learning_rates: tuple[float, ...] = (0.03, 0.1)
+    weight_decay: float = 0.0
+    epochs: int = 20
+
+
+def trials(settings: SmoothnessSettings, seed: int) -> dict[str, Training]:
+    choices = [(net, kind, rate) for net in settings.networks for kind in settings.normalizers for rate in settings.learning_rates]
+    return {f"{net} {kind} rate {rate:g}": settings.training(net, kind, seed, learning_rate=rate) for net, kind, rate in choices}
+
+
+class SlopeMeter:
+    """The landscape on one batch after every epoch, and the norm of every gradient that was stepped along."""
+
+    def __init__(self, model: nn.Module, batch: Labelled, learning_rate: float) -> None:
+        self.batch = batch
+        self.rates = [step * learning_rate for step in STEPS]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.squares: list[torch.Tensor] = []
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self._seen)
+
+    def _seen(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        self.squares.append(parameter.grad.detach().square().sum())
+
+    def __call__(self, model: nn.Module) -> Numbers:
+        found = landscape(model, cross_entropy, self.batch, learning_rates=self.rates, batch_size=len(self.batch[0]))
+        norms = torch.stack(self.squares).reshape(-1, len(self.parameters)).sum(1).sqrt().tolist() if self.squares else []
+        self.squares.clear()
+        return {
+            "loss_range": found.loss_range[1] - found.loss_range[0],
+            "gradient_change": float(found.gradient_changes.max()),
+            "smoothness": found.smoothness,
+            "gradient_norms": norms,
+        }
+
+
+def measure(training: Training, workspace: Workspace) -> Numbers:
+    _, split = prepare(training, workspace)
+    batch = split.train[0][: training.batch_size], split.train[1][: training.batch_size]
+    return ends(train(training, workspace, lambda model, inputs: SlopeMeter(model, batch, training.learning_rate)))
+
+
+def judge(results: Results) -> list[Comparison]:
+    rows = []
+    for (network, rate), own in results.groups("network", "learning_rate").items():
+        plain, normalized = (own.where(normalizer=kind) for kind in ("none", "batch"))
+        what = f"{network}, rate {rate:g}"
+        both_train = all(map(trains, own))
+        for quantity, name in QUANTITIES.items():
+            with_bn, without = (statistics.fmean(group.track(quantity)[1]) for group in (normalized, plain))
+            paper, agrees = ("smaller with BN", with_bn < without) if both_train else ("", None)
+            ours = f"{with_bn:.3g} BN, {without:.3g} no BN"
+            rows.append(Comparison(f"{what}: {name}, mean over epochs", paper, ours, agrees))
+        with_bn, without = (max(max(norms) / statistics.median(norms) for norms in _norms(group)) for group in (normalized, plain))
+        ours = f"{with_bn:.3g} BN, {without:.3g} no BN"
+        rows.append(Comparison(f"{what}: largest gradient over the median", "no spikes with BN", ours, with_bn < without))
+        ours = f"{normalized.mean('train_loss'):.3f} BN, {plain.mean('train_loss'):.3f} no BN"
+        rows.append(Comparison(f"{what}: training loss at the end", "", ours))
+    return rows
+
+
+def _norms(group: Results) -> list[list[float]]:
+    """The norms of the gradients of every trial, step by step."""
+    return [[float(norm) for record in trial.numbers["history"] for norm in record["gradient_norms"]] for trial in group]
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    groups = {
+        f"{network}, {kind}, rate {rate:g}": group
+        for (network, kind, rate), group in results.groups("network", "normalizer", "learning_rate").items()
+    }
+    drawn = {
+        quantity.replace("_", "-"): Plot(
+            name[0].upper() + name[1:], "epoch", name, {what: group.track(quantity) for what, group in groups.items()}, log_y=True
+        )
+        for quantity, name in QUANTITIES.items()
+    }
+    norms = {what: _norms(group)[0] for what, group in groups.items()}
+    series = {what: (range(1, len(values) + 1), values) for what, values in norms.items()}
+    drawn["gradient-norms"] = Plot("Norm of the gradient", "step", "‖∇L‖", series, log_y=True)
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    name="smoothness",
+    source="Santurkar et al. 2018, Figure 4; Akbar, Section 6",
+    statement="With BN the loss and its gradient change less along a step, and gradients have no spikes.",
+    quick=SmoothnessSettings(),
+    full=SmoothnessSettings(seeds=(0, 1, 2), networks={"mlp": {"width": 512, "depth": 10}, "vgg": {}}, epochs=100),
+    trials=trials,
+    measure=measure,
+    judge=judge,
+    plots=plots,
+)

@@ -1,0 +1,108 @@
+"""`normscope generalization` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from normscope.cli import app
+
+SOURCE = """
+import torch
+from normscope.lab.models import mlp
+
+def make():
+    print("printed by the model")
+    return mlp(inputs=64, width=8, depth=3, normalizer="batch")
+
+def small():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(60, 64, generator=generator), torch.randint(10, (60,), generator=generator)
+
+def batches():
+    inputs, targets = small()
+    return [(inputs[:30], targets[:30]), (inputs[30:], targets[30:])]
+
+def broken():
+    raise RuntimeError("no data today")
+"""
+QUICK = ("--only", "held-out Hoeffding", "--only", "Golowich et al. 2018", "--only", "VC dimension (Bartlett et al. 2019)")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "network.py").write_text(SOURCE)
+    return tmp_path
+
+
+def generalization(*words: str) -> Result:
+    return CliRunner().invoke(app, ["generalization", *words])
+
+
+def test_the_table_stands_side_by_side() -> None:
+    result = generalization("network.py:make", "--train", "digits", "--held-out", "digits", *QUICK)
+    assert result.exit_code == 0, result.stderr
+    for said in ("1,437 training samples", "held-out Hoeffding", "Golowich et al.", "certified", "vacuous", "0.95"):
+        assert said in result.stdout
+    assert "printed by the model" not in result.stdout
+    detailed = generalization("network.py:make", "--train", "network.py:small", "--details", *QUICK)
+    assert "Rademacher complexity" in detailed.stdout and "assumes:" in detailed.stdout and "not given" in detailed.stdout
+
+
+def test_json_alone_on_stdout_and_in_a_file(place: Path) -> None:
+    words = ("network.py:make", "--train", "network.py:small", "--held-out", "network.py:batches", *QUICK, "--json")
+    content = json.loads(generalization(*words, "-").stdout)
+    assert content["schema"] == "normscope.generalization/1" and content["samples"] == 60
+    assert {bound["name"] for bound in content["bounds"]} == {name for name in QUICK if name != "--only"}
+    assert generalization(*words, "found.json").exit_code == 0
+    assert json.loads((place / "found.json").read_text()) == content
+
+
+def test_a_page_of_figures_needs_no_network(place: Path) -> None:
+    words = ("network.py:make", "--train", "network.py:small", "--held-out", "network.py:small", *QUICK)
+    result = generalization(*words, "--html", "page.html")
+    assert result.exit_code == 0, result.stderr
+    page = (place / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and page.count("plotly-graph-div") == 3 and "<script src=" not in page
+
+
+def test_weights_before_and_after_training(place: Path) -> None:
+    from normscope.lab.models import mlp
+
+    model = mlp(inputs=64, width=8, depth=3, normalizer="batch")
+    torch.save(model.state_dict(), place / "before.pt")
+    with torch.no_grad():
+        model[1].weight.add_(0.01)
+    torch.save(model.state_dict(), place / "after.pt")
+    words = ("network.py:make", "--train", "network.py:small", "--weights", "after.pt", "--only", "PAC-Bayes", "--json", "-")
+    own, zero = (
+        json.loads(generalization(*words, *more).stdout)["bounds"][0]["parts"]["‖w − w₀‖"]
+        for more in (("--initial", "before.pt"), ())
+    )
+    assert own == pytest.approx(0.01 * (8 * 64) ** 0.5, rel=1e-3) and zero > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["network.py:make"], "--train"),
+        (["network.py:make", "--train", "nothing"], "not of a known form"),
+        (["network.py:make", "--train", "network.py:broken"], "no data today"),
+        (["network.py:make", "--train", "digits", "--loss", "x"], "--loss is one of"),
+        (["network.py:make", "--train", "digits", "--only", "x"], "no bound 'x'"),
+        (["network.py:make", "--train", "digits", "--delta", "2"], "delta"),
+        (["network.py:make", "--train", "digits", "--json", "none/x.json"], "cannot write"),
+        (["network.py:make", "--train", "digits", "--html", "none/x.html"], "cannot write"),
+    ],
+)
+def test_errors_are_one_line_on_stderr(words: list[str], said: str) -> None:
+    result = generalization(*words)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert said in result.stderr.splitlines()[-1] and result.stderr.splitlines()[-1].startswith("normscope: ")
