@@ -230,6 +230,39 @@ def test_hopeless_cells_are_given_up(monkeypatch):
     assert len(tried) == TRIES and bool(proved.isinf().all())
 
 
+def test_what_changes_with_a_rescaling_of_units_says_so():
+    """W_1 → D W_1, b_1 → D b_1, W_2 → W_2 D^-1 leaves a ReLU network as it is: so it does with all that is measured on the function."""
+    model = plain().double()
+    twin = plain().double()
+    scales = torch.tensor([0.01, 0.1, 1, 3, 10, 100], dtype=torch.float64)
+    with torch.no_grad():
+        twin[0].weight.mul_(scales[:, None])
+        twin[0].bias.mul_(scales)
+        twin[2].weight.div_(scales)
+    first, second = (generalization(one, "l1", data(200), data(60, seed=1), only=VERSIONS) for one in (model, twin))
+    for bound in first:
+        other = second[bound.name]
+        assert bound.value.log == pytest.approx(other.value.log, rel=1e-9) or any(
+            "not invariant" in text for text in bound.assumptions
+        )
+    assert all("not invariant" not in str(bound) for bound in first if bound.status == ESTIMATE)
+
+
+def test_two_inputs_and_a_shared_layer():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+
+        def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.shared(first)) + torch.relu(self.shared(second)))
+
+    (x, y), (z, _) = data(120, classes=3), data(120, classes=3, seed=4)
+    train, held_out = (x[:80], z[:80], y[:80]), (x[80:], z[80:], y[80:])
+    found = generalization(Pair(), "l1", train, held_out, partition=Partition("voronoi", 5), only=VERSIONS)
+    assert len(found) == 5 and found["Than 2025, Theorem 20, local constants"].parts["N"] == 16
+
+
 def test_a_loss_without_a_slope_gives_estimates_only():
     def capped(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs, targets, reduction="none").clamp(max=4)

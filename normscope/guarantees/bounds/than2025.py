@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from normscope.guarantees.setting import Setting
 
 INDEPENDENT = "training samples are independent draws from P; held-out points, which shape the cells, are independent of them"
+AS_THEY_STAND = "constants are proved with the parameters as they stand: not invariant under symmetries of scale"
 MEASURED_DISTANCE = "λ_i is the mean distance to held-out points"
 FARTHEST = "λ_i is the farthest distance in a cell's ball"
 ROUNDING = 1e-9  # relative: float64 sums over cells
@@ -93,10 +94,14 @@ class Version:
             "λ_i L_i, cut": rises[inside],
             "rows at the cut": int((rises >= caps).sum()),
         }
-        measured = [f"L_i is the {self.title} on samples", MEASURED_DISTANCE if by_held_out else FARTHEST] if self.measured else []
+        origin = (
+            [f"L_i is the {self.title} on samples", MEASURED_DISTANCE if by_held_out else FARTHEST]
+            if self.measured
+            else [AS_THEY_STAND]
+        )
         value = (setting.train.risk + spread + uncertain) * (1 + ROUNDING)
         status = ESTIMATE if self.measured else CERTIFIED
-        return setting.bound(name, value, RISK, status, parts, [INDEPENDENT, *measured])
+        return setting.bound(name, value, RISK, status, parts, [INDEPENDENT, *origin])
 
 
 def _shape(setting: Setting, rows: Cellwise) -> dict[str, Part]:
@@ -161,6 +166,10 @@ def _corollary_22(setting: Setting, rows: Cellwise, form: str, weights: Magnitud
         **_shape(setting, rows),
     }
     proved = setting.constant <= weights * factor
-    assumptions = [INDEPENDENT] if proved else [INDEPENDENT, "the product bounds the constant of the network, which was not proved"]
+    assumptions = [
+        INDEPENDENT,
+        AS_THEY_STAND,
+        *([] if proved else ["the product bounds the network's constant, which was not proved"]),
+    ]
     value = (rise + stated(setting, rows) + outside).widened(ROUNDING)
     return setting.bound(f"Than 2025, Corollary 22 {form}", value, GAP, CERTIFIED if proved else MEASURE, parts, assumptions)
