@@ -125,6 +125,12 @@ class Results(Sequence[TrialResult]):
         """Mean over the trials; NaN where there is none."""
         return statistics.fmean(self.values(*path)) if self.trials else math.nan
 
+    def least(self, name: str, *path: str) -> Results:
+        """The trials with the value of one parameter with the smallest mean of a number; NaN is taken as the largest."""
+        groups = self.groups(name)
+        means = {key: group.mean(*path) for key, group in groups.items()}
+        return groups[min(means, key=lambda key: math.inf if math.isnan(means[key]) else means[key])]
+
     def track(self, *path: str) -> tuple[list[int], list[float]]:
         """A number epoch by epoch, averaged over the trials that came so far: (epochs, means)."""
         histories = [trial.numbers["history"] for trial in self.trials]
@@ -134,6 +140,15 @@ class Results(Sequence[TrialResult]):
             for epoch in epochs
         ]
         return epochs, means
+
+
+def less(first: float, second: float, by: float = 0.0) -> bool | None:
+    """Whether `first` lies below `second` by more than `by`; None where one of them is not a number, as when it was not measured.
+
+    >>> less(1, 2), less(1, 2, by=1), less(1, math.nan)
+    (True, False, None)
+    """
+    return None if math.isnan(first) or math.isnan(second) else first + by < second
 
 
 S = TypeVar("S", bound=Settings)

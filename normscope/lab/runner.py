@@ -148,7 +148,7 @@ def _results(work: Sequence[Task]) -> Results:
 
 
 def _trial_result(task: Task, record: Record) -> TrialResult:
-    parameters = record["parameters"]
+    parameters = plain(asdict(task.trial))  # the record of an old trial lacks parameters that were added since
     return TrialResult(task.label, task.seed, {**parameters, **parameters.get("options", {})}, record["numbers"])
 
 

@@ -24,6 +24,7 @@ from normscope.recorder.layers import NORMALIZING
 from normscope.recorder.watch import watch
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
+Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
 RECIPE = (  # of a training, settings of an experiment
     "images", "unit_ball", "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay",
@@ -105,10 +106,14 @@ class Trained:
     diverged: bool
 
 
-def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
-    """The network, not yet trained, and its data, scaled and cut as the training says."""
+def prepared_data(training: Training, workspace: Workspace) -> Split:
+    """The data, cut and scaled as the training says."""
     split = workspace.data(training.data).subset(training.images, workspace.generator("subset"))
-    split = split.in_unit_ball() if training.unit_ball else split
+    return split.in_unit_ball() if training.unit_ball else split
+
+
+def network_for(split: Split, training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
+    """The network, not yet trained, and the data as it takes them."""
     model, split = build(training.network, split, training.normalizer, workspace.generator("weights"), **training.options)
     if training.initial_scale != 1:
         _scale_weights(model, training.initial_scale)
@@ -127,11 +132,36 @@ def _scale_weights(model: nn.Module, factor: float) -> None:
             layer.weight = scaled if is_parametrized(layer, "weight") else nn.Parameter(scaled)
 
 
+def prepare(training: Training, workspace: Workspace) -> tuple[nn.Module, Split]:
+    """The network, not yet trained, and its data, scaled and cut as the training says."""
+    return network_for(prepared_data(training, workspace), training, workspace)
+
+
+def shuffled(classes: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Batches in a fresh random order; a last batch of one is left out, for batch statistics need two."""
+    batches = torch.randperm(len(classes), generator=order).split(size)
+    yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+
+
 def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:
-    """Train, or go on from the checkpoint. meter: given the model and a fixed batch, makes what measures after every epoch."""
+    """Train the network that the training names, or go on from the checkpoint; see `fit`."""
+    return fit(*prepare(training, workspace), training, workspace, meter)
+
+
+def fit(
+    model: nn.Module,
+    split: Split,
+    training: Training,
+    workspace: Workspace,
+    meter: Meter | None = None,
+    batches: Batches = shuffled,
+) -> Trained:
+    """Train this network on this data by the recipe, or go on from the checkpoint.
+
+    meter: given the model and a fixed batch, makes what measures after every epoch. batches: how an epoch is cut.
+    """
     if training.optimizer not in OPTIMIZERS:
         raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
-    model, split = prepare(training, workspace)
     measure = meter(model, split.train[0][: training.batch_size]) if meter else lambda model: {}
     optimizer = OPTIMIZERS[training.optimizer](model, training.learning_rate, training.weight_decay)
     order = workspace.generator("order")
@@ -143,9 +173,9 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
         order.set_state(state["order"])
         history = state["history"]
     else:
-        history.append({"epoch": 0, **_evaluated(model, split.test, "test"), **measure(model)})
+        history.append({"epoch": 0, **evaluated(model, split.test, "test"), **measure(model)})
     diverged = bool(history[-1].get("diverged"))
-    steps = len(list(_batches(len(split.train[0]), training.batch_size, torch.Generator())))
+    steps = len(list(batches(split.train[1], training.batch_size, torch.Generator())))
     with watch(model, optimizer, workspace.run, every=steps, start_step=history[-1]["epoch"] * steps, quiet=True) as recording:
         for epoch in range(history[-1]["epoch"] + 1, training.epochs + 1):
             if diverged:
@@ -155,9 +185,10 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
                 recording.step(loss=loss)
                 workspace.progress(epoch - 1 + step / steps, training.epochs)
 
-            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, training.batch_size, order, stepped)}
+            cut = batches(split.train[1], training.batch_size, order)
+            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, cut, stepped)}
             diverged = bool(record.get("diverged"))
-            history.append({**record, **_evaluated(model, split.test, "test"), **measure(model)})
+            history.append({**record, **evaluated(model, split.test, "test"), **measure(model)})
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "order": order.get_state()}
             workspace.save({**states, "history": history})
     return Trained(model.eval(), split, history, diverged)
@@ -177,7 +208,7 @@ def accuracy_numbers(training: Training, workspace: Workspace) -> Numbers:
 
 def ends(trained: Trained) -> Numbers:
     """Losses and accuracies on both parts at the end, their gaps, and how it went."""
-    found = {**_evaluated(trained.model, trained.split.train, "train"), **_evaluated(trained.model, trained.split.test, "test")}
+    found = {**evaluated(trained.model, trained.split.train, "train"), **evaluated(trained.model, trained.split.test, "test")}
     return {
         **found,
         "gap_loss": found["test_loss"] - found["train_loss"],
@@ -191,15 +222,14 @@ def _epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Labelled,
-    batch_size: int,
-    order: torch.Generator,
+    batches: Iterator[Tensor],
     stepped: Callable[[int, Tensor], None],
 ) -> Numbers:
     """One pass over the data; loss and accuracy are those of the batches as they were trained on."""
     model.train()
     inputs, classes = data
     total, right, seen = 0.0, 0, 0
-    for step, chosen in enumerate(_batches(len(inputs), batch_size, order), start=1):
+    for step, chosen in enumerate(batches, start=1):
         optimizer.zero_grad()
         outputs = model(inputs[chosen])
         loss = cross_entropy(outputs, classes[chosen])
@@ -214,13 +244,7 @@ def _epoch(
     return {"train_loss": total / seen, "train_accuracy": right / seen}
 
 
-def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Indices in a fresh random order; a last batch of one is left out, for batch statistics need two."""
-    batches = torch.randperm(samples, generator=order).split(size)
-    yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
-
-
-def _evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
+def evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
     """Mean cross-entropy and accuracy in eval mode."""
     training, right, total = model.training, 0, 0.0
     model.eval()

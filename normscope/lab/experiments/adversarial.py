@@ -1,0 +1,155 @@
+"""Adversarial robustness with and without BN: attacks, random noise, and radii that are proved."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from normscope.certify.robustness import certify_radius, local_brackets
+from normscope.lab.datasets import Labelled
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
+from normscope.lab.training import Training, TrainingSettings, ends, evaluated, train, with_and_without
+from normscope.lab.workspace import Workspace
+
+RADII = (0.02, 0.05, 0.1, 0.2, 0.4)  # in ℓ2; inputs have norm at most 1
+SHOWN = 0.1  # the radius of the verdict
+STEPS = 20  # of the attack
+BALL = 0.05  # radius of the balls on which constants are bracketed
+NOTICEABLE = 0.02  # of accuracy
+
+
+@dataclass(frozen=True)
+class Attacked(Training):
+    """attacked: how many test samples. certified: for how many of them radii are proved."""
+
+    attacked: int = 360
+    certified: int = 12
+
+
+@dataclass(frozen=True)
+class AttackSettings(TrainingSettings):
+    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    epochs: int = 30
+    seeds: tuple[int, ...] = (0, 1)
+    attacked: int = 360
+    certified: int = 12
+
+
+def trials(settings: AttackSettings, seed: int) -> dict[str, Attacked]:
+    return {
+        label: Attacked(**vars(training), attacked=settings.attacked, certified=settings.certified)
+        for label, training in with_and_without(settings, seed).items()
+    }
+
+
+def measure(trial: Attacked, workspace: Workspace) -> Numbers:
+    trained = train(trial, workspace)
+    model, (inputs, classes) = trained.model, trained.split.test
+    data = inputs[: trial.attacked], classes[: trial.attacked]
+    attacked = {f"{radius:g}": _accuracy(model, (attack(model, data, radius), data[1])) for radius in RADII}
+    noise = workspace.generator("noise")
+    noisy = {f"{radius:g}": _accuracy(model, (data[0] + _on_sphere(data[0], radius, noise), data[1])) for radius in RADII}
+    chosen = inputs[: trial.certified], classes[: trial.certified]
+    brackets = local_brackets(model, inputs[:2], chosen[0], BALL).brackets
+    return {
+        **ends(trained),
+        "attacked": attacked,
+        "noisy": noisy,
+        "margin": _margin(model, data),
+        "certified_radius": statistics.fmean(certify_radius(model, inputs[:2], chosen).radius),
+        "lower_log10": statistics.fmean(bracket.lower.log10 for bracket in brackets),
+        "upper_log10": statistics.fmean(bracket.upper.log10 for bracket in brackets),
+    }
+
+
+def attack(model: nn.Module, data: Labelled, radius: float) -> Tensor:
+    """Projected gradient ascent of the loss in the ℓ2 ball around every sample, in steps of 2.5 · radius/STEPS."""
+    inputs, classes = data
+    moved = torch.zeros_like(inputs)
+    for _ in range(STEPS):
+        moved.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(cross_entropy(model(inputs + moved), classes, reduction="sum"), moved)
+        moved = _in_ball(moved.detach() + 2.5 * radius / STEPS * _unit(gradient), radius)
+    return inputs + moved
+
+
+def judge(results: Results) -> list[Comparison]:
+    plain, normalized = (results.where(normalizer=name) for name in ("none", "batch"))
+    radius = f"{SHOWN:g}"
+    attacked, noisy = ([group.mean(kind, radius) for group in (plain, normalized)] for kind in ("attacked", "noisy"))
+    margins = [group.mean("margin") for group in (plain, normalized)]
+    shown = _shown(attacked)
+    quantity = f"accuracy under attack of radius {radius}, without → with BN"
+    rows = [
+        Comparison(quantity, "some: BN slightly reduces it", shown, less(attacked[1], attacked[0], by=NOTICEABLE)),
+        Comparison(quantity, "others: BN increases it", shown, less(attacked[0], attacked[1], by=NOTICEABLE)),
+        Comparison("mean margin, without → with BN", "increases", _shown(margins), less(margins[0], margins[1])),
+        Comparison(f"accuracy under random noise of norm {radius}", "BN helps", _shown(noisy), less(*noisy)),
+    ]
+    radii = [group.mean("certified_radius") for group in (plain, normalized)]
+    rows.append(Comparison("mean certified radius, without → with BN", "", " → ".join(f"{value:.2g}" for value in radii)))
+    constants = " → ".join(
+        f"10^{group.mean('lower_log10'):.2f} to 10^{group.mean('upper_log10'):.2f}" for group in (plain, normalized)
+    )
+    rows.append(Comparison(f"constant on balls of radius {BALL:g}, without → with BN", "", constants))
+    rows.append(Comparison("test accuracy, without → with BN", "", _shown([g.mean("test_accuracy") for g in (plain, normalized)])))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    series = {}
+    for (normalizer,), group in results.groups("normalizer").items():
+        for kind, name in {"attacked": "attack", "noisy": "noise"}.items():
+            accuracies = [group.mean("test_accuracy"), *(group.mean(kind, f"{radius:g}") for radius in RADII)]
+            series[f"{normalizer}, {name}"] = ([0.0, *RADII], accuracies)
+    return {"accuracy": Plot("Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)", "accuracy", series)}
+
+
+def _shown(values: list[float]) -> str:
+    return " → ".join(f"{value:.3f}" for value in values)
+
+
+def _accuracy(model: nn.Module, data: Labelled) -> float:
+    return float(evaluated(model, data, "all")["all_accuracy"])
+
+
+def _margin(model: nn.Module, data: Labelled) -> float:
+    """The mean of the right class's logit less the largest other."""
+    with torch.no_grad():
+        outputs = model(data[0])
+    right = outputs.gather(1, data[1][:, None])[:, 0]
+    others = outputs.scatter(1, data[1][:, None], -torch.inf).amax(1)
+    return float((right - others).mean())
+
+
+def _unit(x: Tensor) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    return x / norms.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def _in_ball(x: Tensor, radius: float) -> Tensor:
+    norms = x.flatten(1).norm(dim=1).clamp(min=radius)
+    return x * (radius / norms).reshape(-1, *[1] * (x.dim() - 1))
+
+
+def _on_sphere(x: Tensor, radius: float, noise: torch.Generator) -> Tensor:
+    return radius * _unit(torch.randn(x.shape, generator=noise))
+
+
+EXPERIMENT = Experiment(
+    name="adversarial",
+    source="Akbar, 9.5",
+    statement="Some say BN slightly reduces robustness; others say it increases margins, which should increase robustness.",
+    quick=AttackSettings(),
+    full=AttackSettings(
+        networks={"mlp": {"width": 256, "depth": 6}}, epochs=100, seeds=(0, 1, 2, 3, 4), attacked=1000, certified=50
+    ),
+    trials=trials,
+    measure=measure,
+    judge=judge,
+    plots=plots,
+)

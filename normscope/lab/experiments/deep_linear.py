@@ -1,0 +1,112 @@
+"""Deep linear networks with and without BN: do saddles go away, and do flat directions?"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
+from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
+from normscope.lab.workspace import Workspace
+
+NEAR = 1.25  # a loss up to so many times the convex one's counts as converged
+STUCK = 0.9  # of ln(classes), the loss of a network that has not left the saddle
+SAMPLES = 80  # of which outputs are differentiated: more outputs than affine maps of the input have dimensions
+SADDLE = 0.3  # of He's weights: the product of ten layers is 10^-5 times as large
+
+
+@dataclass(frozen=True)
+class LinearSettings(TrainingSettings):
+    networks: dict[str, dict[str, object]] = field(default_factory=lambda: {"mlp": {"width": 12, "activation": "linear"}})
+    unit_ball: bool = False
+    epochs: int = 25
+    optimizer: str = "plain-sgd"
+    learning_rate: float = 0.1
+    weight_decay: float = 0.0
+    depths: tuple[int, ...] = (4, 10)
+
+
+def trials(settings: LinearSettings, seed: int) -> dict[str, Training]:
+    """The convex network of one layer, then every depth with and without BN, from He's weights and from near the saddle at 0."""
+    convex = settings.training("mlp", "none", seed)
+    found = {"1 layer": _deep(convex, 1)}
+    for depth in settings.depths:
+        for normalizer in settings.normalizers:
+            usual = replace(_deep(convex, depth), normalizer=normalizer)
+            found[f"{depth} layers, {normalizer}"] = usual
+            found[f"{depth} layers, {normalizer}, near 0"] = replace(usual, initial_scale=SADDLE)
+    return found
+
+
+def _deep(training: Training, depth: int) -> Training:
+    return replace(training, options={**training.options, "depth": depth})
+
+
+def measure(trial: Training, workspace: Workspace) -> Numbers:
+    model, split = prepare(trial, workspace)
+    flat = flat_directions(model, split.train[0][:SAMPLES])
+    return {**ends(fit(model, split, trial, workspace)), **flat, "chance_loss": math.log(split.classes)}
+
+
+def flat_directions(model: nn.Module, inputs: torch.Tensor) -> Numbers:
+    """Directions of the parameters that leave every output as it is: their number less the rank of ∂outputs/∂parameters."""
+    copied = torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model).double().train())
+    parameters = {name: parameter.detach() for name, parameter in copied.named_parameters()}
+
+    def outputs(chosen: dict[str, torch.Tensor]) -> torch.Tensor:
+        y: torch.Tensor = torch.func.functional_call(copied, chosen, (inputs.double(),))
+        return y.flatten()
+
+    parts = torch.func.jacrev(outputs, chunk_size=100)(parameters)
+    jacobian = torch.cat([part.flatten(1) for part in parts.values()], 1)
+    rank = int(torch.linalg.matrix_rank(jacobian))
+    return {"parameters": jacobian.shape[1], "rank": rank, "flat": jacobian.shape[1] - rank}
+
+
+def judge(results: Results) -> list[Comparison]:
+    rows = []
+    convex = results.where(depth=1).mean("train_loss")
+    for label, group in results.by_label().items():
+        paper, agrees = "", None
+        loss, parameters = group.mean("train_loss"), group[0].parameters
+        if parameters["normalizer"] == "batch":
+            paper, agrees = "as low as convex", less(loss, NEAR * convex)
+        elif parameters["initial_scale"] == SADDLE:
+            paper, agrees = "held by the saddle", less(STUCK * group.mean("chance_loss"), loss)
+        rows.append(Comparison(f"{label}: training loss", paper, f"{loss:.3f}", agrees))
+    for (depth,), group in results.where(initial_scale=1.0).groups("depth").items():
+        if depth == 1:
+            continue
+        plain, normalized = (group.where(normalizer=name) for name in ("none", "batch"))
+        shown = " → ".join(f"{part.mean('flat'):.0f} of {part.mean('parameters'):.0f}" for part in (plain, normalized))
+        fewer = less(normalized.mean("flat"), plain.mean("flat"))
+        rows.append(Comparison(f"{depth} layers: flat directions without → with BN", "BN removes them", shown, fewer))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Plot]:
+    convex = results.where(depth=1).by_label()
+    drawn = {}
+    for (depth,), group in results.groups("depth").items():
+        if depth == 1:
+            continue
+        series = {label: part.track("train_loss") for label, part in {**convex, **group.by_label()}.items()}
+        drawn[f"loss-{depth}"] = Plot("Training loss of linear networks", "epoch", "cross-entropy", series, log_y=True)
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    name="deep-linear",
+    source="Akbar, 6.2 and 6.4",
+    statement="In deep linear networks BN eliminates pathological saddles, enabling global convergence, and removes zero modes.",
+    quick=LinearSettings(),
+    full=LinearSettings(depths=(2, 4, 10, 20), epochs=100, seeds=(0, 1, 2)),
+    trials=trials,
+    measure=measure,
+    judge=judge,
+    plots=plots,
+)
