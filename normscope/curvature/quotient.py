@@ -7,6 +7,7 @@ shifts are at zero, and H becomes P H P with P the orthogonal projection onto wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -85,17 +86,30 @@ def representative(objective: Objective, symmetries: Any) -> Objective:
     """The same objective at the canonical point of its orbit; `linear` groups, too, at their least sum of squares."""
     from normscope.geometry.quotient import canonical
 
-    layout = objective.layout
     point = canonical(symmetries, named_point(objective))
     linear = [group for group in symmetries.groups if group.kind == "linear" and _fits(group, point)]
-    for _ in range(MOST_SWEEPS if linear else 0):
-        before = layout.flatten(point)
-        for group in linear:
-            point = {**point, **_balanced(group, point)}
-        point = canonical(symmetries, point)
-        if float((layout.flatten(point) - before).norm()) <= BALANCED * float(before.norm()):
+    if linear:
+        point = _settled(lambda before: canonical(symmetries, _all_balanced(linear, before)), point)
+    return objective.at(objective.layout.flatten(point))
+
+
+def _all_balanced(groups: Sequence[Any], point: Named) -> Named:
+    def sweep(before: Named) -> Named:
+        for group in groups:
+            before = {**before, **_balanced(group, before)}
+        return before
+
+    return _settled(sweep, point)
+
+
+def _settled(step: Callable[[Named], Named], point: Named) -> Named:
+    """Repeat a step until it changes nothing."""
+    for _ in range(MOST_SWEEPS):
+        before, point = point, step(point)
+        change = sum(float((point[name] - before[name]).square().sum()) for name in point)
+        if change <= BALANCED**2 * sum(float(part.square().sum()) for part in before.values()):
             break
-    return objective.at(layout.flatten(point))
+    return point
 
 
 def unbalanced(symmetries: Any, point: Named) -> tuple[str, ...]:
