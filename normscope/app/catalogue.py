@@ -20,6 +20,7 @@ from normscope.recorder.reading import Run
 
 AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
 OFTEN = 0.4  # seconds between refreshes
+PATIENCE = 0.05  # seconds to wait for a run that a figure is made of
 MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
 
 Signature = tuple[tuple[str, int, int, int], ...]
@@ -106,7 +107,7 @@ class Catalogue:
             entry = self._entries.get(id)
             if entry is None or entry.place != places[id]:
                 entry = self._entries[id] = self._entry(places[id])
-            if time.monotonic() < deadline and entry.lock.acquire(blocking=False):
+            if time.monotonic() < deadline and entry.lock.acquire(timeout=PATIENCE):
                 try:
                     self._renew(entry, states[id])
                 finally:

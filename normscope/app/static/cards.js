@@ -18,6 +18,7 @@ const MEANING = {
   waiting: "not read yet",
 };
 
+const MOST_COMPARED = 12; // as many as the server puts in one figure
 const ANEW = { layer: "", metric: "", from: "", to: "" }; // another run, another problem
 
 export const cards = new Map(); // id → card
@@ -30,7 +31,7 @@ export function latestFirst() {
 
 // the runs that the address names; without any, the one that was written last
 export function chosen() {
-  const named = view.runs.filter((id) => cards.has(id)).map((id) => cards.get(id));
+  const named = view.runs.filter((id) => cards.has(id)).slice(-MOST_COMPARED).map((id) => cards.get(id));
   return named.length > 0 || view.runs.length > 0 ? named : latestFirst().slice(0, 1);
 }
 
