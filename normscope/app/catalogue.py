@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from normscope.app.card import Card, card, status
-from normscope.app.discovery import Place, discover
+from normscope.app.discovery import MOST_RUNS, Place, discover
 from normscope.core.errors import InputError, NormscopeError
 from normscope.recorder.following import ColumnCache, FollowedPart, followed
 from normscope.recorder.reading import Run
@@ -50,7 +50,8 @@ class Changes:
     more: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "cards": [card.to_dict() for card in self.cards], "ids": self.ids, "more": self.more}
+        cards = [card.to_dict() for card in self.cards]
+        return {"version": self.version, "cards": cards, "ids": self.ids, "more": self.more, "full": len(self.ids) >= MOST_RUNS}
 
 
 class Catalogue:

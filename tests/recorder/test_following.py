@@ -17,7 +17,7 @@ import normscope as ns
 from normscope.recorder.columns import METRICS, record_batch, schema
 from normscope.recorder.following import MOST_LINE, MOST_MANIFEST, ColumnCache, FollowedPart, FollowedSegment, followed
 from normscope.recorder.layout import batch_layout, places
-from normscope.recorder.reading import Part, Run
+from normscope.recorder.reading import Part, Run, closed
 from tests.recorder.test_store import LAYERS, row, written
 
 COLUMNS = ["loss", "spectral_norm", "angle"]
@@ -281,6 +281,15 @@ def test_lines_that_are_no_events_are_counted_not_shown(tmp_path: Path) -> None:
     part = refreshed(tmp_path).parts[0]
     assert isinstance(part, FollowedPart)
     assert [event["message"] for event in part.events()] == ["fine"] and part.log.unread == 5
+
+
+def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.recorder.following.MOST_EVENTS", 3)
+    kinds = ["started", "note", "note", "note", "note", "closed"]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "time": 1}) + "\n" for kind in kinds))
+    part = refreshed(tmp_path).parts[0]
+    assert isinstance(part, FollowedPart)
+    assert [event["kind"] for event in part.events()] == ["started", "note", "closed"] and part.log.unread == 3 and closed(part)
 
 
 def test_an_endless_line_is_an_input_error(tmp_path: Path) -> None:

@@ -35,7 +35,10 @@ export function chosen() {
   return named.length > 0 || view.runs.length > 0 ? named : latestFirst().slice(0, 1);
 }
 
-export function update({ cards: changed, ids }) {
+let full = false; // whether there may be more runs than the server lists
+
+export function update({ cards: changed, ids, full: isFull }) {
+  full = isFull;
   for (const card of changed) cards.set(card.id, card);
   const present = new Set(ids);
   for (const id of cards.keys()) if (!present.has(id)) cards.delete(id);
@@ -44,7 +47,7 @@ export function update({ cards: changed, ids }) {
 export function draw() {
   const wanted = byId("find").value.trim().toLowerCase();
   const shown = latestFirst().filter((card) => card.name.toLowerCase().includes(wanted));
-  byId("run-count").textContent = wanted ? `${shown.length} of ${cards.size}` : `${cards.size}`;
+  byId("run-count").textContent = `${wanted ? `${shown.length} of ` : ""}${cards.size}${full ? ", and maybe more that are not listed" : ""}`;
   const nodes = shown.map(nodeOf);
   const list = byId("cards");
   nodes.forEach((node, place) => {
