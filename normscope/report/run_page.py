@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from normscope.recorder.columns import PRODUCTS
+from normscope.report import sampling
 from normscope.report import summary as summaries
 from normscope.report.html import Drawing, Page, columns, number, section, titled, words
 from normscope.report.markup import Child, Markup, element, table
@@ -19,6 +20,7 @@ from normscope.report.runs import HEATMAPS, Scale, heatmap, norm_angle, products
 from normscope.report.snapshot import Snapshot
 from normscope.report.summary import MOST_OUTLIERS, Summary, extent, summarize
 
+CELLS, FEWEST_COLUMNS = 30_000, 40  # layers × buckets of a heatmap in a file of a few megabytes, and buckets at least
 DECADES = "Decades: 3 is a factor of 1000, −3 a thousandth."
 SERIES = {
     "loss": "As the training loop gave it.",
@@ -130,11 +132,13 @@ def _comparison(together: Sequence[tuple[str, Snapshot, Summary]]) -> Markup:
 
 def _heatmaps(page: Page, metric: str, names: Sequence[str], runs: Sequence[Snapshot]) -> Markup:
     scale = Scale.shared(runs, metric) if len(runs) > 1 else None
+    buckets = CELLS // max(1, sum(len(run.layers) for run in runs))
     drawn = []
     for name, run in zip(names, runs, strict=True):
         title = quantity(metric).axis + (f": {name}" if len(runs) > 1 else "")
         numbers = _layers_table(run, metric, f"{title}, by layer")
-        drawn.append(page.draw(Drawing(title, heatmap(run, metric, scale=scale), CAPTIONS[metric], numbers)))
+        made = heatmap(run, metric, scale=scale, columns=min(sampling.COLUMNS, max(FEWEST_COLUMNS, buckets)))
+        drawn.append(page.draw(Drawing(title, made, CAPTIONS[metric], numbers)))
     return columns(drawn)
 
 

@@ -101,3 +101,23 @@ def test_mistakes_are_one_line(call):
     with pytest.raises(InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_placed_on_the_plane_that_it_lies_in():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(16, 3, generator=generator).double(), torch.randint(2, (16,), generator=generator)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (
+        {name: torch.randn(p.shape, generator=generator).double() for name, p in model.named_parameters()} for _ in range(2)
+    )
+    plane = ns.landscape(model, nn.functional.cross_entropy, data).slice(first, second, points=3)
+    wanted = np.array([[0.0, 0.0], [0.3, -0.7], [1.0, 0.5]])
+    path = [
+        {name: value + x * first[name] + y * second[name] if name in first else value for name, value in start.items()}
+        for x, y in wanted
+    ]
+    assert np.allclose(plane.coordinates(path), wanted, atol=1e-12)
+    assert len(plane.figure(path).data) == 2
+    with pytest.raises(ns.InputError, match=r"has no 0\.weight"):
+        plane.coordinates([{}])
