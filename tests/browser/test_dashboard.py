@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import normscope as ns
-from tests.browser.chromium import Heard, chromium, need_chromium
+from tests.browser.chromium import Heard
 from tests.browser.planted import BAD, train
 from tests.browser.serving import served
 from tests.report.recordings import write_run
@@ -23,13 +23,6 @@ HOSTILE = "<img src=x onerror=\"document.title='caught'\"></script><b>bold</b>"
 NAMES = [f"block{i}.{kind}" for i in range(8) for kind in ("conv", "norm")]
 
 Open = Callable[..., tuple[Any, Heard]]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    need_chromium()
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +142,11 @@ def test_runs_are_compared(opened: Open) -> None:
         "[...document.querySelectorAll('[data-key^=heatmap] .plot')].map(({ data: [{ zmin, zmax }] }) => `${zmin} ${zmax}`)"
     )
     assert len(scales) == 2 and len(set(scales)) == 1
+    edge = "getBoundingClientRect().right"
+    until(
+        page,
+        f"[...document.querySelectorAll('.figure')].every((panel) => !(panel.querySelector('.main-svg')?.{edge} > panel.{edge}))",
+    )
     page.get_by_label("Compare first").uncheck()
     until(page, "document.querySelectorAll('[data-key^=heatmap]').length === 1")
     page.go_back()

@@ -11,19 +11,12 @@ from typing import Any
 import pytest
 
 from normscope.report.run_page import write_run_report
-from tests.browser.chromium import Heard, chromium, need_chromium
+from tests.browser.chromium import Heard
 from tests.browser.planted import BAD, train
 from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "</script><script>document.title='caught'</script><img src=x onerror=\"document.title='caught'\"><a href='https://example.com'>x</a>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    need_chromium()
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
