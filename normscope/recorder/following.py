@@ -203,7 +203,7 @@ class FollowedSegment(Grown):
     def _fill(self, column: Column, place: Place) -> None:
         """Read the rows that a column lacks."""
         values = column.grow(self.rows)
-        room = values.data.cast("B") if values.size else memoryview(b"")
+        room = values.data.cast("B") if values.size else memoryview(bytearray())  # without layers there is nothing to cast
         with opened(self.path) as (file, _):
             for first, start, layout in self._messages(column.rows):
                 wanted = room[first * place.row_bytes : (first + layout.rows) * place.row_bytes]

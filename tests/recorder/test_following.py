@@ -97,6 +97,12 @@ def test_a_part_knows_its_first_and_last_row(tmp_path: Path) -> None:
     assert part.edge("nonsense") is None
 
 
+def test_a_run_without_layers(tmp_path: Path) -> None:
+    path = laid(tmp_path, stream(2, 3, layers=[]))
+    (path / "manifest.json").write_text('{"layers": []}')
+    assert refreshed(path).matrix("angle").shape == ns.load_run(path).matrix("angle").shape == (5, 0)
+
+
 def test_shards_of_several_processes_are_merged(tmp_path: Path) -> None:
     layers = [{**layer, "sharded": True, "replicas": 1} for layer in LAYERS]
     for rank in (0, 1):
