@@ -161,6 +161,7 @@ def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -
     return [
         go.Scatter(
             x=[finding["step"] for finding in found], y=[places[finding["layer"]] for finding in found], mode="markers",
+            cliponaxis=False,
             marker={"symbol": "x", "size": 11, "color": WARNING, "line": {"color": "white", "width": 1.5}}, name="finding",
             text=[f"{label(str(finding.get('rule', '')))}<br>{label(str(finding.get('message', '')))}" for finding in found],
             hovertemplate="<b>%{y}</b><br>step %{x}<br>%{text}<extra></extra>",
