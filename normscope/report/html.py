@@ -21,7 +21,7 @@ from normscope.report.markup import Child, Markup, element
 from normscope.report.theme import SCHEMES, label
 from normscope.version import __version__
 
-CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
+CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 SHORT = 12  # characters of a layer's name on a narrow screen
 WITHOUT = "Drawing… Without scripts there is no picture; the table below has its numbers."
 
