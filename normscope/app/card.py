@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def card(id: str, name: str, run: Run, updated: float) -> Card:
     part = run.parts[0]
     assert isinstance(part, FollowedPart)
     edges = Edges(name, run.layers, run.findings, part)
-    summary = summarize(edges)
+    summary = replace(summarize(edges), samples=part.count)
     problems = sorted(summary.problems, key=lambda problem: problem.layer is None)
     steps = edges.arrays()["step"].tolist() or [None]
     return Card(

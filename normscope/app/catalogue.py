@@ -13,13 +13,14 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from normscope.app.card import Card, card, status
-from normscope.app.discovery import Place, discover
+from normscope.app.discovery import MOST_RUNS, Place, discover
 from normscope.core.errors import InputError, NormscopeError
 from normscope.recorder.following import ColumnCache, FollowedPart, followed
 from normscope.recorder.reading import Run
 
 AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
 OFTEN = 0.4  # seconds between refreshes
+PATIENCE = 0.05  # seconds to wait for a run that a figure is made of
 MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
 
 Signature = tuple[tuple[str, int, int, int], ...]
@@ -49,7 +50,8 @@ class Changes:
     more: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "cards": [card.to_dict() for card in self.cards], "ids": self.ids, "more": self.more}
+        cards = [card.to_dict() for card in self.cards]
+        return {"version": self.version, "cards": cards, "ids": self.ids, "more": self.more, "full": len(self.ids) >= MOST_RUNS}
 
 
 class Catalogue:
@@ -106,7 +108,7 @@ class Catalogue:
             entry = self._entries.get(id)
             if entry is None or entry.place != places[id]:
                 entry = self._entries[id] = self._entry(places[id])
-            if time.monotonic() < deadline and entry.lock.acquire(blocking=False):
+            if time.monotonic() < deadline and entry.lock.acquire(timeout=PATIENCE):
                 try:
                     self._renew(entry, states[id])
                 finally:

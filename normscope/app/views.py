@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from normscope.app.card import alerts
+from normscope.app.card import alerts, text
 from normscope.core.errors import InputError
 from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
+from normscope.recorder.following import FollowedPart
 from normscope.recorder.reading import Run
+from normscope.recorder.store import EVENTS
 from normscope.report.quantities import quantity
 from normscope.report.runs import Scale, heatmap, layer_series, norm_angle, products, series
 
 MOST_RUNS = 12  # in one figure
 MOST_LINES = 28  # that can be told apart
+MOST_NOTES = 100
 TABLE_ROWS = 20  # of a table over steps
 LEAST_COLUMNS, MOST_COLUMNS = 50, 500
 
@@ -193,9 +196,16 @@ def details(run: Run) -> dict[str, Any]:
             {"name": layer["name"], "kind": str(layer.get("kind", "")), "role": str(layer.get("role", ""))} for layer in run.layers
         ],
         "findings": [asdict(alert) for alert in alerts(run)],
-        "notes": [str(event.get("message", ""))[:1000] for kind in ("note", "error") for event in run.events(kind)][:100],
+        "notes": _notes(run),
         "settings": {name: manifest[name] for name in ("model", "optimizer", "config", "process", "versions") if name in manifest},
     }
+
+
+def _notes(run: Run) -> list[str]:
+    said = [text(event.get("message")) for kind in ("note", "error") for event in run.events(kind)]
+    unread = sum(part.log.unread for part in run.parts if isinstance(part, FollowedPart))
+    hidden = [f"{len(said) - MOST_NOTES} more notes are in {EVENTS}"] if len(said) > MOST_NOTES else []
+    return [*said[:MOST_NOTES], *hidden, *([f"{unread} lines of {EVENTS} are not shown: damaged, or too many"] if unread else [])]
 
 
 def quantities() -> dict[str, Any]:

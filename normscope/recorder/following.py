@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from normscope.core.errors import InputError
 from normscope.recorder.layout import PREFIX, Layout, Place, batch_layout, check_batch, metadata_size, places
-from normscope.recorder.reading import Part, Run, chosen, parsed
+from normscope.recorder.reading import LIFE, Part, Run, chosen, parsed
 from normscope.recorder.store import EVENTS, MANIFEST, segment_number
 
 MOST_MANIFEST = 8 << 20  # bytes; one of 10,000 layers has 4 million
@@ -107,7 +107,7 @@ class Block:
 
     start: int
     layout: Layout
-    messages: int = 1
+    messages: int = 0
 
 
 class Grown:
@@ -176,14 +176,16 @@ class FollowedSegment(Grown):
         if size < start + layout.size:
             return 0
         check_batch(layout, list(self.places.values()))
-        block = Block(start, layout)
+        found = 1
         self.offset += layout.size
-        while block.messages < most and size >= self.offset + layout.size and os.pread(file, len(header), self.offset) == header:
-            block.messages += 1
+        while found < most and size >= self.offset + layout.size and os.pread(file, len(header), self.offset) == header:
+            found += 1
             self.offset += layout.size
-        self.blocks.append(block)
-        self.rows += block.messages * layout.rows
-        return block.messages
+        if not self.blocks or self.blocks[-1].layout != layout:
+            self.blocks.append(Block(start, layout))
+        self.blocks[-1].messages += found
+        self.rows += found * layout.rows
+        return found
 
     def column(self, name: str) -> np.ndarray:
         """All rows of a column found so far: (rows,), or (rows, layers) of a list."""
@@ -201,7 +203,7 @@ class FollowedSegment(Grown):
     def _fill(self, column: Column, place: Place) -> None:
         """Read the rows that a column lacks."""
         values = column.grow(self.rows)
-        room = values.data.cast("B") if values.size else memoryview(b"")
+        room = values.data.cast("B") if values.size else memoryview(bytearray())  # without layers there is nothing to cast
         with opened(self.path) as (file, _):
             for first, start, layout in self._messages(column.rows):
                 wanted = room[first * place.row_bytes : (first + layout.rows) * place.row_bytes]
@@ -241,7 +243,7 @@ class FollowedSegment(Grown):
 
 
 class FollowedEvents(Grown):
-    """The complete lines of events.jsonl; `unread` counts those that are no event, or too many."""
+    """The complete lines of events.jsonl; `unread` counts those that are no event, and those beyond the limit."""
 
     def forget(self) -> None:
         super().forget()
@@ -257,10 +259,14 @@ class FollowedEvents(Grown):
         self.more = len(content) == EVENTS_AT_ONCE
         for line in content[:complete].splitlines():
             event = parsed(line) if len(line) <= MOST_LINE else None
-            if event is not None and _is_event(event) and len(self.events) < MOST_EVENTS:
+            if event is None or not _is_event(event):
+                self.unread += bool(line.strip())
+            elif len(self.events) < MOST_EVENTS:
                 self.events.append(event)
-            elif line.strip():
+            else:
                 self.unread += 1
+                if event["kind"] in LIFE:  # whether a run has ended is known however much it said
+                    self.events[-1] = event
 
 
 class FollowedManifest(Grown):
@@ -348,9 +354,7 @@ def checked_manifest(content: bytes) -> dict[str, Any]:
     layers = manifest.get("layers") if isinstance(manifest, dict) else None
     if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
         raise InputError(f"{MANIFEST} is not that of a run: it has no list of at most {MOST_LAYERS} layers")
-    if not all(
-        isinstance(layer, dict) and isinstance(layer.get("name"), str) and len(layer["name"]) <= MOST_NAME for layer in layers
-    ):
+    if not all(isinstance(layer, dict) and _is_name(layer.get("name")) for layer in layers):
         raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
     return dict(manifest)
 

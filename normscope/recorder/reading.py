@@ -19,6 +19,7 @@ from normscope.recorder.columns import matrix
 from normscope.recorder.sharding import MERGED, merge_ranks
 from normscope.recorder.store import EVENTS, MANIFEST, SEGMENTS, segment_number
 
+LIFE = ("started", "closed")  # the events that say whether a run is being written
 INCOMPLETE = (EOFError, OSError, pa.ArrowInvalid)  # what pyarrow says of a message that is not all there
 
 
@@ -214,7 +215,7 @@ def _array(column: pa.ChunkedArray) -> np.ndarray:
 
 def closed(part: Part) -> bool:
     """Whether its last recording ended as it should."""
-    events = [event["kind"] for event in part.events() if event["kind"] in ("started", "closed")]
+    events = [event["kind"] for event in part.events() if event["kind"] in LIFE]
     return bool(events) and events[-1] == "closed"
 
 

@@ -21,7 +21,7 @@ from normscope.report.markup import Child, Markup, element
 from normscope.report.theme import SCHEMES, label
 from normscope.version import __version__
 
-CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
+CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 SHORT = 12  # characters of a layer's name on a narrow screen
 WITHOUT = "Drawing… Without scripts there is no picture; the table below has its numbers."
 
@@ -50,7 +50,10 @@ class Page:
         made = go.Figure(drawing.made).update_layout(title=None, margin={"t": above, "l": 60, "r": 10, "b": 50})
         made.update_layout(meta={"short": _short_names(made)})
         self.figures[name] = json.loads(made.to_json())
-        plot = element("div", element("p", WITHOUT), id=name, class_="plot", style=f"min-height: {height:g}px")
+        plot = element(
+            "div", element("p", WITHOUT), id=name, class_="plot", role="group", aria_label=drawing.title,
+            style=f"min-height: {height:g}px",
+        )  # fmt: skip
         numbers = element("details", element("summary", f"{drawing.title} as a table"), drawing.numbers)
         return element("figure", element("h3", drawing.title), element("figcaption", drawing.caption), plot, numbers)
 

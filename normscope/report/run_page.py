@@ -32,7 +32,7 @@ SERIES = {
 }
 CAPTIONS = {
     "spectral_norm": "Each row is a weight. A row that brightens is a weight whose norm grows; crosses are findings.",
-    "input_variance": "Each row is a normalizer or an activation; what it divides by, or is fed. Dark is collapse.",
+    "input_variance": "Each row is a normalizer or activation: what it divides by or is fed. Dark is collapse, bright explosion.",
     "gradient_norm": "Each row is a weight or a γ. Bright is explosion, dark is vanishing.",
     "effective_lr": "Each row is a scale-free weight: how fast it really turns. Dark is a layer that is freezing.",
 }

@@ -23,6 +23,7 @@ from normscope.report.theme import (
     label,
     labels,
     line_style,
+    paragraph,
     spans_decades,
 )
 
@@ -143,8 +144,7 @@ def _extent(positions: np.ndarray) -> list[float] | None:
     """From the left edge of the first column to the right edge of the last."""
     if len(positions) < 2:
         return None
-    first, second, *_ = positions
-    *_, before, last = positions
+    (first, second), (before, last) = positions[:2], positions[-2:]
     return [float(first - (second - first) / 2), float(last + (last - before) / 2)]
 
 
@@ -162,8 +162,9 @@ def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -
     return [
         go.Scatter(
             x=[finding["step"] for finding in found], y=[places[finding["layer"]] for finding in found], mode="markers",
+            cliponaxis=False,
             marker={"symbol": "x", "size": 11, "color": WARNING, "line": {"color": "white", "width": 1.5}}, name="finding",
-            text=[f"{label(str(finding.get('rule', '')))}<br>{label(str(finding.get('message', '')))}" for finding in found],
+            text=[f"{label(str(finding.get('rule', '')))}<br>{paragraph(str(finding.get('message', '')))}" for finding in found],
             hovertemplate="<b>%{y}</b><br>step %{x}<br>%{text}<extra></extra>",
         )
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ SCHEMES = {
     "light": {"font.color": "#1f2328"},
     "dark": {"font.color": "#e6edf3"},
 }  # what Plotly.relayout changes for a page's scheme
-LONGEST_LABEL = 44
+LONGEST_LABEL, HOVER_WIDTH = 44, 60  # characters
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 AXIS = {
@@ -77,16 +78,29 @@ def line_style(position: int) -> dict[str, Any]:
 
 
 def label(name: str) -> str:
-    """A name as a figure's text: long ones lose their middle, and what Plotly would read as markup is escaped.
+    """A name as a figure's text: long ones lose their middle.
 
     >>> label("<b>"), len(label("block." * 100))
     ('&lt;b&gt;', 44)
     """
-    name = clean(name)
     if len(name) > LONGEST_LABEL:
         head = LONGEST_LABEL // 3
         name = f"{name[:head]}…{name[head + 1 - LONGEST_LABEL :]}"
-    return html.escape(name, quote=False)
+    return escaped(name)
+
+
+def escaped(words: str) -> str:
+    """Text of a figure in which nothing is what Plotly would read as markup."""
+    return html.escape(clean(words), quote=False)
+
+
+def paragraph(words: str) -> str:
+    """Running text of a hover box, in lines.
+
+    >>> paragraph("<b> " + "word " * 14)
+    '&lt;b&gt; word word word word word word word word word word word<br>word word word'
+    """
+    return "<br>".join(map(escaped, textwrap.wrap(words, HOVER_WIDTH)))
 
 
 def labels(names: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ import normscope as ns
 from normscope.recorder.columns import METRICS, record_batch, schema
 from normscope.recorder.following import MOST_LINE, MOST_MANIFEST, ColumnCache, FollowedPart, FollowedSegment, followed
 from normscope.recorder.layout import batch_layout, places
-from normscope.recorder.reading import Part, Run
+from normscope.recorder.reading import Part, Run, closed
 from tests.recorder.test_store import LAYERS, row, written
 
 COLUMNS = ["loss", "spectral_norm", "angle"]
@@ -95,6 +95,12 @@ def test_a_part_knows_its_first_and_last_row(tmp_path: Path) -> None:
     metric = part.edge("angle")
     assert metric is not None and np.array_equal(metric, row(8)["angle"].astype(np.float32))
     assert part.edge("nonsense") is None
+
+
+def test_a_run_without_layers(tmp_path: Path) -> None:
+    path = laid(tmp_path, stream(2, 3, layers=[]))
+    (path / "manifest.json").write_text('{"layers": []}')
+    assert refreshed(path).matrix("angle").shape == ns.load_run(path).matrix("angle").shape == (5, 0)
 
 
 def test_shards_of_several_processes_are_merged(tmp_path: Path) -> None:
@@ -281,6 +287,15 @@ def test_lines_that_are_no_events_are_counted_not_shown(tmp_path: Path) -> None:
     part = refreshed(tmp_path).parts[0]
     assert isinstance(part, FollowedPart)
     assert [event["message"] for event in part.events()] == ["fine"] and part.log.unread == 5
+
+
+def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.recorder.following.MOST_EVENTS", 3)
+    kinds = ["started", "note", "note", "note", "note", "closed"]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "time": 1}) + "\n" for kind in kinds))
+    part = refreshed(tmp_path).parts[0]
+    assert isinstance(part, FollowedPart)
+    assert [event["kind"] for event in part.events()] == ["started", "note", "closed"] and part.log.unread == 3 and closed(part)
 
 
 def test_an_endless_line_is_an_input_error(tmp_path: Path) -> None:

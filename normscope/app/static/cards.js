@@ -18,6 +18,7 @@ const MEANING = {
   waiting: "not read yet",
 };
 
+const MOST_COMPARED = 12; // as many as the server puts in one figure
 const ANEW = { layer: "", metric: "", from: "", to: "" }; // another run, another problem
 
 export const cards = new Map(); // id → card
@@ -30,11 +31,14 @@ export function latestFirst() {
 
 // the runs that the address names; without any, the one that was written last
 export function chosen() {
-  const named = view.runs.filter((id) => cards.has(id)).map((id) => cards.get(id));
+  const named = view.runs.filter((id) => cards.has(id)).slice(-MOST_COMPARED).map((id) => cards.get(id));
   return named.length > 0 || view.runs.length > 0 ? named : latestFirst().slice(0, 1);
 }
 
-export function update({ cards: changed, ids }) {
+let full = false; // whether there may be more runs than the server lists
+
+export function update({ cards: changed, ids, full: isFull }) {
+  full = isFull;
   for (const card of changed) cards.set(card.id, card);
   const present = new Set(ids);
   for (const id of cards.keys()) if (!present.has(id)) cards.delete(id);
@@ -43,7 +47,7 @@ export function update({ cards: changed, ids }) {
 export function draw() {
   const wanted = byId("find").value.trim().toLowerCase();
   const shown = latestFirst().filter((card) => card.name.toLowerCase().includes(wanted));
-  byId("run-count").textContent = wanted ? `${shown.length} of ${cards.size}` : `${cards.size}`;
+  byId("run-count").textContent = `${wanted ? `${shown.length} of ` : ""}${cards.size}${full ? ", and maybe more that are not listed" : ""}`;
   const nodes = shown.map(nodeOf);
   const list = byId("cards");
   nodes.forEach((node, place) => {

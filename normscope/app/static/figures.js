@@ -6,7 +6,7 @@ import { tableOf } from "./tables.js";
 import { isDark, onTheme } from "./theme.js";
 import { show, view } from "./view.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+const CONFIG = { displayModeBar: false, doubleClick: false };
 const LINES_HEIGHT = 300; // pixels
 const SHARE = 4; // a figure is asked for again after this many times the time that it took: the page stays awake
 
@@ -64,6 +64,8 @@ class Panel {
       if (this.visible) this.refresh();
     }, { rootMargin: "200px" });
     this.watcher.observe(this.node);
+    this.sizes = new ResizeObserver(() => this.fit()); // a window is not all that changes a panel's width
+    this.sizes.observe(this.node);
   }
 
   describe({ title, question, range, onClick = null }) {
@@ -117,11 +119,17 @@ class Panel {
       dragmode: this.range ? "zoom" : false,
     });
     await library.react(this.plot, figure.data, layout, CONFIG);
+    this.fit();
     if (first) {
       this.plot.on("plotly_relayout", zoomed);
       this.plot.on("plotly_doubleclick", () => show({ from: "", to: "" }));
       this.plot.on("plotly_click", ({ points: [point] }) => this.onClick?.(point));
     }
+  }
+
+  async fit() {
+    const library = this.shown && (await plotly());
+    if (library && this.plot.clientWidth !== this.plot._fullLayout?.width && this.plot.clientWidth > 0) library.Plots.resize(this.plot);
   }
 
   point(event) {
@@ -148,6 +156,7 @@ class Panel {
 
   remove() {
     this.watcher.disconnect();
+    this.sizes.disconnect();
     if (this.shown) plotly().then((library) => library.purge(this.plot));
     this.node.remove();
   }

@@ -18,8 +18,21 @@ export function quantityOf(finding) {
   return QUANTITY_OF.find(([rule]) => finding?.rule.startsWith(rule))?.[1] ?? "spectral_norm";
 }
 
+let said = ""; // what the verdicts are about, without what every step changes
+
 export function drawVerdict(cards) {
+  const about = JSON.stringify(cards.map(({ id, status, error, worst, fine, findings, step }) => [id, status, error, worst, fine, findings, step === null]));
+  if (about === said) {
+    byId("verdict").querySelectorAll(".headline").forEach((text, place) => (text.textContent = cards.filter(isFine)[place].headline));
+    return;
+  }
+  said = about;
   byId("verdict").replaceChildren(...cards.map(verdict));
+  byId("announcement").textContent = [...byId("verdict").querySelectorAll("h2")].map(({ textContent }) => textContent).join("; ");
+}
+
+function isFine(card) {
+  return card.status !== "error" && !card.worst && card.step !== null;
 }
 
 function verdict(card) {
@@ -28,16 +41,12 @@ function verdict(card) {
   if (card.status === "error") {
     return element("div", { class: "verdict bad" }, element("h2", {}, "Cannot be read"), element("p", {}, card.error), about);
   }
+  if (isFine(card)) {
+    return element("div", { class: "verdict good" }, element("h2", {}, "No warnings"), element("p", { class: "headline" }, card.headline), fine(card), about);
+  }
   if (!worst) {
-    const empty = card.step === null;
-    return element(
-      "div",
-      { class: `verdict ${empty ? "" : "good"}` },
-      element("h2", {}, empty ? "Nothing is recorded yet" : "No warnings"),
-      element("p", {}, empty ? "The first row is written after the first optimizer step." : card.headline),
-      fine(card),
-      about,
-    );
+    const [title, text] = card.status === "waiting" ? ["Reading…", ""] : ["Nothing is recorded yet", "The first row is written after the first optimizer step."];
+    return element("div", { class: "verdict" }, element("h2", {}, title), element("p", {}, text), about);
   }
   const others = [worst.affected > 1 && `${plural(worst.affected - 1, "other layer")} too`, card.findings > 1 && `${plural(card.findings - 1, "more finding")} below`];
   return element(

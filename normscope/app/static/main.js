@@ -13,6 +13,7 @@ const EVERY = 1000; // milliseconds between questions
 
 let version = -1;
 let titles = { metrics: {}, scalars: {} };
+let written = null; // the findings and settings on the page
 let drawing = 0; // only the newest of several drawings under way may finish
 
 // the runs and what is shown of them -----------------------------------------------------------------------------------
@@ -24,7 +25,13 @@ function metricOf(chosen) {
 async function detailsOf(readable) {
   if (readable.length === 0) return [];
   const { runs } = await ask("run", { run: readable.map(({ id }) => id) });
-  return runs.map((details, index) => ({ card: readable[index], ...details }));
+  const details = runs.map((each, index) => ({ card: readable[index], ...each }));
+  if (runs !== written) {
+    written = runs; // redrawn only when they changed: what a reader opened stays open
+    drawFindings(details);
+    drawSettings(details);
+  }
+  return details;
 }
 
 // asked: whether somebody has just asked for a layer
@@ -46,8 +53,6 @@ async function drawView(asked = false) {
     const details = await detailsOf(readable);
     const layers = await filtered(details);
     if (turn !== drawing || details.length === 0) return;
-    drawFindings(details);
-    drawSettings(details);
     arrange(byId("figures"), panelsOf(details, layers, metricOf(chosen)));
     if (asked) scrollTo("layer");
   } catch (error) {

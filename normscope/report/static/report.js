@@ -7,6 +7,7 @@
   const scheme = () => (printing.matches ? "light" : root.dataset.scheme || (preferred.matches ? "dark" : "light"));
   const plots = [...document.querySelectorAll(".plot")];
   const narrow = 600;
+  const paper = 660; // pixels across a printed page
 
   async function unpacked(id) {
     const packed = atob(document.getElementById(id).textContent);
@@ -14,9 +15,9 @@
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
 
-  function recolour(schemes) {
+  function change(layout) {
     for (const plot of plots) {
-      if (plot.data) window.Plotly.relayout(plot, schemes[scheme()]);
+      if (plot.data) window.Plotly.relayout(plot, layout);
     }
   }
 
@@ -42,14 +43,16 @@
       await window.Plotly.newPlot(plot, data, fitted(layout, plot.clientWidth), config);
       await new Promise((resume) => setTimeout(resume, 0));
     }
-    recolour(schemes);
+    change(schemes[scheme()]);
     const button = document.getElementById("scheme");
     button.hidden = false;
     button.addEventListener("click", () => {
       root.dataset.scheme = scheme() === "dark" ? "light" : "dark";
-      recolour(schemes);
+      change(schemes[scheme()]);
     });
-    for (const query of [preferred, printing]) query.addEventListener("change", () => recolour(schemes));
+    window.addEventListener("beforeprint", () => change({ width: paper, autosize: false }));
+    window.addEventListener("afterprint", () => change({ width: null, autosize: true }));
+    for (const query of [preferred, printing]) query.addEventListener("change", () => change(schemes[scheme()]));
     root.dataset.drawn = "true";
   }
 
