@@ -104,8 +104,8 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     prior, divergence, weight = best_prior(dimension, sigma, distance)
     parts = {
         "error of Q on D at most": error, "error of Q on D, drawn": found.mean, "draws": found.draws, "σ": sigma,
-        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "error of h on D": own, "KL": divergence, "ln 1/weight of λ": weight,
-        "m": size,
+        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "error of h on D": own,
+        "KL": divergence, "ln 1/weight of λ": weight, "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
     assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS, PLACE]
