@@ -88,5 +88,7 @@ def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | Non
         ns.margins(model, shown).figure(),
         ns.flatness(model, shown, seed=seed).figure(),
     ]
+    for figure in figures:
+        figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": "gray"})
     parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
     return '<!doctype html><html lang="en"><meta charset="utf-8"><title>Generalization</title>' + "".join(parts) + "</html>"
