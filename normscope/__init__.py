@@ -15,6 +15,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball, Box
 from normscope.curvature.landscape import Landscape, landscape
 from normscope.curvature.spectrum import Curvature, hessian
+from normscope.lab.runner import load_experiment, run_experiment
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Run, load_run
 from normscope.recorder.watch import Watch, watch
@@ -25,6 +26,6 @@ from normscope.version import __version__
 __all__ = [
     "Audit", "Ball", "Box", "Bracket", "Curvature", "ExportError", "InputError", "Landscape", "Magnitude", "NormscopeError",
     "Probe", "Refusal", "Run", "SymmetryReport", "Watch", "__version__", "audit", "certify_radius", "doctor", "hessian",
-    "landscape", "lipschitz", "load_run", "local_brackets", "normalizer_ablation", "operator_norm", "optim", "rules",
-    "run_claims", "symmetries", "watch", "weight_sensitivities",
+    "landscape", "lipschitz", "load_experiment", "load_run", "local_brackets", "normalizer_ablation", "operator_norm", "optim",
+    "rules", "run_claims", "run_experiment", "symmetries", "watch", "weight_sensitivities",
 ]  # fmt: skip
