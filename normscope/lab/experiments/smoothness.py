@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from normscope.curvature.landscape import landscape
 from normscope.lab.datasets import Labelled
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, side_by_side
 from normscope.lab.experiments.max_learning_rate import trains
 from normscope.lab.training import Training, TrainingSettings, ends, prepare, train
 from normscope.lab.workspace import Workspace
@@ -28,7 +28,10 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class SmoothnessSettings(TrainingSettings):
+    """images: 11 batches; a shorter one at the end of an epoch would have larger gradients."""
+
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
+    images: int | None = 1408
     unit_ball: bool = False
     optimizer: str = "plain-sgd"
     learning_rates: tuple[float, ...] = (0.03, 0.1)
@@ -83,10 +86,10 @@ def judge(results: Results) -> list[Comparison]:
         for quantity, name in QUANTITIES.items():
             with_bn, without = (statistics.fmean(group.track(quantity)[1]) for group in (normalized, plain))
             paper, agrees = ("smaller with BN", with_bn < without) if both_train else ("", None)
-            ours = f"{with_bn:.3g} BN, {without:.3g} no BN"
+            ours = side_by_side(with_bn, without)
             rows.append(Comparison(f"{what}: {name}, mean over epochs", paper, ours, agrees))
         with_bn, without = (max(max(norms) / statistics.median(norms) for norms in _norms(group)) for group in (normalized, plain))
-        ours = f"{with_bn:.3g} BN, {without:.3g} no BN"
+        ours = side_by_side(with_bn, without)
         rows.append(Comparison(f"{what}: largest gradient over the median", "no spikes with BN", ours, with_bn < without))
         ours = f"{normalized.mean('train_loss'):.3f} BN, {plain.mean('train_loss'):.3f} no BN"
         rows.append(Comparison(f"{what}: training loss at the end", "", ours))
