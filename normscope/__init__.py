@@ -21,6 +21,7 @@ from normscope.guarantees.flatness import flatness
 from normscope.guarantees.generalization import Guarantees, generalization
 from normscope.guarantees.iterations import TrainingCost, training_cost
 from normscope.guarantees.margins import margins
+from normscope.lab.runner import load_experiment, run_experiment
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Run, load_run
 from normscope.recorder.watch import Watch, watch
@@ -32,6 +33,6 @@ __all__ = [
     "Audit", "Ball", "Bound", "Box", "Bracket", "Curvature", "ExportError", "Guarantees", "InputError", "Landscape",
     "Magnitude", "NormscopeError", "Probe", "Refusal", "Run", "SymmetryReport", "Trained", "TrainingCost", "Watch",
     "__version__", "audit", "certify_radius", "compare_bounds", "doctor", "flatness", "generalization", "hessian", "landscape",
-    "lipschitz", "load_run", "local_brackets", "margins", "normalizer_ablation", "operator_norm", "optim", "rules", "run_claims",
-    "symmetries", "training_cost", "watch", "weight_sensitivities",
+    "lipschitz", "load_experiment", "load_run", "local_brackets", "margins", "normalizer_ablation", "operator_norm", "optim",
+    "rules", "run_claims", "run_experiment", "symmetries", "training_cost", "watch", "weight_sensitivities",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from normscope.cli.audit import terminal
+from normscope.cli.audit import check_writable, terminal
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,6 +79,18 @@ def show(name: Name, full: Full = False, out: Out = Path("runs/lab"), json: Json
 
     outcome = load_experiment(name, full, out)
     print(outcome.to_json()) if json else terminal().print(outcome)
+
+
+@lab.command()
+def document(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Directories that `lab run --out` has filled.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The page, in Markdown; pictures go beside it.")],
+) -> None:
+    """Make a page of the results of experiments, with their figures."""
+    from normscope.lab.documentation import write_page
+
+    check_writable(to)
+    write_page(directories, to)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Experiment, find
 from normscope.lab.workspace import CHECKPOINT, PROGRESS, Report, Workspace, write_atomically
 from normscope.recorder.store import plain
@@ -45,6 +46,8 @@ class Task:
             record: Record = json.loads((self.directory / RESULT).read_text())
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise InputError(f"{self.directory / RESULT} is not JSON: delete {self.directory} to run that trial again") from error
         return record
 
     @property

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from normscope.core.errors import InputError
 from normscope.lab.datasets import Split, load_data
 
 CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
@@ -69,7 +71,10 @@ class Workspace:
         path = self.directory / CHECKPOINT
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except (RuntimeError, UnpicklingError, EOFError) as error:
+            raise InputError(f"{path} cannot be read: delete it to start that trial again") from error
         return state
 
 

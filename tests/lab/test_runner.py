@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,3 +200,15 @@ def test_every_experiment_is_complete(name: str) -> None:
 def test_every_experiment_runs_on_digits(name: str, tmp_path: Path) -> None:
     outcome = run_experiment(name, out=tmp_path)
     assert not outcome.failures and outcome.comparisons and outcome.content["figures"]
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    experiments()["my-gap"] = names["EXPERIMENT"]
+    try:
+        outcome = run_experiment("my-gap", settings=TINY, out=tmp_path)
+    finally:
+        del experiments()["my-gap"]
+    assert outcome.content["figures"] == ["loss"] and outcome.verdict in ("agrees", "differs")

@@ -39,7 +39,7 @@ def judge(results: Results) -> list[Comparison]:
             rows.append(Comparison(f"{what}: {name}", paper, f"10^{first:.1f} → 10^{last:.1f}", agrees))
         tight = group.mean("audit", "products", "normalizers_tight")
         if normalizer != "none":
-            rows.append(Comparison(f"{what}: ∏max|γ|/σ with running statistics", "", f"10^{tight:.1f}"))
+            rows.append(Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", f"10^{tight:.1f}"))
     return rows
 
 

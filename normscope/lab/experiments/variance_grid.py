@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult
@@ -48,8 +48,7 @@ def growth(trial: TrialResult) -> float:
 def judge(results: Results) -> list[Comparison]:
     rows = []
     for label, group in results.by_label().items():
-        factors = [growth(trial) for trial in group]
-        mean = sum(factors) / len(factors)
+        mean = fmean(growth(trial) for trial in group)
         product = group.track("products", "normalizers_layer" if _normalized(group) else "activations_layer")[1][-1]
         ours = f"×10^{mean:+.2f}; ∏1/σ = 10^{product:.1f} at the end, accuracy {group.mean('train_accuracy'):.2f}"
         rows.append(Comparison(f"{label}: median variance", "grows", ours, mean >= GREW))
@@ -57,10 +56,14 @@ def judge(results: Results) -> list[Comparison]:
 
 
 def plots(results: Results) -> dict[str, Plot]:
-    groups = results.by_label()
-    means = [sum(growth(trial) for trial in group) / len(group) for group in groups.values()]
+    series: dict[str, tuple[list[str], list[float]]] = {}
+    for label, group in results.by_label().items():
+        network, variation = label.split(", ")
+        names, means = series.setdefault(network, ([], []))
+        names.append(variation)
+        means.append(fmean(growth(trial) for trial in group))
     title, y = "How much the median input variance grew", "log10 of the factor"
-    return {"growth": Plot(title, "trial", y, {"growth": (list(groups), means)}, kind="bars")}
+    return {"growth": Plot(title, "what is changed", y, series, kind="bars")}
 
 
 def _normalized(group: Results) -> bool:

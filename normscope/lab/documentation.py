@@ -1,0 +1,88 @@
+"""A page of results, made from the result.json files of experiments that were run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from normscope.core.errors import InputError
+from normscope.lab.experiment import find
+from normscope.lab.runner import Outcome
+from normscope.lab.tasks import RESULT
+from normscope.recorder.store import plain
+
+HEAD = """# Reproduction
+
+Experiments of the papers as they were run here. `normscope lab document DIR … --to FILE` made this page from the `result.json`
+files of `normscope lab run`; no number in it was typed. A row says what the paper states, what was measured, and whether they
+agree; a row without a verdict is a number on which the paper is silent. `10^a → 10^b` is before training → after.
+
+Norms are of weights as matrices (out, everything else) unless a row says *operators*; variances are those of one fixed batch in
+training mode; *eval mode* rows use running statistics. The definitions are those of [audit](audit.md): the same network has
+products that are tens of orders of magnitude apart, depending on which is meant.
+"""
+
+
+def write_page(directories: Sequence[Path], page: Path) -> None:
+    """One section a result, with still pictures of its figures in `images/` beside the page."""
+    outcomes = [outcome for directory in directories for outcome in load_results(directory)]
+    images = page.parent / "images" / page.stem
+    images.mkdir(parents=True, exist_ok=True)
+    sections = [_section(outcome, images, page.parent) for outcome in outcomes]
+    page.write_text("\n".join([HEAD, *sections]), encoding="utf-8")
+
+
+def load_results(directory: Path) -> list[Outcome]:
+    """Every result in a directory that was passed to `normscope lab run --out`."""
+    paths = sorted(path for path in directory.glob(f"*/{RESULT}") if path.parent.name != "trials")
+    if not paths:
+        raise InputError(f"no result in {directory}: pass a directory that `normscope lab run NAME --out DIR` has filled")
+    return [Outcome(path.parent, json.loads(path.read_text())) for path in paths]
+
+
+def _section(outcome: Outcome, images: Path, base: Path) -> str:
+    content = outcome.content
+    networks = ", ".join(dict.fromkeys(str(trial["parameters"].get("network", trial["label"])) for trial in content["trials"]))
+    lines = [f"## {content['experiment']}: {networks}", "", f"*{content['source']}.* {content['statement']}", ""]
+    lines += [f"**{outcome.verdict}.** {_settings(content)}", ""]
+    lines += ["| quantity | the paper | here | |", "| --- | --- | --- | --- |"]
+    words = {True: "agrees", False: "differs", None: ""}
+    lines += [
+        f"| {_cell(row.quantity)} | {_cell(row.paper)} | {_cell(row.ours)} | {words[row.agrees]} |" for row in outcome.comparisons
+    ]
+    lines += ["", *_pictures(outcome, images, base, networks)]
+    return "\n".join(lines)
+
+
+def _settings(content: Any) -> str:
+    """What was run, how it differs from the paper's settings, and how long it took."""
+    intended = plain(asdict(find(content["experiment"]).full))
+    changed = {name: value for name, value in content["settings"].items() if intended.get(name, value) != value and name != "data"}
+    differs = ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items()) or "nothing"
+    hours = sum(trial["seconds"] for trial in content["trials"]) / 3600
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return (
+        f"Data: {content['settings']['data']}. Changed from the full settings: {differs}. "
+        f"{len(content['trials'])} trials, {hours:.2f} hours in all; {versions}."
+    )
+
+
+def _pictures(outcome: Outcome, images: Path, base: Path, networks: str) -> list[str]:
+    import plotly.io
+
+    from normscope.report.svg import svg
+
+    lines = []
+    for name in outcome.content["figures"]:
+        figure = plotly.io.from_json((outcome.directory / "figures" / f"{name}.json").read_text())
+        path = images / f"{outcome.content['experiment']}-{networks.replace(', ', '-')}-{name}.svg"
+        path.write_text(svg(figure), encoding="utf-8")
+        lines += [f"![{figure.layout.title.text}]({path.relative_to(base).as_posix()})", ""]
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

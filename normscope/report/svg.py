@@ -1,0 +1,145 @@
+"""A still picture of a figure, for pages that run no scripts: lines, points and bars as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from normscope.report.theme import COLORS
+
+WIDTH, HEIGHT = 720, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 90  # margins; the legend is in the right one, words below lean
+LEANING = 22  # degrees
+GREY, INK = "#b0b0b0", "#666666"  # readable on white and on black
+
+
+class Axis:
+    """From values to pixels, linear or logarithmic; words get places 0, 1, ….
+
+    Values that cannot be shown (not finite, or not positive on a logarithmic axis) have no place.
+    """
+
+    def __init__(self, values: Sequence[Any], start: float, end: float, log: bool = False) -> None:
+        self.words = list(dict.fromkeys(values)) if any(isinstance(value, str) for value in values) else []
+        self.log, self.start, self.end = log, start, end
+        shown = [place for value in values if (place := self._number(value)) is not None]
+        low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+        margin = 0.5 if self.words else 0.03 * (high - low) or 0.5
+        self.low, self.high = low - margin, high + margin
+
+    def place(self, value: Any) -> float | None:
+        number = self._number(value)
+        return None if number is None else self.start + (number - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(place, label) of round values."""
+        if self.words:
+            return [(place, word) for word in self.words if (place := self.place(word)) is not None]
+        step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-300)))
+        while (self.high - self.low) / step > 8:
+            step *= 2
+        while (self.high - self.low) / step < 3:
+            step /= 2
+        numbers = [step * index for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        pixels = (self.end - self.start) / (self.high - self.low)
+        return [(self.start + (number - self.low) * pixels, _label(number, self.log)) for number in numbers]
+
+    def _number(self, value: Any) -> float | None:
+        if self.words:
+            return float(self.words.index(value)) if value in self.words else None
+        number = float("nan") if value is None else float(value)
+        if self.log:
+            number = math.log10(number) if number > 0 else math.nan
+        return number if math.isfinite(number) else None
+
+
+def svg(figure: go.Figure) -> str:
+    """The traces of a figure with their names, axes with their titles, and horizontal lines."""
+    layout, traces = figure.layout, figure.data
+    levels = [shape.y0 for shape in layout.shapes or ()]
+    log_x, log_y = layout.xaxis.type == "log", layout.yaxis.type == "log"
+    across = Axis([value for trace in traces for value in trace.x], LEFT, WIDTH - RIGHT, log_x)
+    zero = [0.0] if any(trace.type == "bar" for trace in traces) else []
+    up = Axis([*(value for trace in traces for value in trace.y), *levels, *zero], HEIGHT - BOTTOM, TOP, log_y)
+    parts = [*_frame(layout, across, up)]
+    for index, trace in enumerate(traces):
+        color = COLORS[index % len(COLORS)]
+        parts += _bars(trace, across, up, color, index, len(traces)) if trace.type == "bar" else _curve(trace, across, up, color)
+        if len(traces) > 1:
+            parts.append(_text(WIDTH - RIGHT + 12, TOP + 16 * index, _short(trace.name), color, size=11))
+    for shape, note in zip(layout.shapes or (), layout.annotations or (), strict=False):
+        place = up.place(shape.y0)
+        if place is not None:
+            parts.append(f'<path d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="5 4"/>')
+            parts.append(_text(LEFT + 4, place - 4, note.text, INK, size=11))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" fill="none">'
+    )
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def _frame(layout: Any, across: Axis, up: Axis) -> list[str]:
+    parts = [_text(LEFT, TOP - 16, layout.title.text, INK, size=15)]
+    for place, label in across.ticks():
+        parts.append(f'<path d="M{place:.1f} {HEIGHT - BOTTOM}V{TOP}" stroke="{GREY}" stroke-width="0.4"/>')
+        parts.append(_word(place, label) if across.words else _text(place, HEIGHT - BOTTOM + 16, label, INK, "middle", 11))
+    for place, label in up.ticks():
+        parts.append(f'<path d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}" stroke="{GREY}" stroke-width="0.4"/>')
+        parts.append(_text(LEFT - 6, place + 4, label, INK, "end", 11))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, layout.xaxis.title.text, INK, "middle"))
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, layout.yaxis.title.text, INK, "middle")}</g>')
+    return parts
+
+
+def _word(place: float, text: str) -> str:
+    y = HEIGHT - BOTTOM + 12
+    return f'<g transform="rotate({-LEANING} {place:.1f} {y})">{_text(place, y, _short(text), INK, "end", 11)}</g>'
+
+
+def _curve(trace: Any, across: Axis, up: Axis, color: str) -> list[str]:
+    """A line, broken where a value has no place, or points."""
+    places = [(across.place(x), up.place(y)) for x, y in zip(trace.x, trace.y, strict=True)]
+    if "lines" not in (trace.mode or "lines"):
+        return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places if x is not None and y is not None]
+    path, pen_down = "", False
+    for x, y in places:
+        if x is None or y is None:
+            pen_down = False
+            continue
+        path += f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}"
+        pen_down = True
+    return [f'<path d="{path}" stroke="{color}" stroke-width="1.6"/>']
+
+
+def _bars(trace: Any, across: Axis, up: Axis, color: str, index: int, groups: int) -> list[str]:
+    width = 0.8 * abs(across.end - across.start) / max(len(across.words), len(trace.x), 1) / groups
+    base, parts = up.place(0.0), []
+    for x, y in zip(trace.x, trace.y, strict=True):
+        middle, top = across.place(x), up.place(y)
+        if middle is not None and top is not None and base is not None:
+            left, height = middle + (index - groups / 2) * width, abs(base - top)
+            parts.append(
+                f'<rect x="{left:.1f}" y="{min(base, top):.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
+            )
+    return parts
+
+
+def _text(x: float, y: float, text: str | None, color: str, anchor: str = "start", size: int = 13) -> str:
+    shown = escape(text or "")
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" font-size="{size}" text-anchor="{anchor}">{shown}</text>'
+
+
+def _short(text: str | None, length: int = 28) -> str:
+    text = text or ""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _label(number: float, log: bool) -> str:
+    if log:
+        return f"10^{number:g}" if number == int(number) else f"{10**number:.2g}"
+    return f"{round(number, 10):g}"

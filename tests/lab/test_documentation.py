@@ -1,0 +1,68 @@
+"""The page of results: every row and figure of every result, made from files alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from normscope.core.errors import InputError
+from normscope.lab.documentation import write_page
+from normscope.lab.experiment import Plot
+from normscope.lab.runner import run_experiment
+from normscope.report.lab import plot
+from normscope.report.svg import svg
+from tests.lab.test_runner import TINY
+
+
+def test_a_page_holds_every_row_and_figure(tmp_path: Path) -> None:
+    outcomes = [run_experiment(name, settings=TINY, out=tmp_path / "out") for name in ("weight-norms", "input-variance")]
+    page = tmp_path / "docs" / "reproduction.md"
+    page.parent.mkdir()
+    write_page([tmp_path / "out"], page)
+    text = page.read_text()
+    for outcome in outcomes:
+        assert f"## {outcome.content['experiment']}: mlp" in text
+        for row in outcome.comparisons:
+            assert row.ours in text
+    images = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert len(images) == sum(len(outcome.content["figures"]) for outcome in outcomes)
+    for image in images:
+        ElementTree.parse(page.parent / image)
+    assert "epochs 2" in text and "images 200" in text
+
+
+def test_no_results_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no result in"):
+        write_page([tmp_path], tmp_path / "page.md")
+
+
+@pytest.mark.parametrize("kind", ["lines", "points", "bars"])
+@pytest.mark.parametrize("log", [False, True])
+def test_pictures_leave_out_what_cannot_be_shown(kind: str, log: bool) -> None:
+    values = [1.0, math.nan, math.inf, 1e-3, 0.0, 5.0]
+    shown = Plot(
+        "a < b & c",
+        "x",
+        "y",
+        {"one": (range(6), values), "two": (range(6), values[::-1])},
+        kind=kind,
+        log_y=log,
+        levels={"level": 2.0},
+    )
+    picture = svg(plot(shown))
+    ElementTree.fromstring(picture)
+    assert "nan" not in picture and "inf" not in picture and "a &lt; b" in picture
+
+
+def test_a_constant_and_words_have_a_place() -> None:
+    words = Plot("t", "x", "y", {"one": (["first", "second"], [3.0, 3.0])}, kind="bars")
+    assert "second" in svg(plot(words))
+    ElementTree.fromstring(svg(plot(Plot("t", "x", "y", {"one": ([0], [0.0])}))))
+
+
+def test_a_kind_of_plot_that_does_not_exist_is_one_line() -> None:
+    with pytest.raises(InputError, match="no kind of plot 'pie': choose from lines"):
+        plot(Plot("t", "x", "y", {}, kind="pie"))
