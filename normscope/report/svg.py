@@ -1,4 +1,4 @@
-"""A still picture of a figure, for pages that run no scripts: lines, points and bars as SVG."""
+"""A still picture of a figure, for pages that run no scripts: lines, points, bars and surfaces as SVG."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
-from normscope.report.theme import COLORS
+from normscope.report.theme import COLORS, SEQUENTIAL
 
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 90  # margins; the legend is in the right one, words below lean
 LEANING = 22  # degrees
+CELLS = 41  # of a surface, along an axis
 GREY, INK = "#b0b0b0", "#666666"  # readable on white and on black
 
 
@@ -34,6 +37,16 @@ class Axis:
     def place(self, value: Any) -> float | None:
         number = self._number(value)
         return None if number is None else self.start + (number - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    @property
+    def unit(self) -> float:
+        """The pixels of a unit."""
+        return abs(self.end - self.start) / (self.high - self.low)
+
+    def widen(self, unit: float) -> None:
+        """Show more on both sides, so that a unit has so many pixels."""
+        middle, half = (self.low + self.high) / 2, abs(self.end - self.start) / unit / 2
+        self.low, self.high = middle - half, middle + half
 
     def ticks(self) -> list[tuple[float, str]]:
         """(place, label) of round values."""
@@ -65,10 +78,19 @@ def svg(figure: go.Figure) -> str:
     across = Axis([value for trace in traces for value in trace.x], LEFT, WIDTH - RIGHT, log_x)
     zero = [0.0] if any(trace.type == "bar" for trace in traces) else []
     up = Axis([*(value for trace in traces for value in trace.y), *levels, *zero], HEIGHT - BOTTOM, TOP, log_y)
+    if layout.yaxis.scaleanchor:
+        unit = min(across.unit, up.unit)
+        across.widen(unit)
+        up.widen(unit)
     parts = [*_frame(layout, across, up)]
     for index, trace in enumerate(traces):
         color = COLORS[index % len(COLORS)]
-        parts += _bars(trace, across, up, color, index, len(traces)) if trace.type == "bar" else _curve(trace, across, up, color)
+        if trace.type == "contour":
+            parts += _surface(trace, across, up)
+        elif trace.type == "bar":
+            parts += _bars(trace, across, up, color, index, len(traces))
+        else:
+            parts += _curve(trace, across, up, color)
         if len(traces) > 1:
             parts.append(_text(WIDTH - RIGHT + 12, TOP + 16 * index, _short(trace.name), color, size=11))
     for shape, note in zip(layout.shapes or (), layout.annotations or (), strict=False):
@@ -126,6 +148,23 @@ def _bars(trace: Any, across: Axis, up: Axis, color: str, index: int, groups: in
             parts.append(
                 f'<rect x="{left:.1f}" y="{min(base, top):.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
             )
+    return parts
+
+
+def _surface(trace: Any, across: Axis, up: Axis) -> list[str]:
+    """A cell a value, of at most CELLS along an axis, dark where it is low."""
+    x, y, heights = (np.asarray(values, dtype=float) for values in (trace.x, trace.y, trace.z))
+    every = math.ceil(max(len(x), len(y)) / CELLS)
+    x, y, heights = x[::every], y[::every], heights[::every, ::every]
+    shades = (heights - np.nanmin(heights)) / (np.nanmax(heights) - np.nanmin(heights) or 1.0)
+    width, height = across.unit * (x[1] - x[0]), up.unit * (y[1] - y[0])
+    parts = []
+    for (row, column), shade in np.ndenumerate(shades):
+        left, top = across.place(x[column]), up.place(y[row])
+        if left is not None and top is not None and math.isfinite(shade):
+            (color,) = sample_colorscale(SEQUENTIAL, [float(shade)])
+            place = f'x="{left - width / 2:.1f}" y="{top - height / 2:.1f}" width="{width + 0.3:.1f}" height="{height + 0.3:.1f}"'
+            parts.append(f'<rect {place} fill="{color}"/>')
     return parts
 
 

@@ -99,3 +99,16 @@ def test_a_flow_that_explodes_is_reported():
 
     with pytest.raises(InputError, match="stopped"):
         gradient_flow(Rising(), lambda outputs, _: outputs.sum(), batch(), 10.0, type(REPORT)(()))
+
+
+def test_a_path_keeps_every_state_and_gradient_norm():
+    moved = network().double()
+    flow = gradient_flow(moved, loss, batch(), 0.2, REPORT, points=3)
+    descent = gradient_descent(moved, loss, batch(), 0.1, 2, REPORT)
+    inputs, targets = (part.double() for part in batch())
+    for path in (flow, descent):
+        assert len(path.states) == len(path.times) == len(path.gradient_norms) == 3
+        for state, norm in zip(path.states, path.gradient_norms, strict=True):
+            moved.load_state_dict({**moved.state_dict(), **state})
+            found = torch.autograd.grad(loss(moved(inputs), targets), list(moved.parameters()))
+            torch.testing.assert_close(torch.cat([part.flatten() for part in found]).norm(), norm)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from normscope.core.errors import InputError
+from normscope.lab.catalogue import catalogue
 from normscope.lab.documentation import write_page
 from normscope.lab.experiment import Plot
 from normscope.lab.runner import run_experiment
@@ -66,3 +68,21 @@ def test_a_constant_and_words_have_a_place() -> None:
 def test_a_kind_of_plot_that_does_not_exist_is_one_line() -> None:
     with pytest.raises(InputError, match="no kind of plot 'pie': choose from lines"):
         plot(Plot("t", "x", "y", {}, kind="pie"))
+
+
+def test_the_catalogue_is_made_from_the_experiments() -> None:
+    page = Path(__file__).parents[2] / "docs" / "experiments.md"
+    assert page.read_text(encoding="utf-8") == catalogue(), "run: python -m normscope.lab > docs/experiments.md"
+
+
+def test_a_surface_is_drawn_in_cells_and_equal_axes_have_equal_units() -> None:
+    places = [-1.0, 0.0, 3.0]
+    shown = Plot(
+        "", "x", "y", {"way": ([0.0, 1.0], [0.0, 1.0])}, surface=(places, places, [[1, 2, 3], [1, 2, 3], [1, 2, float("nan")]])
+    )
+    for equal in (False, True):
+        drawn = ElementTree.fromstring(svg(plot(replace(shown, equal=equal))))
+        assert len(drawn.findall("{*}rect")) == 8
+        last = [line.get("d", "") for line in drawn.findall("{*}path")][-1]
+        x0, y0, x1, y1 = (float(number) for point in last[1:].split("L") for number in point.split())
+        assert (x1 - x0 == pytest.approx(y0 - y1, abs=0.2)) == equal

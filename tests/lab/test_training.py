@@ -12,7 +12,7 @@ import torch
 from normscope.core.errors import InputError
 from normscope.lab.measurements import PRODUCTS, LayerMeter, spectral_norm
 from normscope.lab.models import mlp, resnet18
-from normscope.lab.training import Training, TrainingSettings, train, trained_numbers, with_and_without
+from normscope.lab.training import Training, TrainingSettings, accuracy_numbers, train, trained_numbers, with_and_without
 from normscope.lab.workspace import CHECKPOINT, Workspace
 from normscope.recorder.reading import load_run
 
@@ -42,6 +42,15 @@ def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path, step: float)
     assert trained_numbers(SMALL, Workspace(tmp_path / "killed", 0)) == whole
     steps = load_run(tmp_path / "killed" / "run").table(["step"])["step"].to_pylist()
     assert steps == sorted(set(steps)) and steps[-1] == 9
+
+
+@pytest.mark.parametrize("optimizer", ["sgdg", "adamg"])
+def test_a_killed_training_on_spheres_ends_as_one_that_was_not(tmp_path: Path, optimizer: str) -> None:
+    training = replace(SMALL, optimizer=optimizer, learning_rate=0.01)
+    whole = accuracy_numbers(training, Workspace(tmp_path / "whole", 0))
+    with pytest.raises(Killed):
+        accuracy_numbers(training, killed_at(Workspace(tmp_path / "killed", 0), 1.4))
+    assert accuracy_numbers(training, Workspace(tmp_path / "killed", 0)) == whole
 
 
 def test_a_kill_while_a_checkpoint_is_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
