@@ -104,7 +104,7 @@ def _gains(results: Results, normalizer: str) -> float:
 
 EXPERIMENT = Experiment(
     name="dropout-batchnorm",
-    source="Akbar, 9.5; Li et al. 2019",
+    source="Akbar, Section 9.5; Li et al. 2019",
     statement="Dropout and BN somewhat reduce each other's effect: dropout shifts the variances that BN has seen in training.",
     quick=DropoutSettings(),
     full=DropoutSettings(networks={"mlp": {"width": 512, "depth": 10}}, rates=(0.0, 0.1, 0.2, 0.5), epochs=50),
