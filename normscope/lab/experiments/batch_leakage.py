@@ -98,7 +98,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="batch-leakage",
-    source="Akbar, 7.2 and 9.4",
+    source="Akbar, Sections 7.2 and 9.4",
     statement="BN can leak information where batch composition matters, albeit a rare or small effect; LN does not.",
     quick=LeakageSettings(),
     full=LeakageSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),

@@ -126,7 +126,7 @@ def _slope(group: Results, *path: str) -> float:
 
 EXPERIMENT = Experiment(
     name="capacity-count",
-    source="Than 2025, Corollary 11 and conclusion",
+    source="Than 2025, Corollary 11 and Section 7",
     statement="Constants fall exponentially with the number of normalizers; open for residual and attention networks.",
     quick=CapacitySettings(),
     full=CapacitySettings(

@@ -76,7 +76,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="dead-relus",
-    source="Akbar, 7.3",
+    source="Akbar, Section 7.3",
     statement="Normalization keeps the network in a well-behaved regime: no saturations or dead neurons.",
     quick=DeadSettings(),
     full=DeadSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2)),

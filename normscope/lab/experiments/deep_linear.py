@@ -15,7 +15,7 @@ from normscope.lab.workspace import Workspace
 
 NEAR = 1.25  # a loss up to so many times the convex one's counts as converged
 STUCK = 0.9  # of ln(classes), the loss of a network that has not left the saddle
-SAMPLES = 80  # of which outputs are differentiated: more outputs than affine maps of the input have dimensions
+SAMPLES = 80  # whose outputs are differentiated: for digits more outputs than affine maps of the input have dimensions
 SADDLE = 0.3  # of He's weights: the product of ten layers is 10^-5 times as large
 
 
@@ -53,7 +53,7 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
 
 
 def flat_directions(model: nn.Module, inputs: torch.Tensor) -> Numbers:
-    """Directions of the parameters that leave every output as it is: their number less the rank of ∂outputs/∂parameters."""
+    """Directions of the parameters that leave all outputs on these inputs: their number less the rank of ∂outputs/∂parameters."""
     copied = torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model).double().train())
     parameters = {name: parameter.detach() for name, parameter in copied.named_parameters()}
 
@@ -101,7 +101,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="deep-linear",
-    source="Akbar, 6.2 and 6.4",
+    source="Akbar, Sections 6.1 and 7.1",
     statement="In deep linear networks BN eliminates pathological saddles, enabling global convergence, and removes zero modes.",
     quick=LinearSettings(),
     full=LinearSettings(depths=(2, 4, 10, 20), epochs=100, seeds=(0, 1, 2)),

@@ -103,7 +103,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="gradient-explosion",
-    source="Akbar, 2; Yang et al. 2019",
+    source="Akbar, Section 2.3; Yang et al. 2019",
     statement="In very deep networks BN can cause gradients to explode unless combined with skip connections.",
     quick=SignalSettings(),
     full=SignalSettings(width=1024, depth=100, batch_size=512, seeds=(0, 1, 2, 3, 4)),

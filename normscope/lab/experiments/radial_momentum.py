@@ -187,7 +187,7 @@ def _loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 
 EXPERIMENT = Experiment(
     name="radial-momentum",
-    source="Akbar, 9.5; Heo et al. 2021",
+    source="Akbar, Section 9.5; Heo et al. 2021",
     statement="Radial components have no gradient, yet momentum could carry them; BN curbs the effect, which dissipates.",
     quick=MomentumSettings(),
     full=MomentumSettings(momenta=(0.0, 0.5, 0.9, 0.99), width=256, depth=10, steps=4000, seeds=(0, 1, 2)),

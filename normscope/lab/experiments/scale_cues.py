@@ -93,7 +93,7 @@ def _means(results: Results, cue: str, *path: str) -> dict[str, float]:
 
 EXPERIMENT = Experiment(
     name="scale-cues",
-    source="Akbar, 7.2",
+    source="Akbar, Section 7.2",
     statement="Normalization forces the model to focus on relative patterns rather than the absolute scale of features.",
     quick=CueSettings(),
     full=CueSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),

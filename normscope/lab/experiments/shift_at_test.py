@@ -88,7 +88,7 @@ def _lost(group: Results) -> float:
 
 EXPERIMENT = Experiment(
     name="test-shift",
-    source="Akbar, 9.4",
+    source="Akbar, Section 9.4",
     statement="If training and test data differ, BN's training statistics introduce error, less so when updated on new data.",
     quick=ShiftSettings(),
     full=ShiftSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),

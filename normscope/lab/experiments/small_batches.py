@@ -55,7 +55,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="small-batches",
-    source="Akbar, 9.4",
+    source="Akbar, Section 9.4",
     statement="In very small batches BN's noise overwhelms the training signal; batch renormalization or GN can help.",
     quick=BatchSettings(),
     full=BatchSettings(networks={"mlp": {"width": 256, "depth": 6}}, sizes=(2, 4, 8, 16, 32, 128), epochs=20, seeds=(0, 1, 2)),

@@ -133,7 +133,7 @@ def _pair(losses: dict[str, float], first: str, second: str) -> str:
 
 EXPERIMENT = Experiment(
     name="whitening",
-    source="Akbar, 6.4 and 9.5",
+    source="Akbar, Sections 7.1 and 9.5",
     statement="BN is akin to whitening; full whitening could further improve conditioning by decorrelating features.",
     quick=WhiteningSettings(),
     full=WhiteningSettings(networks={"mlp": {"width": 64, "depth": 10}}, epochs=50, seeds=(0, 1, 2)),

@@ -1,0 +1,60 @@
+"""What the papers assert in passing: every experiment runs to a verdict and figures, tiny by default and as shipped in full."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from normscope.lab.runner import INCOMPLETE, load_experiment, run_experiment
+
+ONE_SEED = {"seeds": "0"}
+SHORT = {**ONE_SEED, "epochs": "1", "images": "64"}
+SMALL = {**SHORT, "networks": '{"mlp":{"width":8,"depth":3}}'}
+TINY = {
+    "adversarial": {**SMALL, "attacked": "20", "certified": "1"},
+    "batch-leakage": SMALL,
+    "bound-prediction": {**SHORT, "depths": "2", "widths": "8"},
+    "capacity-count": {
+        **SHORT,
+        "networks": '{"mlp":{"width":8,"depth":3,"skip":true},"vit":{"patch":4,"width":8,"depth":1,"heads":2}}',
+        "shares": "0.0,1.0",
+    },
+    "dead-relus": {**SMALL, "rates": "0.001"},
+    "deep-linear": {**SHORT, "networks": '{"mlp":{"width":4,"activation":"linear"}}', "depths": "2"},
+    "dropout-batchnorm": {**SMALL, "rates": "0.0,0.5"},
+    "gradient-explosion": {**ONE_SEED, "width": "16", "depth": "12", "batch_size": "16"},
+    "radial-momentum": {"steps": "20", "width": "8", "depth": "3", "momenta": "0.0,0.9"},
+    "scale-cues": SMALL,
+    "sgd-adam": {**SMALL, "sgd_rates": "0.01", "adam_rates": "0.001"},
+    "small-batches": {**SMALL, "normalizers": "batch,group", "sizes": "2,32"},
+    "test-shift": SMALL,
+    "whitening": {**SMALL, "rates": "0.1"},
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
+    outcome = run_experiment(name, settings=TINY[name], out=tmp_path)
+    assert outcome.verdict != INCOMPLETE and outcome.comparisons and name in str(outcome)
+    assert load_experiment(name, out=tmp_path).content == outcome.content
+    for figure in outcome.content["figures"]:
+        assert json.loads((tmp_path / name / "figures" / f"{figure}.json").read_text())["data"]
+
+
+@pytest.mark.parametrize(
+    "name", ["batch-leakage", "scale-cues", "test-shift", "whitening", "deep-linear", "sgd-adam", "dead-relus"]
+)
+def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path) -> None:
+    alone = {**TINY[name], "normalizers": "none"}
+    rows = run_experiment(name, settings=alone, out=tmp_path).comparisons
+    assert all(row.agrees is None for row in rows if "nan" in row.ours)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TINY)
+def test_runs_on_digits_as_shipped(name: str, tmp_path: Path) -> None:
+    outcome = run_experiment(name, out=tmp_path)
+    assert outcome.verdict != INCOMPLETE
+    assert any(row.agrees is not None for row in outcome.comparisons)
