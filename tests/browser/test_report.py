@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import normscope as ns
 from normscope.report.run_page import write_run_report
 from tests.browser.chromium import Heard
-from tests.browser.planted import BAD, train
+from tests.browser.planted import BAD, network, train
 from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -74,6 +76,18 @@ def test_no_accessibility_rule_is_broken(view):
     found = axe.Axe().run(page)
     page.evaluate("document.querySelectorAll('details').forEach(detail => { detail.open = false; })")
     assert found.violations_count == 0, found.generate_report()
+
+
+def test_an_audit_and_a_comparison_are_as_good(browser, report, tmp_path):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    ns.audit(network(bad=1e3).eval(), torch.zeros(2, 1, 8, 8), effort=0.1).to_html(tmp_path / "audit.html")
+    write_run_report([report.parent / "run", write_run(tmp_path / "other", 5, ["only"])], tmp_path / "compare.html")
+    for name, words in (("audit", f"Layer {BAD}"), ("compare", BAD)):
+        with opened(browser, tmp_path / f"{name}.html") as (page, heard):
+            assert words in page.locator(".headline").first.inner_text()
+            assert heard.said == [] and len(heard.asked) == 1
+            found = axe.Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
 
 
 def test_the_keyboard_reaches_everything(view):
