@@ -53,6 +53,6 @@ def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
         task = bar.add_task(what, total=None)
 
         def report(what: str, done: int, expected: int) -> None:
-            bar.update(task, description=what, completed=done, total=expected)
+            bar.update(task, description=what, completed=done, total=expected or None)  # 0: not known
 
         yield Progress(what, report, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from normscope.core.errors import InputError
 from normscope.core.progress import Wanted, shown
 from normscope.curvature.batches import Batch, Batches
 from normscope.guarantees.checkpoint import Checkpoint, joined
-from normscope.guarantees.losses import Loss, is_labels, margins
+from normscope.guarantees.losses import Loss, check_classes, is_labels, margins
 from normscope.guarantees.table import NotApplicable
 
 
@@ -136,10 +136,20 @@ class Sample:
         points, outputs, target, losses = _at_rest((flat(batch.call), outputs, batch.target, losses))
         columns = {"loss": losses, "norm": torch.linalg.vector_norm(points.double(), dim=1), **slopes}
         if is_labels(target) and isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
+            check_classes(outputs, target)
             columns |= {"label": target, "margin": margins(outputs.double(), target)}
         for probe in self.probes:
             columns |= probe(Seen(points, outputs, target, losses))
         return columns
+
+
+def leading(batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
+    """The first batches, until they hold so many samples."""
+    for batch in batches:
+        yield batch
+        samples -= batch.size
+        if samples <= 0:
+            return
 
 
 def run(model: nn.Module, call: Call) -> Any:

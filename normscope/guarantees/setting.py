@@ -205,7 +205,10 @@ class Setting:
 
     @cached_property
     def graph(self) -> Graph:
-        return certifiable_graph(self.model, self.example.kwargs or self.example.args, "eval", None)
+        try:
+            return certifiable_graph(self.model, self.example.kwargs or self.example.args, "eval", None)
+        except (ExportError, InputError) as error:
+            raise NotApplicable(f"it needs a certified constant, which the model has not: {error}") from error
 
     @cached_property
     def above(self) -> Upper:

@@ -12,9 +12,9 @@ from torch import nn
 
 import normscope as ns
 from normscope.core.errors import InputError
+from normscope.core.progress import Progress
 from normscope.curvature.estimators import Density, Quadrature, trace
 from normscope.curvature.lanczos import Krylov, extremes
-from normscope.core.progress import Progress
 from tests.curvature.models import CASES, dense_hessian
 
 

@@ -163,6 +163,35 @@ def test_bad_input_is_named(change, message):
         generalization(**given)
 
 
+def test_tokens_have_no_distances():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    x = torch.arange(40).reshape(20, 2) % 5
+    found = generalization(model, "l1", (x, torch.arange(20) % 2), (x, torch.arange(20) % 2), only=OWN)
+    assert "real numbers" in found.not_given["Than 2025, local constants"] and found["held-out Hoeffding"].certified
+
+
+def test_a_model_that_cannot_be_traced_still_gets_the_rest():
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if bool(x.sum() > 1e9) else 2 * x
+
+    found = generalization(Branching(), "l1", data(60), data(40, seed=1), only=OWN)
+    assert "certified constant" in found.not_given["Than 2025, local constants"]
+    assert "Than 2025, Theorem 20, largest gradient" in values(found)
+
+
+def test_labels_beyond_the_outputs_are_named():
+    with pytest.raises(InputError, match="do not index 2 outputs"):
+        generalization(plain(), lambda z, y: z[:, 0] * 0, (data(20)[0], torch.full((20,), 7)), loss_bound=1.0)
+
+
+def test_a_loader_that_shuffles_is_read_once():
+    loader = DataLoader(TensorDataset(*data(60)), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(0))
+    found = generalization(batch_norm(), "l1", loader, data(40, seed=1), only=OWN)
+    expected = generalization(batch_norm(), "l1", data(60), data(40, seed=1), only=OWN)
+    assert values(found) == pytest.approx(values(expected), rel=1e-4)
+
+
 def test_a_model_whose_samples_touch_each_other_has_no_loss_per_sample():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
     with pytest.raises(InputError, match="other samples of its batch"):

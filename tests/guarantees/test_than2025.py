@@ -71,7 +71,7 @@ def test_every_ingredient_by_hand():
 def test_local_constants_by_hand():
     """The log-odds at a centre c are ± 3c, and within √2 · 3 · ¼ of it on the cell: 2p(1 − p) at the value nearest to 0."""
     setting = tiny_setting()
-    found = local_constants(setting, setting.cells[0])
+    found = local_constants(setting, setting.cells[0]).exp()
     reach = math.sqrt(2) * SLOPE * 0.25
     nearest = [max(0.0, SLOPE * 0.25 - reach), min(0.0, -SLOPE * 0.75 + reach)]
     expected = [math.sqrt(2) * 2 * sigmoid(s) * (1 - sigmoid(s)) * SLOPE for s in nearest]
@@ -82,10 +82,10 @@ def test_ratios_and_gradients_by_hand():
     setting = tiny_setting()
     rows = setting.cells[0]
     slopes = [2 * SLOPE * sigmoid(s) * (1 - sigmoid(s)) for s in (0.3, 0.9, 2.7)]
-    assert largest_gradients(setting, rows).tolist() == pytest.approx([max(slopes[:2]), slopes[2]])
+    assert largest_gradients(setting, rows).exp().tolist() == pytest.approx([max(slopes[:2]), slopes[2]])
     loss = [2 * sigmoid(-SLOPE * x) for x in (0.1, 0.25, 0.3)]
     ratios = [(loss[0] - loss[1]) / 0.15, (loss[1] - loss[2]) / 0.05, 2 * (sigmoid(2.7) - sigmoid(2.25)) / 0.15]
-    assert largest_ratios(setting, rows).tolist() == pytest.approx([max(ratios[:2]), ratios[2]])
+    assert largest_ratios(setting, rows).exp().tolist() == pytest.approx([max(ratios[:2]), ratios[2]])
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -93,8 +93,8 @@ def test_ratios_and_gradients_by_hand():
 def test_proved_constants_hold_on_the_whole_ball(make, loss):
     setting = Setting(make(), loss_of(loss), data(300), data(60, seed=1), partition=Partition("voronoi", 12), cellwise=True)
     rows = setting.cells[0]
-    proved = local_constants(setting, rows)
-    assert bool((proved <= global_constants(setting, rows)).all())
+    proved = local_constants(setting, rows).exp()
+    assert bool((proved <= global_constants(setting, rows).exp()).all())
     generator, twin = torch.Generator().manual_seed(0), setting.model.double()
     flat = 0
     for cell, members in rows.by_cell():
@@ -159,8 +159,19 @@ def test_capacity_of_any_size_neither_overflows_nor_prints_as_infinite(depth):
             layer.weight.copy_(torch.tensor([[0.0, 10.0], [0.0, 0.0]]))  # of norm 10, and 0 when it is applied twice
             layer.bias.zero_()
     (found,) = generalization(model, "ramp", data(50), data(20, seed=1), only=["Than 2025, Corollary 22"])
+    assert found.quantity == GAP
     assert depth - 1 < found.value.log10 < depth + 2
     assert f"e+{depth // 10}" in str(found) and "inf" not in str(found)
+
+
+def test_constants_beyond_floats_are_shown_by_their_logarithms():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(400)), nn.Linear(2, 2))
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.copy_(30 * torch.eye(2))
+    (found,) = generalization(model, "l1", data(50), data(20, seed=1), only=["Than 2025, global constant"])
+    assert float(found.parts["log10 L_i"].min()) > 308 and "inf" not in str(found)
 
 
 def test_monotone_in_size_confidence_and_cells():
@@ -228,6 +239,39 @@ def test_hopeless_cells_are_given_up(monkeypatch):
     )
     proved = local_constants(setting, setting.cells[0])
     assert len(tried) == TRIES and bool(proved.isinf().all())
+
+
+def test_what_changes_with_a_rescaling_of_units_says_so():
+    """W_1 → D W_1, b_1 → D b_1, W_2 → W_2 D^-1 leaves a ReLU network as it is: so it does with all that is measured on the function."""
+    model = plain().double()
+    twin = plain().double()
+    scales = torch.tensor([0.01, 0.1, 1, 3, 10, 100], dtype=torch.float64)
+    with torch.no_grad():
+        twin[0].weight.mul_(scales[:, None])
+        twin[0].bias.mul_(scales)
+        twin[2].weight.div_(scales)
+    first, second = (generalization(one, "l1", data(200), data(60, seed=1), only=VERSIONS) for one in (model, twin))
+    for bound in first:
+        other = second[bound.name]
+        assert bound.value.log == pytest.approx(other.value.log, rel=1e-9) or any(
+            "not invariant" in text for text in bound.assumptions
+        )
+    assert all("not invariant" not in str(bound) for bound in first if bound.status == ESTIMATE)
+
+
+def test_two_inputs_and_a_shared_layer():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+
+        def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.shared(first)) + torch.relu(self.shared(second)))
+
+    (x, y), (z, _) = data(120, classes=3), data(120, classes=3, seed=4)
+    train, held_out = (x[:80], z[:80], y[:80]), (x[80:], z[80:], y[80:])
+    found = generalization(Pair(), "l1", train, held_out, partition=Partition("voronoi", 5), only=VERSIONS)
+    assert len(found) == 5 and found["Than 2025, Theorem 20, local constants"].parts["N"] == 16
 
 
 def test_a_loss_without_a_slope_gives_estimates_only():

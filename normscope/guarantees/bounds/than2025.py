@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from normscope.guarantees.setting import Setting
 
 INDEPENDENT = "training samples are independent draws from P; held-out points, which shape the cells, are independent of them"
+AS_THEY_STAND = "constants are proved with the parameters as they stand: not invariant under symmetries of scale"
 MEASURED_DISTANCE = "λ_i is the mean distance to held-out points"
 FARTHEST = "λ_i is the farthest distance in a cell's ball"
 ROUNDING = 1e-9  # relative: float64 sums over cells
 
-Constants = Callable[["Setting", Cellwise], torch.Tensor]
+Constants = Callable[["Setting", Cellwise], torch.Tensor]  # ln L_i
 Uncertainty = Callable[["Setting", Cellwise], float]
 
 
@@ -47,15 +48,15 @@ def sharper(setting: Setting, rows: Cellwise) -> float:
 
 
 def largest_gradients(setting: Setting, rows: Cellwise) -> torch.Tensor:
-    """The largest ‖∇_x f‖ of each row's samples."""
+    """ln of the largest ‖∇_x f‖ of each row's samples."""
     if setting.loss.slope == math.inf:
         raise NotApplicable("the gradient of a loss that jumps is 0 wherever it exists, and says nothing about its jumps")
-    return rows.slopes
+    return rows.slopes.log()
 
 
 def largest_ratios(setting: Setting, rows: Cellwise) -> torch.Tensor:
-    """The largest difference quotient of the loss between a row's samples and the centre of their cell."""
-    return rows.ratios
+    """ln of the largest difference quotient of the loss between a row's samples and the centre of their cell."""
+    return rows.ratios.log()
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Version:
         by_held_out = self.measured and bool(rows.locator.held_out.any())
         distances = rows.estimated_distance if by_held_out else rows.largest_distance
         caps = setting.loss.bound - rows.losses
-        rises = torch.where(rows.remainder, caps, torch.minimum((constants * distances).nan_to_num(0, torch.inf), caps))
+        rises = torch.where(rows.remainder, caps, torch.minimum((constants + distances.log()).exp().nan_to_num(0, torch.inf), caps))
         spread, inside = float(rows.weights @ rises), ~rows.remainder
         parts: dict[str, Part] = {
             "F(D, h)": setting.train.risk,
@@ -89,14 +90,21 @@ class Version:
             **_shape(setting, rows),
             "m_i": rows.counts[inside].long(),
             "λ_i": distances[inside],
-            "L_i": constants[inside],
+            **_shown_constants(constants[inside]),
             "λ_i L_i, cut": rises[inside],
             "rows at the cut": int((rises >= caps).sum()),
         }
-        measured = [f"L_i is the {self.title} on samples", MEASURED_DISTANCE if by_held_out else FARTHEST] if self.measured else []
         value = (setting.train.risk + spread + uncertain) * (1 + ROUNDING)
-        status = ESTIMATE if self.measured else CERTIFIED
-        return setting.bound(name, value, RISK, status, parts, [INDEPENDENT, *measured])
+        if not self.measured:
+            return setting.bound(name, value, RISK, CERTIFIED, parts, [INDEPENDENT, AS_THEY_STAND])
+        origin = [f"L_i is the {self.title} on samples", MEASURED_DISTANCE if by_held_out else FARTHEST]
+        return setting.bound(name, value, RISK, ESTIMATE, parts, [INDEPENDENT, *origin])
+
+
+def _shown_constants(logarithms: torch.Tensor) -> dict[str, Part]:
+    """L_i, by their logarithms where floats do not reach."""
+    beyond = logarithms.isfinite() & logarithms.exp().isinf()
+    return {"log10 L_i": logarithms / math.log(10)} if bool(beyond.any()) else {"L_i": logarithms.exp()}
 
 
 def _shape(setting: Setting, rows: Cellwise) -> dict[str, Part]:
@@ -161,6 +169,10 @@ def _corollary_22(setting: Setting, rows: Cellwise, form: str, weights: Magnitud
         **_shape(setting, rows),
     }
     proved = setting.constant <= weights * factor
-    assumptions = [INDEPENDENT] if proved else [INDEPENDENT, "the product bounds the constant of the network, which was not proved"]
+    assumptions = [
+        INDEPENDENT,
+        AS_THEY_STAND,
+        *([] if proved else ["the product bounds the network's constant, which was not proved"]),
+    ]
     value = (rise + stated(setting, rows) + outside).widened(ROUNDING)
     return setting.bound(f"Than 2025, Corollary 22 {form}", value, GAP, CERTIFIED if proved else MEASURE, parts, assumptions)
