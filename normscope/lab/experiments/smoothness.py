@@ -30,7 +30,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class SmoothnessSettings(TrainingSettings):
-    """images: 11 batches; a shorter one at the end of an epoch would have larger gradients."""
+    """learning_rates: in place of learning_rate. images: 11 batches; a shorter one at the end would have larger gradients."""
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     images: int | None = 1408
