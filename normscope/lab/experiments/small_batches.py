@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
@@ -23,6 +24,8 @@ class BatchSettings(TrainingSettings):
 
 
 def trials(settings: BatchSettings, seed: int) -> dict[str, Training]:
+    if min(settings.sizes, default=0) < 2:
+        raise InputError("sizes are at least 2: a batch of one has no batch statistics")
     pairs = [(normalizer, size) for normalizer in settings.normalizers for size in settings.sizes]
     return {f"{normalizer}, {size}": settings.training("mlp", normalizer, seed, batch_size=size) for normalizer, size in pairs}
 
