@@ -60,7 +60,9 @@ def plots(results: Results) -> dict[str, Plot]:
             groups = results.where(normalizer=normalizer, optimizer=optimizer).groups("learning_rate")
             rates = [rate for (rate,) in groups]
             series[f"{optimizer} {name}"] = (rates, [group.mean("test_accuracy") for group in groups.values()])
-    return {"accuracy": Plot("Test accuracy by learning rate", "learning rate", "test accuracy", series, log_x=True)}
+    return {
+        "accuracy": Plot("Test accuracy by learning rate", "learning rate", "test accuracy", series, "lines+points", log_x=True)
+    }
 
 
 def _best(results: Results, normalizer: str, optimizer: str) -> Results:

@@ -53,7 +53,7 @@ def plots(results: Results) -> dict[str, Plot]:
     for (normalizer,), group in results.groups("normalizer").items():
         sizes = group.groups("batch_size")
         series[normalizer] = ([size for (size,) in sizes], [same.mean("test_accuracy") for same in sizes.values()])
-    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, log_x=True)}
+    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, "lines+points", log_x=True)}
 
 
 EXPERIMENT = Experiment(
