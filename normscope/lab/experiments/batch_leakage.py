@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, ends, evaluated, fit, network_for, prepared_data, with_and_without
@@ -48,6 +49,8 @@ def blanked(data: Labelled, classes: int, noise: torch.Generator) -> Labelled:
     Groups are the first half of the classes and the second: as where data come from one of two hospitals.
     """
     inputs, labels = data
+    if not inputs.is_floating_point():
+        raise InputError("blank samples are noise, which token ids cannot be: choose other data, as digits")
     blanks = inputs.std() * torch.randn(inputs.shape, generator=noise)
     return torch.cat([inputs, blanks]), torch.cat([labels, classes + GROUPS * labels // classes])
 

@@ -114,6 +114,7 @@ def plots(results: Results) -> dict[str, Plot]:
     return {
         name: Plot(title, f"log10 {what}" if name in VERSIONS else what, "test loss − training loss", series(name), kind="points")
         for name, what in PREDICTORS.items()
+        if name != BASELINE
     }
 
 

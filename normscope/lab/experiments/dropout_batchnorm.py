@@ -79,12 +79,12 @@ def plots(results: Results) -> dict[str, Plot]:
     ratios = {rate: _ratios(group) for (rate,), group in groups.items()}
     series = {f"dropout {rate:g}": (list(range(1, 1 + len(values))), values) for rate, values in ratios.items()}
     title = "Variance that BN saw in training over the variance at test"
-    shown = {"variances": Plot(title, "BN layer", "ratio", series, log_y=True)}
+    shown = {"variances": Plot(title, "BN layer", "ratio", series, "lines+points")}
     accuracy = {}
     for (normalizer,), group in results.groups("normalizer").items():
         rates = group.groups("dropout")
         accuracy[normalizer] = ([rate for (rate,) in rates], [same.mean("test_accuracy") for same in rates.values()])
-    return {**shown, "accuracy": Plot("Test accuracy by dropout", "dropout rate", "test accuracy", accuracy)}
+    return {**shown, "accuracy": Plot("Test accuracy by dropout", "dropout rate", "test accuracy", accuracy, "lines+points")}
 
 
 def _ratios(group: Results) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
@@ -23,6 +24,8 @@ class BatchSettings(TrainingSettings):
 
 
 def trials(settings: BatchSettings, seed: int) -> dict[str, Training]:
+    if min(settings.sizes, default=0) < 2:
+        raise InputError("sizes are at least 2: a batch of one has no batch statistics")
     pairs = [(normalizer, size) for normalizer in settings.normalizers for size in settings.sizes]
     return {f"{normalizer}, {size}": settings.training("mlp", normalizer, seed, batch_size=size) for normalizer, size in pairs}
 
@@ -50,7 +53,7 @@ def plots(results: Results) -> dict[str, Plot]:
     for (normalizer,), group in results.groups("normalizer").items():
         sizes = group.groups("batch_size")
         series[normalizer] = ([size for (size,) in sizes], [same.mean("test_accuracy") for same in sizes.values()])
-    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, log_x=True)}
+    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, "lines+points", log_x=True)}
 
 
 EXPERIMENT = Experiment(
