@@ -152,10 +152,10 @@ def test_a_live_run_says_that_it_is_not_finished(tmp_path):
 
 
 def test_a_cut_off_run_shows_what_was_flushed(tmp_path):
-    path = write_run(tmp_path / "one", 40, NAMES)
+    path = write_run(tmp_path / "one", 200, NAMES)  # several batches, however late the writer is
     segment = next(path.glob("metrics-*.arrows"))
     segment.write_bytes(segment.read_bytes()[:-1000])
-    assert 0 < summarize(Snapshot.of(path, COLUMNS)).samples <= 40
+    assert 0 < summarize(Snapshot.of(path, COLUMNS)).samples < 200
 
 
 @pytest.mark.parametrize(
