@@ -110,11 +110,8 @@ def plots(results: Results) -> dict[str, Plot]:
         for kind, name in {"attacked": "attack", "noisy": "noise"}.items():
             accuracies = [group.mean("test_accuracy"), *(group.mean(kind, f"{radius:g}") for radius in RADII)]
             series[f"{normalizer}, {name}"] = ([0.0, *RADII], accuracies)
-    return {
-        "accuracy": Plot(
-            "Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)", "accuracy", series, "lines+points"
-        )
-    }
+    title, x = "Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)"
+    return {"accuracy": Plot(title, x, "accuracy", series, "lines+points")}
 
 
 def _shown(values: tuple[float, float]) -> str:
