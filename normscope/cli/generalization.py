@@ -79,14 +79,15 @@ def generalization(
 def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | None, seed: int) -> str:
     """The figures below each other, with all that they need inside."""
     import normscope as ns
-    from normscope.report.guarantees import bound_comparison
 
     shown = train if held_out is None else held_out
     truth = next((bound.parts.get("F(H, h)") for bound in found if bound.name == "held-out Hoeffding"), None)
     figures = [
-        bound_comparison(found, truth if isinstance(truth, float) else None),
+        found.figure(truth if isinstance(truth, float) else None),
         ns.margins(model, shown).figure(),
         ns.flatness(model, shown, seed=seed).figure(),
     ]
+    for figure in figures:
+        figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": "gray"})
     parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
     return '<!doctype html><html lang="en"><meta charset="utf-8"><title>Generalization</title>' + "".join(parts) + "</html>"

@@ -71,7 +71,7 @@ class Bound(Rendered):
             "value_log10": plain(self.value.log10),
             "quantity": self.quantity,
             "loss": self.loss,
-            "trivial": self.trivial,
+            "trivial": plain(self.trivial),
             "status": self.status,
             "certified": self.certified,
             "vacuous": self.vacuous,

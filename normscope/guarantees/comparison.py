@@ -188,10 +188,10 @@ class Comparison(Rendered):
         gaps = [member.gap for member in self.members]
         head = f"{len(self.members)} models, true gaps of the {self.loss} loss from {min(gaps):.4g} to {max(gaps):.4g}"
         legend = (
-            "Kendall, each hyperparameter alone and their mean: 1 ranks as the gap does, 0 like a coin, −1 the other way round;"
+            "\nKendall, each hyperparameter alone, and their mean: 1 ranks as the gap does, −1 the reverse.",
+            "robust: the share of pairs ordered wrongly in the worst environment, 0 at best, about ½ by chance.",
         )
-        robust = "robust: the share of pairs ordered wrongly in the worst environment, 0 at best"
-        return Group(Text(f"{head}\n"), table, Text(f"\n{legend}"), Text(robust))
+        return Group(Text(f"{head}\n"), table, *map(Text, legend))
 
     def certified(self, name: str) -> bool:
         """Whether a bound is certified for every member that has it."""

@@ -23,7 +23,8 @@ from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.quotient import named_point, representative, symmetries_of
 from normscope.geometry.quotient import horizontal
 from normscope.guarantees.bound import plain
-from normscope.guarantees.losses import check_classes
+from normscope.guarantees.folding import LARGEST_BALANCED
+from normscope.guarantees.losses import check_classes, margins
 
 SCHEMA = "normscope.flatness/1"
 DEFAULT_SIGMAS = tuple(np.logspace(-3, 0, 13))
@@ -195,6 +196,8 @@ def flatness(
         curves, notes, moved = [], [], None
         for kind in kinds:
             try:
+                if kind == "quotient" and len(kinds) > 1 and objective.size > LARGEST_BALANCED:
+                    raise InputError(f"above {LARGEST_BALANCED:,} parameters it takes long: ask for kinds=('quotient',) alone")
                 point, direction, left_out = _KINDS[kind](objective)
             except NormscopeError as error:
                 if len(kinds) == 1:
@@ -217,7 +220,7 @@ class _Tally:
 
     def __call__(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         check_classes(outputs, target)
-        self.right += int((outputs.argmax(1) == target).sum())
+        self.right += int((margins(outputs, target) > 0).sum())  # NaN is no right answer
         return self.loss(outputs, target)
 
     def evaluated(self, objective: Objective, point: torch.Tensor) -> tuple[float, float]:

@@ -18,12 +18,14 @@ from normscope.core.errors import InputError, Refusal
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
 from normscope.core.rendering import Rendered
-from normscope.guarantees.bound import STATUSES, Bound
+from normscope.guarantees.bound import RANDOMIZED, STATUSES, Bound
 from normscope.guarantees.bounds import TABLE
 from normscope.guarantees.losses import Loss, loss_of
 from normscope.guarantees.partition import Choice
 from normscope.guarantees.setting import BATCH_SIZE, Setting
 from normscope.guarantees.table import Entry, NotApplicable
+
+BOUND_WIDTH = 33  # columns of a bound's name in the table
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Guarantees(Rendered, Sequence[Bound]):
         """The smallest certified bound on a risk."""
         return next((bound for bound in self.bounds if bound.certified and bound.quantity == "risk"), None)
 
+    def figure(self, truth: float | None = None) -> Any:
+        """Every bound's value on a logarithmic scale, by status. truth: what the risk is known to be, from elsewhere."""
+        from normscope.report.guarantees import bound_comparison
+
+        return bound_comparison(self, truth)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "empirical_risk": self.empirical,
@@ -66,8 +74,9 @@ class Guarantees(Rendered, Sequence[Bound]):
         }
 
     def render(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False, padding=(0, 1))
-        for name in ("bound", "quantity", "loss"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
+        table.add_column("bound", overflow="fold", min_width=BOUND_WIDTH)
+        for name in ("quantity", "loss"):
             table.add_column(name, overflow="fold")
         for name in ("value", "trivial"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -75,7 +84,8 @@ class Guarantees(Rendered, Sequence[Bound]):
             table.add_column(name, no_wrap=True)
         for bound in self.bounds:
             trivial = "" if bound.status == "measure" else f"{bound.trivial:.3g}"
-            table.add_row(bound.name, bound.quantity, bound.loss, str(bound.value), trivial, bound.status, bound.verdict)
+            quantity = "randomized" if bound.quantity == RANDOMIZED else bound.quantity
+            table.add_row(bound.name, quantity, bound.loss, str(bound.value), trivial, bound.status, bound.verdict)
         head = (
             f"{self.size:,} training samples, mean loss {self.empirical:.4g}; each bound holds with probability {1 - self.delta:g}"
         )

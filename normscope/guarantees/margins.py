@@ -14,25 +14,19 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from normscope.certify.certifiable import certifiable_graph
-from normscope.certify.upper import upper
-from normscope.core.data import Call, Data
-from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.core.data import Data
+from normscope.core.errors import InputError, Refusal
 from normscope.core.magnitude import Magnitude
-from normscope.core.progress import Progress, Wanted, shown
+from normscope.core.progress import Wanted, shown
 from normscope.core.region import Ball
 from normscope.core.rendering import Rendered
-from normscope.curvature.batches import Batch, Batches
-from normscope.graph.graph import Graph
-from normscope.graph.trace import in_mode
-from normscope.guarantees import losses
 from normscope.guarantees.bound import plain
-from normscope.guarantees.losses import check_classes
-from normscope.rules.registry import Gain
+from normscope.guarantees.losses import zero_one
+from normscope.guarantees.setting import BATCH_SIZE, Setting
+from normscope.guarantees.table import NotApplicable
 
 SCHEMA = "normscope.margins/1"
 PERCENTILES = (0, 1, 10, 50, 90, 100)
-BATCH_SIZE = 256
 MOST_CLASSES_SHOWN = 20
 
 
@@ -163,65 +157,35 @@ def margins(
     constant: also certify a Lipschitz constant, which normalizes margins. radius: certify one on the ball of this radius around
     each of the first `local_samples` samples, too.
     """
-    batches = Batches(data, model.forward, batch_size, None, *_placement(model))
-    values: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    first: list[Batch] = []
-    with shown("margins", progress) as bar, in_mode(model, "eval"), torch.no_grad():
-        for batch in batches:
-            outputs = model(*batch.call.args, **batch.call.kwargs)
-            values.append(signed_margins(outputs, batch.target).cpu().numpy())
-            labels.append(batch.target.cpu().numpy())
-            if not first or (radius is not None and sum(kept.size for kept in first) < local_samples):
-                first.append(batch)
-            bar.advance()
-    found: Magnitude | None = None
-    reason, local = "", tuple[Magnitude, ...]()
-    if constant or radius is not None:
-        try:
-            graph = certifiable_graph(model, _example(first[0]), "eval", None)
-            above = upper(graph)
-            found, reason = above.bound, above.certificate.reason
-            if radius is not None:
-                with shown("local constants", progress, local_samples) as bar:
-                    local = tuple(_local_constants(graph, first, radius, local_samples, bar))
-        except (Refusal, InputError, ExportError) as error:
-            if radius is not None:
-                raise
-            reason = str(error)
-    return Margins(np.concatenate(values), np.concatenate(labels), found, reason, local, radius)
-
-
-def signed_margins(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """z_y − max_{j≠y} z_j of every sample, in float64: (samples, classes) and (samples,) → (samples,)."""
-    check_classes(outputs, labels)
-    found = losses.margins(outputs.detach().double(), labels)
-    if bool(found.isnan().any()):
+    setting = Setting(model, zero_one(), data, batch_size=batch_size, progress=progress)
+    values = setting.train.margins.numpy()
+    if np.isnan(values).any():
         raise InputError("the outputs hold NaN or infinite values, so that margins do not exist: look for them in data and weights")
-    return found
+    bound, reason = _constant(setting) if constant or radius is not None else (None, "")
+    local = () if radius is None else tuple(_local_constants(setting, radius, local_samples))
+    return Margins(values, setting.train.labels.numpy(), bound, reason, local, radius)
 
 
-def _local_constants(graph: Graph, batches: Sequence[Batch], radius: float, most: int, bar: Progress) -> Iterator[Magnitude]:
-    known: dict[object, Gain] = {}
-    left = most
-    for batch in batches:
-        for index in range(min(left, batch.size)):
-            center = tuple(part[index].to(torch.float64) for part in batch.call.floats())
-            yield upper(graph, region=Ball(center, radius), known=known).bound
-            bar.advance()
-        left -= batch.size
+def _constant(setting: Setting) -> tuple[Magnitude | None, str]:
+    """The certified constant on all inputs and why it is infinite; none, and why, where none can be proved."""
+    try:
+        return setting.constant, setting.above.certificate.reason
+    except (Refusal, NotApplicable) as error:
+        return None, str(error)
 
 
-def _example(batch: Batch) -> Any:
-    call: Call = batch.call.samples(slice(0, 1))
-    return call.kwargs or call.args
-
-
-def _placement(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a model computes, and in which floating-point type."""
-    tensors = [*model.parameters(), *model.buffers()]
-    floating = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
-    return floating.device, floating.dtype
+def _local_constants(setting: Setting, radius: float, most: int) -> Iterator[Magnitude]:
+    """Certified constants on the balls around the first samples."""
+    done = 0
+    with shown("local constants", setting.progress, most) as bar:
+        for batch in setting.train.batches:
+            for index in range(min(most - done, batch.size)):
+                center = tuple(part[index].to(torch.float64) for part in batch.call.floats())
+                yield setting.above_on(Ball(center, radius)).bound
+                bar.advance()
+            done += batch.size
+            if done >= most:
+                return
 
 
 def _normalized(values: np.ndarray, constants: Sequence[Magnitude]) -> np.ndarray:

@@ -130,7 +130,9 @@ def network(model: nn.Module, example: Example, remarks: Sequence[str] = ()) -> 
     if not found.layers:
         raise Refusal("no layer to bound", ["the model has no linear map or convolution"], "")
     obstacles, bent, curved = (tuple(dict.fromkeys(part)) for part in (found.obstacles, found.bent, found.curved))
-    return Network(tuple(found.layers), tuple(found.gains), obstacles, bent, curved, tuple(remarks))
+    buffers = dict.fromkeys(name for node in graph for c in node.constants if not c.learned for name in c.sources)
+    fixed = [f"buffers do not depend on the training data: {', '.join(buffers)}"] if buffers else []
+    return Network(tuple(found.layers), tuple(found.gains), obstacles, bent, curved, (*remarks, *fixed))
 
 
 class _Reading:
@@ -144,11 +146,13 @@ class _Reading:
         self.bent: list[str] = []  # not entrywise and positively homogeneous
         self.curved: list[str] = []  # not piecewise linear of two pieces
         self.last: Node | None = None  # the node of the last layer, while a bias may still be added to it
+        self.trailing: list[str] = []  # maps behind the last layer that are not linear
         weights = Counter(constant.value.data_ptr() for node in graph for constant in node.constants if constant.learned)
         self.reused = {pointer for pointer, count in weights.items() if count > 1}
         for node in graph:
             if node.op != "input":
                 self._read(node)
+        self.curved += [f"{label}, behind the last layer," for label in self.trailing]
         readers = {node: len(users) for node, users in graph.users.items() if node is not graph.output}
         if len(graph.inputs) > 1 or any(count > 1 for count in readers.values()):
             self.obstacles.append("the graph is no chain, so that a product over its layers is no bound of the whole")
@@ -174,7 +178,7 @@ class _Reading:
     def _add(self, layer: Layer, node: Node) -> None:
         shared = layer.shared or any(constant.value.data_ptr() in self.reused for constant in node.constants if constant.learned)
         self.layers.append(replace(layer, shared=shared))
-        self.last = node
+        self.last, self.trailing = node, []
 
     def _shift(self, node: Node, constant: Constant) -> None:
         own = frobenius_norm(constant.double().expand(node.shape[1:] if constant.value.dim() < len(node.shape) else node.shape))
@@ -192,6 +196,7 @@ class _Reading:
         elif bool(torch.as_tensor(_at_zero(node)).any()):
             self.obstacles.append(f"{node.label} does not map 0 to 0")
         if not rule.linear(node):
+            self.trailing.append(node.label)
             if rule.slopes(node) is None or homogeneity(node) != 1.0:
                 self.bent.append(node.label)
             if node.op not in PIECEWISE_LINEAR:

@@ -21,6 +21,10 @@ class GaussianPosterior:
     model: nn.Module
     sigma: float
 
+    @property
+    def dimension(self) -> int:
+        return sum(value.numel() for value in self.model.parameters())
+
     def draw(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         """Parameters drawn from Q."""
         return {

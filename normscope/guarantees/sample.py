@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -141,6 +141,15 @@ class Sample:
         for probe in self.probes:
             columns |= probe(Seen(points, outputs, target, losses))
         return columns
+
+
+def leading(batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
+    """The first batches, until they hold so many samples."""
+    for batch in batches:
+        yield batch
+        samples -= batch.size
+        if samples <= 0:
+            return
 
 
 def run(model: nn.Module, call: Call) -> Any:

@@ -53,6 +53,11 @@ class Comparison:
     agrees: bool | None = None
 
 
+def side_by_side(with_bn: float, without: float, form: str = ".3g") -> str:
+    """What was measured with BN and without, for a comparison."""
+    return f"{with_bn:{form}} BN, {without:{form}} no BN"
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points, lines+points or bars.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections import Counter
 from itertools import pairwise
@@ -248,6 +249,7 @@ def test_folding_is_what_scaled_statistics_ask_for():
 def test_only_what_a_theorem_covers_is_certified(make, certified):
     found = ns.generalization(make(3, 2), "ramp", data(50, 3), data(50, 3, seed=1), only=COMPETITORS)
     assert {bound.name for bound in found if bound.certified} == certified
+    assert len(json.loads(json.dumps(found.to_dict(), allow_nan=False))["bounds"]) == len(COMPETITORS)
     for bound in found:
         if bound.status == "measure":
             assert any("O(·)" in text or "not covered" in text or "leaves open" in text for text in bound.assumptions), bound.name

@@ -92,7 +92,7 @@ def matrix_of(function, shape: tuple[int, ...]) -> torch.Tensor:
 def test_norms_are_those_of_the_dense_matrix(module, shape, exact):
     module = seeded(module).double()
     (layer,) = network(module, torch.zeros(1, *shape, dtype=torch.float64)).layers
-    matrix, zero = matrix_of(module, shape), module(torch.zeros(1, *shape, dtype=torch.float64))
+    matrix, zero = matrix_of(module, shape), module(torch.zeros(1, *shape, dtype=torch.float64)).detach()
     assert (layer.outputs, layer.inputs) == matrix.shape
     truths = {
         "spectral": torch.linalg.matrix_norm(matrix, 2),
@@ -105,7 +105,7 @@ def test_norms_are_those_of_the_dense_matrix(module, shape, exact):
         assert found >= float(truth) * (1 - 1e-9)
         if exact and not (norm == "rows" and isinstance(module, nn.ConvTranspose2d)) and norm != "spectral":
             assert found == pytest.approx(float(truth))
-    augmented = torch.cat([torch.cat([matrix, zero.detach().flatten()[:, None]], 1), torch.eye(matrix.shape[1] + 1)[-1:].double()])
+    augmented = torch.cat([torch.cat([matrix, zero.flatten()[:, None]], 1), torch.eye(matrix.shape[1] + 1)[-1:].double()])
     whole = layer.augmented(last=False)
     assert float(whole.spectral) >= float(torch.linalg.matrix_norm(augmented, 2)) * (1 - 1e-9)
     assert float(whole.frobenius) >= float(augmented.norm()) * (1 - 1e-9)
@@ -176,3 +176,22 @@ def test_the_matrices_without_biases_compute_the_function(scale):
     output = model(torch.zeros(1, 2, dtype=torch.float64)).detach().norm()
     for norm in ("spectral", "frobenius"):
         assert float(found.without_biases.product(norm)) >= float(output) * (1 - 1e-9)
+
+
+def test_an_activation_behind_the_last_layer_is_no_output_unit():
+    found = network(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU()), torch.zeros(1, 4))
+    assert not found.obstacles and not found.not_homogeneous and "behind the last layer" in found.not_piecewise[0]
+
+
+def test_buffers_are_assumed_to_be_independent_of_the_data():
+    class Standardized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("spread", torch.tensor([1.0, 2.0]))
+            self.last = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.last(x / self.spread)
+
+    found = network(Standardized(), torch.zeros(1, 2))
+    assert any("spread" in note for note in found.notes) and not found.obstacles

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -218,7 +219,8 @@ def test_every_experiment_is_complete(name: str) -> None:
     assert experiment.statement.endswith((".", "?")) and experiment.source
     for settings in (experiment.quick, experiment.full):
         assert isinstance(settings, Settings) and not DATASETS[settings.data].files  # needs no download
-        assert experiment.trials(settings, 0)
+        trials = experiment.trials(settings, 0)
+        assert trials and pickle.loads(pickle.dumps(trials)) == trials
 
 
 @pytest.mark.full

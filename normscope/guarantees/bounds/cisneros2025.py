@@ -31,7 +31,7 @@ def cisneros2025(setting: Setting) -> Iterator[Bound]:
     """A measure: the constant is hidden, and the theorem is for weight normalization alone."""
     network = setting.network
     value = cisneros(network, setting.train.size)
-    parts = {"ρ": network.product("frobenius"), "m": setting.train.size}
+    parts = {"error on D": setting.train.error, "ρ": network.product("frobenius"), "m": setting.train.size}
     assumptions = [
         "1 stands for the constant that the paper hides in O(·)",
         "layers but the last are rescaled to Frobenius norm 1, as weight normalization would have them; biases are left out",

@@ -19,6 +19,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.curvature.spectrum import hessian
 from normscope.guarantees.bound import MEASURE, RANDOMIZED, Bound
 from normscope.guarantees.folding import LARGEST_BALANCED
+from normscope.guarantees.sample import leading
 from normscope.guarantees.table import NotApplicable, bounds_of
 
 if TYPE_CHECKING:
@@ -43,12 +44,8 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
     """A measure, on the cross-entropy loss of batch statistics, which is scale-invariant."""
     if sum(value.numel() for value in setting.model.parameters()) > LARGEST_BALANCED:
         raise NotApplicable(f"the quotient of more than {LARGEST_BALANCED:,} parameters takes too long: see ns.hessian")
-    batches, count, classes = [], 0, setting.classes
-    for batch in setting.train.batches:
-        batches.append((batch.call.kwargs or batch.call.args, batch.target))
-        count += batch.size
-        if count >= MOST_SAMPLES:
-            break
+    own = setting.train.error
+    batches = [(batch.call.kwargs or batch.call.args, batch.target) for batch in leading(setting.train.batches, MOST_SAMPLES)]
     names = [name for name, value in setting.model.named_parameters() if value.is_floating_point()]
     try:
         curvature = hessian(setting.model, cross_entropy, batches, "train", True, parameters=names)
@@ -60,8 +57,8 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
         "F(D, h)": curvature.loss,
         "τ": sharpness,
         "μ": noise,
-        "samples of τ": count,
-        "classes": classes,
+        "samples of τ": sum(len(target) for _, target in batches),
+        "error on D": own,
         "m": setting.train.size,
     }
     assumptions = (

@@ -19,19 +19,22 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from normscope.core.magnitude import Magnitude, Real
+from normscope.core.progress import shown
 from normscope.guarantees.bound import RANDOMIZED, Bound
 from normscope.guarantees.folding import folded
 from normscope.guarantees.grids import log_inverse_weight, on_grid, power_above
 from normscope.guarantees.losses import zero_one
 from normscope.guarantees.posterior import ErrorEstimate, GaussianPosterior, kl_inverse
+from normscope.guarantees.sample import leading
 from normscope.guarantees.table import NotApplicable, bounds_of
 
 if TYPE_CHECKING:
     from normscope.guarantees.setting import Setting
 
 NAME = "PAC-Bayes"
-DRAWS = 1000  # at least so many independent draws of parameters
-CHUNK = 32  # samples that share a draw
+MOST_DRAWS, LEAST_DRAWS, NUMBERS = 1000, 100, 10**9  # independent draws of parameters: as many as so many random numbers make
+CHUNK = 32  # samples that share a draw, at least
+TRIED_SAMPLES, TRIED_CHUNK = 2048, 128  # of the training sample, for each σ tried
 HALVINGS = 12  # σ tried, from twice the root mean square of w downwards
 SHARE_OF_DRAWS = 0.1  # of δ, for the estimate of E_Q[error on D]
 PLACE = "the noise is on the parameters as they stand: not invariant under symmetries that change their scale"
@@ -75,37 +78,45 @@ def distance_between(model: nn.Module, prior: nn.Module | None) -> float:
     return math.sqrt(sum(float((value if other is None else value - other.detach()).square().sum()) for value, other in pairs))
 
 
+def _drawn(posterior: GaussianPosterior, setting: Setting) -> ErrorEstimate:
+    """The posterior's error on the sample, from whole passes over it with enough draws."""
+    draws = max(LEAST_DRAWS, min(MOST_DRAWS, NUMBERS // posterior.dimension))
+    chunk = max(CHUNK, setting.train.size // draws)
+    errors: list[tuple[int, int]] = []
+    with shown(f"{NAME}, draws", setting.progress, draws) as bar:
+        while len(errors) < draws:
+            for counted in posterior.errors(setting.train.batches, chunk, setting.generator):
+                errors.append(counted)
+                bar.advance()
+    return ErrorEstimate.of(errors)
+
+
 @bounds_of(NAME)
 def pac_bayes(setting: Setting) -> Iterator[Bound]:
     """For the error of the model under Gaussian noise on its parameters, σ the best of those tried."""
-    classes, model, size = setting.classes, setting.folded, setting.train.size
+    own, model, size = setting.train.error, setting.folded, setting.train.size
     initial = None if setting.initial is None else folded(setting.initial, setting.example.kwargs or setting.example.args)
-    dimension, distance = sum(value.numel() for value in model.parameters()), distance_between(model, initial)
+    dimension, distance = GaussianPosterior(model, 0.0).dimension, distance_between(model, initial)
     if distance == 0:
         raise NotApplicable("the parameters are those of the prior")
     twin = copy.deepcopy(model).to(next(setting.model.parameters()).dtype)
 
-    def estimate(sigma: float, draws: int) -> ErrorEstimate:
-        posterior = GaussianPosterior(twin, sigma)
-        errors = list(posterior.errors(setting.train.batches, CHUNK, setting.generator))
-        while len(errors) < draws:
-            errors += posterior.errors(setting.train.batches, CHUNK, setting.generator)
-        return ErrorEstimate.of(errors)
-
-    def tried(sigma: float, error: float) -> Magnitude:
+    def tried(sigma: float) -> Magnitude:
+        """The bound as far as a few draws can tell."""
+        batches = leading(setting.train.batches, TRIED_SAMPLES)
+        error = ErrorEstimate.of(GaussianPosterior(twin, sigma).errors(batches, TRIED_CHUNK, setting.generator)).mean
         _, divergence, weight = best_prior(dimension, sigma, distance)
         return mcallester(error, divergence + weight, size, setting.delta)
 
     largest = 2 * distance_between(model, None) / math.sqrt(dimension)
-    sigmas = [largest * 2**-i for i in range(HALVINGS)]
-    sigma = min(sigmas, key=lambda sigma: tried(sigma, estimate(sigma, 1).mean))
-    found = estimate(sigma, DRAWS)  # fresh draws: the choice of σ has not seen them
+    sigma = min((largest * 2**-i for i in range(HALVINGS)), key=tried)
+    found = _drawn(GaussianPosterior(twin, sigma), setting)  # fresh draws: the choice of σ has not seen them
     error = found.upper(SHARE_OF_DRAWS * setting.delta)
     prior, divergence, weight = best_prior(dimension, sigma, distance)
     parts = {
         "error of Q on D at most": error, "error of Q on D, drawn": found.mean, "draws": found.draws, "σ": sigma,
-        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "classes": classes, "KL": divergence, "ln 1/weight of λ": weight,
-        "m": size,
+        "λ": prior, "‖w − w₀‖": distance, "parameters": dimension, "error of h on D": own,
+        "KL": divergence, "ln 1/weight of λ": weight, "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
     assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS, PLACE]

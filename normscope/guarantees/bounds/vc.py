@@ -62,8 +62,8 @@ def vc(setting: Setting) -> Iterator[Bound]:
         f"not covered by the theorem: {layer.name} uses a parameter at several places" for layer in network.layers if layer.shared
     ]
     parts = {
-        "VC dimension at most": dimension, "parameters": network.parameters, "layers": network.depth, "classes": setting.classes,
-        "ln of the growth function": growth, "m": size,
+        "error on D": setting.train.error, "VC dimension at most": dimension, "parameters": network.parameters,
+        "layers": network.depth, "classes": setting.classes, "ln of the growth function": growth, "m": size,
     }  # fmt: skip
     covered = not (network.obstacles or curved or shared)
     assumptions = ["training samples are independent draws from P", "the architecture was fixed before the data"]

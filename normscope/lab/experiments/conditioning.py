@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 from normscope.curvature.spectrum import Curvature, hessian
 from normscope.geometry.flow import gradient_descent
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, side_by_side
 from normscope.lab.models import mlp
 from normscope.lab.workspace import Workspace
 from normscope.symmetry.detect import symmetries
@@ -100,17 +100,17 @@ def judge(results: Results) -> list[Comparison]:
         plain, normalized = (group.where(normalizer=kind) for kind in ("none", "batch"))
         for quantity, (name, paper, factor) in STATED.items():
             with_bn, without = (_median(part.values("plain", quantity)) for part in (normalized, plain))
-            ours, agrees = f"{with_bn:.3g} BN, {without:.3g} no BN", without >= factor / 2 * with_bn
+            ours, agrees = side_by_side(with_bn, without), without >= factor / 2 * with_bn
             rows.append(Comparison(f"rate {rate:g}: {name}", paper, ours, agrees))
             with_bn, without = (_median(part.values("quotient", quantity)) for part in (normalized, plain))
-            ours = f"{with_bn:.3g} BN, {without:.3g} no BN"
+            ours = side_by_side(with_bn, without)
             rows.append(Comparison(f"rate {rate:g}: {name}, symmetries divided out", "", ours))
         with_bn, without = (_median(part.values("iterations")) for part in (normalized, plain))
-        ours, agrees = f"{with_bn:.0f} BN, {without:.0f} no BN", with_bn < min(100, without)
+        ours, agrees = side_by_side(with_bn, without, ".0f"), with_bn < min(100, without)
         rows.append(Comparison(f"rate {rate:g}: iterations to a tenth of the loss", "under 100 BN, more without", ours, agrees))
         with_bn, without = (_median(part.values("spike")) for part in (normalized, plain))
         name = f"rate {rate:g}: largest gradient over the median, after step {SETTLED}"
-        ours = f"{with_bn:.1f} BN, {without:.1f} no BN"
+        ours = side_by_side(with_bn, without, ".1f")
         rows.append(Comparison(name, "spikes only without BN", ours, with_bn < without))
     return rows
 

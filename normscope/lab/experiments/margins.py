@@ -10,7 +10,7 @@ import numpy as np
 
 from normscope.guarantees.flatness import flatness
 from normscope.guarantees.margins import margins
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, side_by_side
 from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace
 
@@ -71,7 +71,7 @@ def _larger(with_bn: float, without: float) -> bool:
 def _compared(own: Results, quantity: str, paper: str, says: Callable[[float, float], bool] | None, *path: str) -> Comparison:
     """A number with and without BN, and whether the two are as the paper says."""
     with_bn, without = (own.where(normalizer=kind).mean(*path) for kind in ("batch", "none"))
-    return Comparison(quantity, paper, f"{with_bn:.3g} BN, {without:.3g} no BN", None if says is None else says(with_bn, without))
+    return Comparison(quantity, paper, side_by_side(with_bn, without), None if says is None else says(with_bn, without))
 
 
 def plots(results: Results) -> dict[str, Plot]:

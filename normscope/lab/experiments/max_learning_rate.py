@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, side_by_side
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
 MUCH = 5.0  # a rate this many times another is much larger; rates are about three-fold steps
@@ -17,7 +17,7 @@ NAMES = {"none": "no BN", "batch": "BN"}
 
 @dataclass(frozen=True)
 class RateSettings(TrainingSettings):
-    """patience: how many times as long the networks without normalizers are trained once more."""
+    """learning_rates: in place of learning_rate. patience: how many times as long networks without normalizers are trained again."""
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -51,7 +51,7 @@ def judge(results: Results) -> list[Comparison]:
         usual, longer = short_and_long(own)
         plain, normalized = (usual.where(normalizer=kind) for kind in ("none", "batch"))
         with_bn, without = largest_rate(normalized), largest_rate(plain)
-        ours, agrees = f"{with_bn:g} BN, {without:g} no BN", with_bn > MUCH * without
+        ours, agrees = side_by_side(with_bn, without, "g"), with_bn > MUCH * without
         rows.append(Comparison(f"{network}: largest rate that trains", "0.1 BN, 0.0001 no BN (ResNet-110)", ours, agrees))
         (rate, with_bn), (plain_rate, without), (long_rate, patient) = best(normalized), best(plain), best(longer)
         ours = f"{with_bn:.3f} BN at {rate:g}, {without:.3f} no BN at {plain_rate:g}"
@@ -61,7 +61,7 @@ def judge(results: Results) -> list[Comparison]:
         rows.append(Comparison(f"{network}: best test accuracy without BN, trained longer", "similar, slowly", ours, similar))
         small = min(_stable(plain), default=math.nan)
         with_bn, without = (group.where(learning_rate=small).mean("test_accuracy") for group in (normalized, plain))
-        ours = f"{with_bn:.3f} BN, {without:.3f} no BN"
+        ours = side_by_side(with_bn, without, ".3f")
         name = f"{network}: test accuracy at {small:g}, the least rate that trains without BN"
         rows.append(Comparison(name, "BN no better at the same small rate", ours, with_bn <= without + SIMILAR))
     return rows

@@ -12,7 +12,7 @@ from torch import nn
 from normscope.curvature.spectrum import hessian
 from normscope.geometry.flow import gradient_descent
 from normscope.lab.datasets import Labelled
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, TrialResult
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, TrialResult, side_by_side
 from normscope.lab.experiments.conditioning import regression
 from normscope.lab.workspace import Workspace
 from normscope.symmetry.detect import symmetries
@@ -129,7 +129,7 @@ def judge(results: Results) -> list[Comparison]:
     rows = [Comparison("BN: steps of mini-batches to leave the exact saddle", "some", f"{exact:.0f}", math.isfinite(exact))]
     ours = f"{beside:.0f} mini-batches, {quiet:.0f} all data"
     rows.append(Comparison("BN: steps to leave it from beside it", "fewer with mini-batches", ours, beside < quiet))
-    ours = f"{beside:.0f} BN, {plain:.0f} no BN"
+    ours = side_by_side(beside, plain, ".0f")
     rows.append(Comparison("Mini-batches: steps to leave it from beside it", "fewer with BN", ours, beside < plain))
     for (kind,), group in results.groups("normalizer").items():
         name = f"{'BN' if kind == 'batch' else 'no BN'}: least curvature at the saddle"
