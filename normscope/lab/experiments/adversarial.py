@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ class Attacked(Training):
 
 @dataclass(frozen=True)
 class AttackSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     epochs: int = 30
     seeds: tuple[int, ...] = (0, 1)
     attacked: int = 360
@@ -110,11 +112,8 @@ def plots(results: Results) -> dict[str, Plot]:
         for kind, name in {"attacked": "attack", "noisy": "noise"}.items():
             accuracies = [group.mean("test_accuracy"), *(group.mean(kind, f"{radius:g}") for radius in RADII)]
             series[f"{normalizer}, {name}"] = ([0.0, *RADII], accuracies)
-    return {
-        "accuracy": Plot(
-            "Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)", "accuracy", series, "lines+points"
-        )
-    }
+    title, x = "Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)"
+    return {"accuracy": Plot(title, x, "accuracy", series, "lines+points")}
 
 
 def _shown(values: tuple[float, float]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ SHIFTED = 1.1  # a ratio of variances beyond which they are not the same
 
 @dataclass(frozen=True)
 class DropoutSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 128, "depth": 5}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 128, "depth": 5}})
     epochs: int = 15
     rates: tuple[float, ...] = (0.0, 0.2, 0.5)
     seeds: tuple[int, ...] = (0, 1, 2)

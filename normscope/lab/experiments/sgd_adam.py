@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
@@ -15,7 +17,7 @@ NORMALIZERS = {"none": "without BN", "batch": "with BN"}
 class OptimizerSettings(TrainingSettings):
     """sgd_rates, adam_rates: of learning, each tried, in place of optimizer and learning_rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     unit_ball: bool = False
     epochs: int = 10
     weight_decay: float = 0.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
@@ -17,7 +19,7 @@ HELPERS = {"renorm": "batch renormalization", "group": "group normalization", "l
 class BatchSettings(TrainingSettings):
     """sizes: of batches, each tried, in place of batch_size; as many samples are seen with each, at the recipe's learning rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     normalizers: tuple[str, ...] = ("none", "batch", "renorm", "group", "layer")
     epochs: int = 5
     sizes: tuple[int, ...] = (2, 4, 16, 128)
