@@ -65,6 +65,17 @@ def self_contained(group: SymmetryGroup, parameters: Tensors) -> bool:
     return all(bool((numbers >= 0).any()) for numbers in members(group, parameters))
 
 
+def shift_speeds(group: SymmetryGroup, parameters: Tensors) -> torch.Tensor:
+    """How fast each entry of the first parameter moves with its member: 1, but for shifts that a scale stands before.
+
+    A group that says so itself, by `speeds`, is believed; else its tangent tells, with all that a bias has to take back.
+    """
+    double = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    ones = torch.ones(group.count, dtype=torch.float64)
+    said = getattr(group, "speeds", None)
+    return group.tangent(double, ones)[group.parameters[0]] if said is None else said(double, ones)
+
+
 def by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch.Tensor:
     """Sums of the entries of each member, (count,), in float64."""
     inside = torch.where(numbers >= 0, entries.double(), 0.0)

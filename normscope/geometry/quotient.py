@@ -13,6 +13,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from normscope.core.errors import InputError
+from normscope.geometry.balance import preferred_scales
 from normscope.geometry.groups import (
     SCALES,
     SHIFTS,
@@ -22,12 +23,13 @@ from normscope.geometry.groups import (
     by_member,
     members,
     self_contained,
+    shift_speeds,
     spread,
 )
 
 TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
-MOST_SWEEPS = 20_000
-MOST_NEWTON_STEPS = 200
+SETTLED = 1e-10  # of the factors of scale in one round, where biases follow
+MOST_ROUNDS = 100
 
 
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
@@ -70,13 +72,17 @@ def canonical(symmetries: Symmetries, parameters: Tensors, tolerance: float = TO
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
     for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
-        if max(_center(group, values) for group in shifts) <= TOLERANCE:
+        if not any([_center(group, values) for group in shifts]):
             break
     scales = [group for group in symmetries.groups if group.kind in SCALES]
-    for _ in range(MOST_SWEEPS):
-        if max((_rescale(group, values) for group in scales), default=0.0) <= tolerance:
+    alone = all(self_contained(group, values) for group in scales)
+    for _ in range(MOST_ROUNDS):
+        logs = preferred_scales(scales, values, tolerance)
+        for group, own in zip(scales, logs, strict=True):
+            values.update(group.scaled(values, own))
+        if alone or max(float(own.abs().max()) for own in logs) <= max(tolerance, SETTLED):
             return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
-    raise InputError(f"no representative after {MOST_SWEEPS} sweeps: the scales of this model do not settle")
+    raise InputError(f"no representative after {MOST_ROUNDS} rounds: biases that follow scales and are scaled do not settle")
 
 
 class _Orbit:
@@ -115,7 +121,7 @@ class _MemberOrbit(_Orbit):
         self.parts = []  # (name, members, speed of each entry)
         for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):
             value = parameters[name].detach().double()
-            self.parts.append((name, numbers, degree * value if group.kind in SCALES else _shift_speeds(group, parameters)))
+            self.parts.append((name, numbers, degree * value if group.kind in SCALES else shift_speeds(group, parameters)))
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         total: dict[str, torch.Tensor] = {}
@@ -168,64 +174,19 @@ def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
     return torch.where(squares > 0, squares, 1.0).rsqrt()
 
 
-def _shift_speeds(group: SymmetryGroup, parameters: Tensors) -> torch.Tensor:
-    """How fast each entry of the first parameter moves with its member: 1, but for shifts that a scale stands before."""
-    double = {name: tensor.detach().double() for name, tensor in parameters.items()}
-    return group.tangent(double, torch.ones(group.count, dtype=torch.float64))[group.parameters[0]]
-
-
-def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
-    """Shift the first parameter's members to offsets of zero, and what takes that back with them; the largest offset, relatively.
+def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> bool:
+    """Shift the first parameter's members to offsets of zero, and what takes that back with them; whether that was to be done.
 
     The offset of a member is the mean of entry/speed. A rescaling changes an entry and its speed alike and leaves offsets alone.
     """
-    first, numbers, speeds = values[group.parameters[0]], members(group, values)[0], _shift_speeds(group, values)
+    first, numbers, speeds = values[group.parameters[0]], members(group, values)[0], shift_speeds(group, values)
     moving = speeds != 0
-    sums = by_member(numbers, torch.where(moving, first / speeds, 0.0), group.count)
-    offsets = sums / by_member(numbers, moving.expand(first.shape).double(), group.count).clamp(min=1)
+    amounts = torch.where(moving, first / speeds, 0.0)
+    counts = by_member(numbers, moving.expand(first.shape).double(), group.count)
+    offsets = by_member(numbers, amounts, group.count) / counts.clamp(min=1)
+    size = by_member(numbers, amounts.square(), group.count).sqrt()
+    if not bool((offsets.abs() > TOLERANCE * size).any()):
+        return False
     for name, moved in group.tangent(values, -offsets).items():
         values[name] = values[name] + moved
-    size = by_member(numbers, torch.where(moving, first / speeds, 0.0).square(), group.count).sqrt()
-    return float((offsets.abs() / size.clamp(min=1e-300)).max()) if group.count else 0.0
-
-
-def _rescale(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> float:
-    """Put every member at its preferred scale, and biases that follow with it; the largest |log| of the factors used."""
-    parts = [
-        part for part in zip(group.parameters, members(group, values), group.degrees, strict=True) if bool((part[1] >= 0).any())
-    ]
-    squares = torch.stack([by_member(numbers, values[name].square(), group.count) for name, numbers, _ in parts])
-    logs = _preferred_scale(squares, torch.tensor([degree for *_, degree in parts], dtype=torch.float64))
-    values.update(group.scaled(values, logs))
-    return float(logs.abs().max()) if len(logs) else 0.0
-
-
-def _preferred_scale(squares: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:
-    """log c of each member: where Σ c^{2d} n² = 1, or, if degrees have both signs, where Σ c^{2d} n² is least.
-
-    Either is the zero of log Σ_{d>0} … − log Σ_{d<0} …, which increases with log c; Newton's method is exact at once where the
-    degrees differ only in sign. Members with nothing to balance stay.
-    """
-    both = bool((degrees < 0).any())
-    weights = (degrees.abs()[:, None] * squares if both else squares).log()  # (parameters, members)
-    rising = degrees > 0
-    alive = (weights[rising] > -torch.inf).any(0)
-    if both:
-        alive &= (weights[~rising] > -torch.inf).any(0)
-    logs = torch.zeros(squares.shape[1], dtype=torch.float64)
-    for _ in range(MOST_NEWTON_STEPS):
-        gap, slope = _log_sum(weights[rising], degrees[rising], logs)
-        if both:
-            other, other_slope = _log_sum(weights[~rising], degrees[~rising], logs)
-            gap, slope = gap - other, slope - other_slope
-        step = torch.where(alive, gap / slope, 0.0)
-        logs = logs - step
-        if not (step.abs() > 1e-15).any():
-            break
-    return logs
-
-
-def _log_sum(weights: torch.Tensor, degrees: torch.Tensor, logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """log Σ exp(weight + 2d log c) of each member and its derivative by log c."""
-    terms = weights + 2 * degrees[:, None] * logs
-    return terms.logsumexp(0), (terms.softmax(0) * 2 * degrees[:, None]).sum(0)
+    return True

@@ -247,6 +247,11 @@ class Graph:
             self.inputs, output, self.mode, self.whole_batch, self.dtype, self.notes,
         )  # fmt: skip
 
+    def up_to(self, node: Node) -> Graph:
+        """The part of this graph that computes one of its nodes."""
+        nodes = (*self.inputs, *_ordered(node, self.inputs))
+        return Graph(nodes, self.inputs, node, self.mode, self.whole_batch, self.dtype, self.notes)
+
     @property
     def _members(self) -> set[Node]:
         if not hasattr(self, "_member_set"):

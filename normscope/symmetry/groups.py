@@ -171,12 +171,16 @@ class ShiftGroup(Group):
         return {**parameters, **{name: parameters[name] + part for name, part in step.items()}}
 
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
-        first = self.actions[0]
-        step = first.spread(amounts) if self.normal is None else first.spread(amounts) * self.normal(parameters)
-        found = {first.parameter: step.expand(first.shape)}
+        found = {self.actions[0].parameter: self.speeds(parameters, amounts)}
         if self.compensation is not None:
             self.compensation.tangent(found, parameters, {})
         return found
+
+    def speeds(self, parameters: Parameters, amounts: torch.Tensor) -> torch.Tensor:
+        """The tangent of the first parameter, which no bias has a part in."""
+        first = self.actions[0]
+        step = first.spread(amounts) if self.normal is None else first.spread(amounts) * self.normal(parameters)
+        return step.expand(first.shape)
 
 
 def shift_kind(shape: tuple[int, ...]) -> str:

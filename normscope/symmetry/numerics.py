@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,7 +51,7 @@ class Numerics:
 
     def outputs(self, parameters: Parameters) -> torch.Tensor:
         """All floating-point outputs of the model in a row; of its graph, where the model cannot compute in float64."""
-        return self._run(self.graph, parameters, self.inputs)[0] if self._single else self._of_model(parameters)
+        return self._run(self.graph, parameters, self.inputs) if self._single else self._of_model(parameters)
 
     @cached_property
     def _single(self) -> bool:
@@ -75,7 +75,7 @@ class Numerics:
 
     def without_epsilon(self, parameters: Parameters, inputs: Mapping[Node, torch.Tensor] | None = None) -> torch.Tensor:
         """The outputs of the traced graph with ε → 0 wherever statistics are the input's own (and without dropout)."""
-        return self._run(self._without_epsilon, parameters, inputs or self.inputs)[0]
+        return self._run(self._without_epsilon, parameters, inputs or self.inputs)
 
     def derivative(self, parameters: Parameters, steps: Parameters, node: Node) -> tuple[torch.Tensor, torch.Tensor]:
         """The value of a node on the example, and how it changes along a step of some parameters."""
@@ -86,14 +86,12 @@ class Numerics:
     def value(self, parameters: Parameters, node: Node) -> torch.Tensor:
         """The value of a node on the example, with ε → 0: what an absorber takes back is exact there, as its group is."""
         same = next(other for other in self._without_epsilon if other.name == node.name)
-        return self._run(self._without_epsilon, parameters, self.inputs, [same])[1][same]
+        return self._run(self._without_epsilon.up_to(same), parameters, self.inputs)
 
     @staticmethod
-    def _run(
-        graph: Graph, parameters: Parameters, inputs: Mapping[Node, torch.Tensor], nodes: Sequence[Node] = ()
-    ) -> tuple[torch.Tensor, dict[Node, torch.Tensor]]:
+    def _run(graph: Graph, parameters: Parameters, inputs: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         values = [parameters[node.path] if node.op == "parameter" else inputs[node] for node in graph.inputs]
-        return graph.run(values, torch.float64, nodes)
+        return graph.run(values, torch.float64)[0]
 
     @cached_property
     def _without_epsilon(self) -> Graph:
