@@ -7,7 +7,7 @@ shifts are at zero, and H becomes P H P with P the orthogonal projection onto wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -87,19 +87,16 @@ def representative(objective: Objective, symmetries: Any) -> Objective:
     from normscope.geometry.quotient import canonical
 
     point = canonical(symmetries, named_point(objective))
-    linear = [group for group in symmetries.groups if group.kind == "linear" and _fits(group, point)]
+    linear = [group for group in symmetries.groups if group.kind == "linear"]
+
+    def balanced(before: Named) -> Named:
+        for group in linear:
+            before = group.balanced(before)
+        return canonical(symmetries, before)
+
     if linear:
-        point = _settled(lambda before: canonical(symmetries, _all_balanced(linear, before)), point)
+        point = _settled(balanced, point)
     return objective.at(objective.layout.flatten(point))
-
-
-def _all_balanced(groups: Sequence[Any], point: Named) -> Named:
-    def sweep(before: Named) -> Named:
-        for group in groups:
-            before = {**before, **_balanced(group, before)}
-        return before
-
-    return _settled(sweep, point)
 
 
 def _settled(step: Callable[[Named], Named], point: Named) -> Named:
@@ -112,32 +109,5 @@ def _settled(step: Callable[[Named], Named], point: Named) -> Named:
     return point
 
 
-def unbalanced(symmetries: Any, point: Named) -> tuple[str, ...]:
-    """Parameters of the groups whose representative is not canonical, because they are too large to be balanced."""
-    return tuple(g.parameters[0] for g in symmetries.groups if g.kind == "linear" and not _fits(g, point))
-
-
-def _fits(group: Any, point: Named) -> bool:
-    return group.count * sum(point[name].numel() for name in set(group.parameters)) <= LARGEST_TANGENTS
-
-
 def _tangents(group: Any, point: Named) -> list[Named]:
     return [group.tangent(point, unit) for unit in torch.eye(group.count, dtype=torch.float64)]
-
-
-def _balanced(group: Any, point: Named) -> Named:
-    """One Newton step to the least ‖θ‖² on the orbit of a group that acts linearly: θ → exp(−X)θ, X of the speeds ½(DDᵀ)⁺Dθ."""
-    names = list(dict.fromkeys(group.parameters))
-
-    def flat(tensors: Named) -> torch.Tensor:
-        return torch.cat([tensors[name].reshape(-1) for name in names])
-
-    rows = torch.stack([flat(tangent) for tangent in _tangents(group, point)])
-    speeds = -0.5 * torch.linalg.lstsq(rows.mT, flat(point)[:, None], driver="gelsd").solution[:, 0]
-    term = total = {name: point[name] for name in names}
-    for order in range(1, 40):  # the exponential series
-        term = {name: part / order for name, part in group.tangent({**point, **term}, speeds).items()}
-        total = {name: total[name] + term[name] for name in names}
-        if float(flat(term).norm()) <= 1e-17 * float(flat(total).norm()):
-            break
-    return total

@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from normscope.curvature.lanczos import ORDERS
-from normscope.curvature.quotient import named_point, unbalanced
 
 if TYPE_CHECKING:
     from normscope.curvature.spectrum import Curvature
@@ -86,9 +85,7 @@ def _quotient(curvature: Curvature) -> str:
         return ""
     moved = sum(group.count for group in curvature.symmetries.groups)
     before = curvature.objective.value()
-    left = unbalanced(curvature.symmetries, named_point(curvature.objective))
-    note = f"; too large to be put in balance, so not canonical: the groups of {', '.join(left)}" if left else ""
     return (
         f"quotient: {moved:,} directions of {len(curvature.symmetries.groups)} symmetries projected out, at the canonical "
-        f"representative (loss there {curvature.loss:.6g}, here {before:.6g}){note}"
+        f"representative (loss there {curvature.loss:.6g}, here {before:.6g})"
     )

@@ -14,6 +14,10 @@ from normscope.symmetry.gauges import Bond
 from normscope.symmetry.groups import Action, Group, Parameters
 from normscope.symmetry.system import System
 
+BALANCED = 1e-15  # the size of a step at which both sides are in balance
+MOST_STEPS = 200
+RANK = 1e-12  # eigenvalues below this share of the largest are zero
+
 
 @dataclass(frozen=True)
 class Matrices:
@@ -36,6 +40,33 @@ class Matrices:
         result[first, second], result[second, first] = -turn, turn
         return result
 
+    def balancing(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and A^{-T} at the least tr A S Aᵀ + tr A^{-T} T A^{-1}, S and T the Gram matrices; the identity if either is zero.
+
+        By Newton's method: A ← exp(H) A with HG + GH = T − S and G = S + T, until both sides are in balance, S = T.
+        """
+        here = there = torch.eye(self.size, dtype=first.dtype)
+        if not float(first.trace()) * float(second.trace()):
+            return here, there
+        for _ in range(MOST_STEPS):
+            step = self._step(first, second)
+            grow, shrink = torch.linalg.matrix_exp(step), torch.linalg.matrix_exp(-step)
+            here, there = grow @ here, shrink @ there
+            first, second = grow @ first @ grow, shrink @ second @ shrink
+            if float(step.abs().max()) <= BALANCED:
+                break
+        return here, there
+
+    def _step(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if self.planes:  # one stretch a plane: H and G commute there
+            one, other = (own.diagonal()[torch.tensor(self.planes)].sum(1) for own in (first, second))
+            stretch = torch.where(one + other > 0, 0.5 * (other - one) / (one + other), 0.0)
+            return self.matrix(torch.stack([stretch, torch.zeros_like(stretch)], 1).reshape(-1))
+        sizes, basis = torch.linalg.eigh(first + second)
+        sums = sizes[:, None] + sizes
+        gap = basis.mT @ (second - first) @ basis
+        return basis @ torch.where(sums > RANK * sizes.max(), gap / sums, 0.0) @ basis.mT
+
 
 @dataclass(frozen=True, eq=False)
 class LinearGroup(Group):
@@ -49,13 +80,33 @@ class LinearGroup(Group):
     algebras: tuple[Matrices, ...] = ()
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
+        matrices = [matrix / len(matrix) ** 0.5 for matrix in self._matrices(0.5 * self._normal(parameters, generator))]
+        return self._applied(parameters, [(torch.linalg.matrix_exp(own), torch.linalg.matrix_exp(-own.mT)) for own in matrices])
+
+    def balanced(self, parameters: Parameters) -> dict[str, torch.Tensor]:
+        """The parameters at their least sum of squares on the orbit of this group; up to rotations there is one such point."""
+        grams = [(self._gram(parameters, block, 1.0), self._gram(parameters, block, -1.0)) for block in range(len(self.algebras))]
+        return self._applied(parameters, [algebra.balancing(*gram) for algebra, gram in zip(self.algebras, grams, strict=True)])
+
+    def _applied(self, parameters: Parameters, matrices: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """With A and A^{-T} of every block acting on the two sides."""
         moved = dict(parameters)
-        for block, matrix in enumerate(self._matrices(0.5 * self._normal(parameters, generator))):
-            matrix = matrix / len(matrix) ** 0.5
-            sides = {1.0: torch.linalg.matrix_exp(matrix), -1.0: torch.linalg.matrix_exp(-matrix.mT)}
+        for block, (here, there) in enumerate(matrices):
             for action, coordinates in zip(self.actions, self.coordinates, strict=True):
-                moved[action.parameter] = _acted(moved[action.parameter], action, coordinates, block, sides[action.degree])
+                side = here if action.degree > 0 else there
+                moved[action.parameter] = _acted(moved[action.parameter], action, coordinates, block, side)
         return moved
+
+    def _gram(self, parameters: Parameters, block: int, degree: float) -> torch.Tensor:
+        """Σ v vᵀ over the vectors v of a block on one side."""
+        size = self.algebras[block].size
+        total = torch.zeros(size, size, dtype=torch.float64)
+        for action, coordinates in zip(self.actions, self.coordinates, strict=True):
+            if action.degree == degree:
+                rows = _rows(parameters[action.parameter].detach().double(), action)
+                for places in _copies(action, coordinates, block):
+                    total += rows[places] @ rows[places].mT
+        return total
 
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
@@ -117,14 +168,23 @@ def _acted(
     value: torch.Tensor, action: Action, coordinates: np.ndarray, block: int, matrix: torch.Tensor, tangent: bool = False
 ) -> torch.Tensor:
     """A parameter with a matrix acting on the entries of one block; tangent: only those entries, zero elsewhere."""
-    axes = action.axes
-    order = [*axes, *(axis for axis in range(value.dim()) if axis not in axes)]
-    rows = value.permute(order).reshape(action.members.size, -1)
+    order = _order(value, action)
+    rows = _rows(value, action)
     result = torch.zeros_like(rows) if tangent else rows.clone()
     for places in _copies(action, coordinates, block):
         result[places] = matrix @ rows[places]
     back = [order.index(axis) for axis in range(value.dim())]
     return result.reshape([value.shape[axis] for axis in order]).permute(back)
+
+
+def _order(value: torch.Tensor, action: Action) -> list[int]:
+    """The axes of a parameter, those along which members differ first."""
+    return sorted(range(value.dim()), key=lambda axis: axis not in action.axes)
+
+
+def _rows(value: torch.Tensor, action: Action) -> torch.Tensor:
+    """A parameter as a matrix with a row for each entry of the members."""
+    return value.permute(_order(value, action)).reshape(action.members.size, -1)
 
 
 def _copies(action: Action, coordinates: np.ndarray, block: int) -> Iterator[torch.Tensor]:
