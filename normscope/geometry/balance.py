@@ -1,12 +1,12 @@
 """The scales of a representative: one convex problem in the logarithms t of the factors of all scale groups.
 
-A group multiplies an entry w by exp(a·t), a its degrees. F(t) = ½ Σ w² exp(2 a·t) − q·t is convex, and at its minimum every member
-has the charge Σ d w² = q: none where degrees have both signs, so that both sides are in balance, and one where a vector is scale-free.
+An entry w becomes w exp(a·t), a its degrees in each group. F(t) = ½ Σ w² exp(2 a·t) − q·t is convex, and at its minimum every
+member has the charge Σ d w² = q: 0 where degrees have both signs, so that both sides are in balance, 1 for a scale-free vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ MOST_SWEEPS = 10  # one member at a time, exactly: enough where groups share no 
 MOST_NEWTON_STEPS = 200
 SMALL = 1e-8  # a step that rounding may keep from getting smaller
 ACCURACY = 1e-9  # relative, of the linear equations of a Newton step
-FEASIBLE = 1e-3  # the least weight of an entry in a charge that entries can have, before it counts as one
+LEAST_WEIGHT = 1e-4  # of a kind of entries in a charge, so that none has to vanish
 
 Part = tuple[str, torch.Tensor, float]  # a parameter, the member of every entry, the degree
 
 
 def preferred_scales(groups: Sequence[SymmetryGroup], values: Tensors, tolerance: float) -> list[torch.Tensor]:
-    """The logarithms t of the factors at which every group has its charge, to `tolerance`; 0 for members with nothing to balance."""
+    """The logarithms t of the factors at which every group has its charge, to `tolerance`; members with nothing to balance: 0."""
     if not groups:
         return []
     problem = _Balance(groups, values)
@@ -44,9 +44,8 @@ class _Balance:
     def __init__(self, groups: Sequence[SymmetryGroup], values: Tensors) -> None:
         self.counts = [group.count for group in groups]
         self.parts = [_parts(group, values) for group in groups]
-        names = dict.fromkeys(name for parts in self.parts for name, *_ in parts)
-        self.squares = {name: values[name].square() for name in names}
-        self.charges = _charges(self.parts, self.counts, {name: values[name].shape for name in names})
+        self.squares = {name: values[name].square() for parts in self.parts for name, *_ in parts}
+        self.charges = _charges(self.parts, self.counts)
         self.target = torch.cat([torch.full((n,), q, dtype=torch.float64) for n, q in zip(self.counts, self.charges, strict=True)])
 
     def swept(self, logs: torch.Tensor) -> torch.Tensor:
@@ -119,34 +118,48 @@ def _parts(group: SymmetryGroup, values: Tensors) -> list[Part]:
     return [part for part in parts if bool((part[1] >= 0).any())]
 
 
-def _charges(parts: Sequence[Sequence[Part]], counts: Sequence[int], shapes: Mapping[str, torch.Size]) -> list[float]:
+def _charges(parts: Sequence[Sequence[Part]], counts: Sequence[int]) -> list[float]:
     """The charge of each group's members: 0, or the least degree (a unit norm) where all degrees have one sign.
 
     F has a minimum only if the charges are a sum of the degrees of all entries with positive weights. Groups may hold a scale-free
-    vector between them: of w → c w, v → v/c and v → c v, u → c u, together u and w → c. Then as few members as possible get a
-    charge of 1 more, or 1 less.
+    vector between them: w → c w, v → v/c and v → c v, u → c u make w, u → c w, c u. Then as few members as possible get a charge
+    of 1 more or less.
     """
     degrees = [np.array([degree for *_, degree in own]) for own in parts]
     wanted = np.array([0.0 if own.min() * own.max() < 0 else own[np.abs(own).argmin()] for own in degrees])
-    rows = np.unique(np.concatenate([_exponents(name, shape, parts) for name, shape in shapes.items()], 1), axis=1)
-    weights = linprog(
-        c=np.concatenate([np.zeros(rows.shape[1]), counts, counts]),
-        A_eq=np.concatenate([rows, -np.eye(len(counts)), np.eye(len(counts))], 1),
-        b_eq=wanted,
-        bounds=[(FEASIBLE, None)] * rows.shape[1] + [(0, None)] * (2 * len(counts)),
+    names = dict.fromkeys(name for own in parts for name, *_ in own)
+    exponents = np.unique(np.concatenate([_exponents(name, parts) for name in names], 1), axis=1)
+    missing = _missing(exponents, wanted, counts)
+    rounded = wanted + np.sign(missing)
+    return (rounded if not _missing(exponents, rounded, counts).any() else wanted + missing).tolist()
+
+
+def _missing(exponents: np.ndarray, charges: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """What is to be added to charges, for as few members as can be, so that those of all members of a group together are a sum
+    of the columns of exponents, each with at least LEAST_WEIGHT.
+    """
+    groups, kinds = exponents.shape
+    members_of = np.array(counts)
+    found = linprog(
+        c=np.concatenate([np.zeros(kinds), members_of, members_of]),
+        A_eq=np.concatenate([exponents, -np.eye(groups), np.eye(groups)], 1),
+        b_eq=members_of * charges,
+        bounds=[(LEAST_WEIGHT, None)] * kinds + [(0, None)] * (2 * groups),
     ).x
-    more, less = weights[rows.shape[1] :].reshape(2, -1) > FEASIBLE / 2
-    return (wanted + more - less).tolist()
+    more, less = found[kinds:].reshape(2, groups)
+    return np.where(np.abs(more - less) > LEAST_WEIGHT / 2, more - less, 0.0) / members_of
 
 
-def _exponents(name: str, shape: torch.Size, parts: Sequence[Sequence[Part]]) -> np.ndarray:
+def _exponents(name: str, parts: Sequence[Sequence[Part]]) -> np.ndarray:
     """(groups, kinds of entries): how each group scales the entries of a parameter."""
-    found = torch.zeros(len(parts), shape.numel(), dtype=torch.float64)
-    for row, own in zip(found, parts, strict=True):
-        for other, numbers, degree in own:
-            if other == name:
-                row += degree * (numbers >= 0).expand(shape).reshape(-1)
-    return torch.unique(found, dim=1).numpy()
+    rates = [sum((degree * _inside(numbers) for other, numbers, degree in own if other == name), torch.zeros(())) for own in parts]
+    return torch.stack(torch.broadcast_tensors(*rates)).reshape(len(parts), -1).unique(dim=1).double().numpy()
+
+
+def _inside(numbers: torch.Tensor) -> torch.Tensor:
+    """1 where an entry has a member, 0 elsewhere; a single 1 where all have."""
+    inside = (numbers >= 0).double()
+    return torch.ones(()) if bool(inside.all()) else inside
 
 
 def _scale_at(charge: float, squares: torch.Tensor, degrees: Sequence[float]) -> torch.Tensor:

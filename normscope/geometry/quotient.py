@@ -72,9 +72,10 @@ def canonical(symmetries: Symmetries, parameters: Tensors, tolerance: float = TO
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
     for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
-        if not any([_center(group, values) for group in shifts]):
+        moved = [_center(group, values) for group in shifts]
+        if not any(moved):
             break
-    scales = [group for group in symmetries.groups if group.kind in SCALES]
+    scales = [group for group in symmetries.groups if group.kind in SCALES and group.count]
     alone = all(self_contained(group, values) for group in scales)
     for _ in range(MOST_ROUNDS):
         logs = preferred_scales(scales, values, tolerance)

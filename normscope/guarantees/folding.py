@@ -27,6 +27,7 @@ from normscope.symmetry.detect import symmetries
 
 BALANCE = 1e-9  # of a factor of scale, at which rescaled layers count as balanced
 LARGEST_BALANCED = 4_000_000  # parameters; beyond, balancing takes minutes
+ROUNDING = 1e-10  # relative: a group that moves outputs by more meets some ε
 TOLERANCE = 1e-6  # relative, in float64: what ε and deep stacks may make of rounding
 
 Maps = (nn.Linear, nn.modules.conv._ConvNd)
@@ -91,8 +92,9 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
         for name, value in twin.named_parameters():
             value.copy_(point[name])
     notes = []
-    if report.of_kind("scale", "joint-scale"):
-        moved = difference(model, twin, example)
+    moved = difference(model, twin, example)
+    rescaled = report.of_kind("rescale")  # several of which may make up a scale
+    if report.of_kind("scale", "joint-scale") or (moved > TOLERANCE and any(group.defect > ROUNDING for group in rescaled)):
         notes.append(f"norms are those of scale-free weights at unit norm, where ε moves outputs by {moved:.1e}")
     else:
         check_same_function(model, twin, example)

@@ -22,6 +22,45 @@ NAMES = ["batch norm", "batch norm, eval", "batch norm, relu", "two batch norms"
 OTHERS = ["batch norm, regression", "batch norm, no running statistics", "conv batch norm, eval", "conv instance norm", "residual, eval", "attention, eval", "attention, rms norm", "weight norm of a whole"]  # fmt: skip
 
 
+class Encoder(nn.Module):
+    """A post-norm layer: rescalings that hold a scale-free vector between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+class Vision(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        config = transformers.ViTConfig(
+            hidden_size=4,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=5,
+            image_size=4,
+            patch_size=2,
+            num_channels=1,
+        )
+        config.num_labels = 3
+        self.model = transformers.ViTForImageClassification(config)
+        for parameter in self.model.parameters():  # drawn with a deviation of 0.02, where all is almost linear
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).logits
+
+
+TRANSFORMERS = {
+    "encoder layer": Case(Encoder, (3, 4)), "encoder layer, eval": Case(Encoder, (3, 4), "eval"), "vision": Case(Vision, (1, 4, 4)),
+}  # fmt: skip
+
+
 def moved(case: Case, groups, seed: int = 0) -> nn.Module:
     """The model after a random element of each group."""
     model, generator = case.model(), torch.Generator().manual_seed(seed)
@@ -40,10 +79,10 @@ def test_every_kind_of_symmetry_is_among_the_models():
     assert found == set(KINDS)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in (*OTHERS, *TRANSFORMERS))])
 def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
     """Under each group by itself, and under all of them."""
-    case = CASES[name]
+    case = (CASES | TRANSFORMERS)[name]
     made = divided(case, case.model())
     exact, groups = torch.linalg.eigvalsh(made.dense()), made.symmetries.groups
     for seed, chosen in enumerate([*([group] for group in groups), groups]):

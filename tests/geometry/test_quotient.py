@@ -212,6 +212,48 @@ def test_members_that_do_not_cover_a_parameter():
     torch.testing.assert_close(found[:2].norm(), torch.ones((), dtype=torch.float64))
 
 
+BETWEEN = Report((
+    Group("rescale", ("w", "b", "v"), ((0,), (0,), (1,)), 3, degrees=(1.0, 1.0, -1.0)),
+    Group("rescale", ("g", "w", "v"), ((), (), ()), 1, degrees=(1.0, -1.0, 1.0)),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-3, 1.0, 1e3, 1e12])
+def test_a_scale_free_vector_between_two_rescalings_has_unit_norm(size):
+    """Together they scale g and b, w and v stay: the sum of squares has no least value."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"w": (3, 4), "b": (3,), "v": (2, 3), "g": (4,)}
+    start = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    found = canonical(BETWEEN, {**start, "g": size * start["g"]})
+    torch.testing.assert_close(found["w"].square().sum(1) + found["b"].square(), found["v"].square().sum(0))
+    torch.testing.assert_close(found["g"].square().sum() + found["b"].square().sum(), torch.ones((), dtype=torch.float64))
+    logs = torch.tensor([3.0, -4.0, 1.0]).double(), torch.tensor([2.0]).double()
+    moved = {**start, "g": size * start["g"]}
+    for group, own in zip(BETWEEN.groups, logs, strict=True):
+        moved = group.scaled(moved, own)
+    for point in (moved, found):
+        for name, tensor in canonical(BETWEEN, point).items():
+            torch.testing.assert_close(tensor, found[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_charge_that_the_other_charges_leave_no_room_for_is_smaller():
+    """Two rows of w have unit norm, so that ‖w‖² = ‖g‖² = 2, and h and g together cannot have unit norm."""
+    report = Report((
+        Group("scale", ("w",), ((0,),), 2),
+        Group("rescale", ("g", "w"), ((0,), (1,)), 2, degrees=(1.0, -1.0)),
+        Group("rescale", ("h", "g"), ((), ()), 1, degrees=(-1.0, -1.0)),
+    ))  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    start = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in (("w", (2, 2)), ("g", (2,)), ("h", (3,)))
+    }
+    found = canonical(report, start)
+    torch.testing.assert_close(found["w"].norm(dim=1), torch.ones(2, dtype=torch.float64))
+    for name, tensor in canonical(report, report.groups[2].scaled(start, torch.tensor([1.5]).double())).items():
+        torch.testing.assert_close(tensor, found[name], rtol=1e-9, atol=1e-12)
+
+
 def test_no_groups_and_zero_vectors():
     start = {"w": torch.zeros(3, 2)}
     assert torch.equal(canonical(Report((Group("scale", ("w",), ((0,),), 3),)), start)["w"], start["w"])

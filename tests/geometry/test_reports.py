@@ -28,6 +28,29 @@ class Attention(nn.Module):
         return self.last(nn.functional.layer_norm(x + self.out(attended), (6,), eps=1e-12)).mean(1)
 
 
+def encoder(dtype):
+    """Post-norm: two groups of rescalings that hold a scale-free vector between them."""
+    return drawn(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), dtype, 0)
+
+
+def vision(dtype):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4, num_channels=1
+    )
+    config.num_labels = 10
+    return Logits(drawn(transformers.ViTForImageClassification(config), dtype, 0))
+
+
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).logits
+
+
 MODELS = {
     "dense": (dense, (24, 10)),
     "convolutional": (convolutional, (12, 2, 6, 6)),
@@ -80,3 +103,24 @@ def test_charges_obey_their_laws(case):
     batch = inputs, labels
     assert gradient_descent(model, nn.functional.cross_entropy, batch, 0.1, 10, report, 0.01).defect <= 1e-6
     assert gradient_flow(model, nn.functional.cross_entropy, batch, 0.02, report).defect <= 1e-4
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("make, shape", [(encoder, (2, 5, 16)), (vision, (2, 1, 8, 8))], ids=["encoder layer", "vision"])
+def test_representatives_of_transformers(make, shape, mode):
+    """The same under each group and under all, idempotent, and the same function but for ε."""
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = make(torch.float64).train(mode == "train")
+    report = symmetries(model, inputs, mode)
+    start, generator = {name: parameter.detach() for name, parameter in model.named_parameters()}, torch.Generator().manual_seed(1)
+    found, everywhere = canonical(report, start), dict(start)
+    groups = [group for group in report.groups if group.kind != "linear"]
+    points = [group.transform(start, generator) for group in groups]
+    for group in groups:
+        everywhere = group.transform(everywhere, generator)
+    for point in (*points, everywhere, found):
+        other = canonical(report, point)
+        for name in start:
+            torch.testing.assert_close(other[name], found[name], rtol=1e-8, atol=1e-8 * max(1e-4, float(found[name].abs().max())))
+    before, after = (report.numerics.without_epsilon(point) for point in (start, found))
+    torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-8)
