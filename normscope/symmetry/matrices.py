@@ -43,19 +43,21 @@ class Matrices:
     def balancing(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and A^{-T} at the least tr A S Aᵀ + tr A^{-T} T A^{-1}, S and T the Gram matrices; the identity if either is zero.
 
-        By Newton's method: A ← exp(H) A with HG + GH = T − S and G = S + T, until both sides are in balance, S = T.
+        A starts at the multiple of 1 that makes the traces equal; then Newton's method: A ← exp(H) A with HG + GH = T − S and
+        G = S + T, until both sides are in balance, S = T.
         """
-        here = there = torch.eye(self.size, dtype=first.dtype)
+        unit = torch.eye(self.size, dtype=first.dtype)
         if not float(first.trace()) * float(second.trace()):
-            return here, there
+            return unit, unit
+        ratio = (second.trace() / first.trace()).sqrt()
+        matrix, first, second = ratio.sqrt() * unit, ratio * first, second / ratio
         for _ in range(MOST_STEPS):
             step = self._step(first, second)
             grow, shrink = torch.linalg.matrix_exp(step), torch.linalg.matrix_exp(-step)
-            here, there = grow @ here, shrink @ there
-            first, second = grow @ first @ grow, shrink @ second @ shrink
+            matrix, first, second = grow @ matrix, grow @ first @ grow, shrink @ second @ shrink
             if float(step.abs().max()) <= BALANCED:
                 break
-        return here, there
+        return matrix, torch.linalg.inv(matrix).mT
 
     def _step(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         if self.planes:  # one stretch a plane: H and G commute there

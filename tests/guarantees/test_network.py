@@ -160,6 +160,13 @@ def test_the_canonical_form_is_the_same_all_along_an_orbit(name):
         assert "unit norm" in first.notes[0]
 
 
+def test_rescalings_that_make_up_a_scale_meet_an_epsilon_and_the_canonical_form_says_so():
+    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True).eval()
+    example = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = canonical_form(folded(seeded(layer), example), example)
+    assert "unit norm" in found.notes[0] and "linear symmetries" in found.notes[1]
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
 def test_the_matrices_without_biases_compute_the_function(scale):
     """[[A, b], [0, 1]] and maps that pass on the 1: their norms bound what a perturbed class of such networks can do.
