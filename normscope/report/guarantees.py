@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.guarantees.bound import STATUSES
-from normscope.report.theme import COLORS, figure
+from normscope.report.theme import COLORS, NEUTRAL, figure
 
 if TYPE_CHECKING:
     from normscope.guarantees.bound import Bound
@@ -80,7 +80,7 @@ def bound_comparison(guarantees: Guarantees, truth: float | None = None) -> go.F
     names = [bound.name for bound in bounds]
     found.update_yaxes(categoryorder="array", categoryarray=names[::-1])
     scales = sorted({bound.trivial for bound in bounds if 0 < bound.trivial < math.inf})
-    lines = [(f"trivial: {scales[-1]:g}", scales[-1], COLORS[7], "left")] if scales else []
+    lines = [(f"trivial: {scales[-1]:g}", scales[-1], NEUTRAL, "left")] if scales else []
     if truth is not None and truth > 0:
         lines.append((f"held out: {truth:.3g}", truth, COLORS[4], "right"))
     for text, place, color, side in lines:
@@ -106,7 +106,7 @@ def bounds_against_gaps(comparison: Comparison) -> go.Figure:
     if positive:
         line = np.linspace(min(positive), max(positive), 50)
         traces.append(
-            go.Scatter(x=line, y=np.log10(line), mode="lines", name="the true gap", line={"color": COLORS[7], "dash": "dash"})
+            go.Scatter(x=line, y=np.log10(line), mode="lines", name="the true gap", line={"color": NEUTRAL, "dash": "dash"})
         )
     title = f"Bounds (filled: certified) against the true gap of {len(comparison.members)} models"
     found = figure(*traces, title=title, x=f"true gap of the {comparison.loss} loss", y="log₁₀ of the stated gap")
