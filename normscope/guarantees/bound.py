@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -79,6 +79,16 @@ class Bound(Rendered):
             "assumptions": list(self.assumptions),
         }
 
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Bound:
+        """The bound that `to_dict` described."""
+        value = Magnitude.from_log10(float(content["value_log10"]))
+        parts = {name: _tensor(part) if isinstance(part, list) else part for name, part in content["parts"].items()}
+        return Bound(
+            content["name"], value, content["quantity"], content["loss"], float(content["trivial"]), content["status"], parts,
+            tuple(content["assumptions"]),
+        )  # fmt: skip
+
     def render(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
         table.add_column(no_wrap=True)
@@ -103,6 +113,10 @@ def shown(part: Part) -> str:
 
 def _number(value: float) -> str:
     return "nan" if math.isnan(value) else str(Magnitude(value)) if value >= 0 else f"-{Magnitude(-value)}"
+
+
+def _tensor(values: Sequence[float | str]) -> torch.Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
 def plain(part: Part) -> Any:

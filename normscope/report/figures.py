@@ -7,6 +7,7 @@ from normscope.report.lab import plot
 from normscope.report.runs import heatmap, layer_series, norm_angle, products, run_figure, series
 
 __all__ = [
-    "bound_comparison", "bounds_against_gaps", "densities", "depth_profile", "eigenvalues", "flatness_curves", "heatmap", "landscape",
-    "layer_series", "loss_slice", "margin_histogram", "model_graph", "norm_angle", "plot", "products", "run_figure", "series",
+    "bound_comparison", "bounds_against_gaps", "densities", "depth_profile", "eigenvalues", "flatness_curves", "heatmap",
+    "landscape", "layer_series", "loss_slice", "margin_histogram", "model_graph", "norm_angle", "plot", "products", "run_figure",
+    "series",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import normscope as ns
 from normscope.lab.datasets import digits
-from normscope.report.run_page import write_run_report
+from normscope.report.file import write_report
 from tests.browser.chromium import chromium
 from tests.browser.planted import train
 
@@ -38,8 +38,8 @@ def write_pages(scratch: Path) -> dict[str, Path]:
     model = train(scratch / "one-bad-layer", epochs=12)
     train(scratch / "healthy", epochs=12, bad=1.0)
     pages = {name: scratch / f"{name}.html" for name in ("report", "compare", "audit")}
-    write_run_report([scratch / "one-bad-layer"], pages["report"])
-    write_run_report([scratch / "one-bad-layer", scratch / "healthy"], pages["compare"])
+    write_report([scratch / "one-bad-layer"], pages["report"])
+    write_report([scratch / "one-bad-layer", scratch / "healthy"], pages["compare"])
     images = digits().test[0]
     ns.audit(model, images[:8], data=images).to_html(pages["audit"])
     return pages

@@ -258,7 +258,9 @@ def test_leaving_without_closing_writes_what_is_there(tmp_path: Path) -> None:
 
 def test_a_name_that_no_file_can_hold_is_escaped_and_training_can_go_on(tmp_path: Path) -> None:
     def make() -> nn.Module:
-        return nn.Sequential(OrderedDict([("flat", nn.Flatten()), ("half\ud800", nn.Linear(48, 5)), ("half\udc00", nn.LayerNorm(5))]))
+        return nn.Sequential(
+            OrderedDict([("flat", nn.Flatten()), ("half\ud800", nn.Linear(48, 5)), ("half\udc00", nn.LayerNorm(5))])
+        )
 
     for _ in range(2):  # the second time into the same directory
         list(Loop(make=make).watched(tmp_path, 2))
