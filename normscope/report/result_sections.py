@@ -19,7 +19,7 @@ from normscope.core.errors import InputError
 from normscope.curvature.estimators import Density, Estimate
 from normscope.curvature.rendering import SCHEMA as CURVATURE
 from normscope.curvature.spectrum import Condition
-from normscope.guarantees.bound import MEASURE, Bound, shown
+from normscope.guarantees.bound import MEASURE, RISK, Bound, shown
 from normscope.guarantees.generalization import SCHEMA as GENERALIZATION
 from normscope.guarantees.generalization import Guarantees
 from normscope.lab.runner import SCHEMA as LAB
@@ -61,7 +61,7 @@ def doctor_section(records: Sequence[Record]) -> Section:
     counts = Counter(finding.severity for finding in findings)
     told = [f"{counts[severity]} of severity {severity}" for severity in SEVERITIES if counts[severity]]
     headline = f"{len(findings.checked)} checks found {', '.join(told) or 'nothing'}."
-    return Section("Findings of the doctor", headline, [element("p", headline), *audit_page.findings_table(findings)])
+    return Section("Findings of the doctor", headline, audit_page.findings_table(findings))
 
 
 # curvature -----------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def _measured(records: Sequence[Record]) -> list[list[Child]]:
     """A row a quantity, a column a record."""
     rows: dict[str, Callable[[Record], str]] = {
         "loss": lambda record: f"{record['loss']:.6g}",
-        "samples": lambda record: f"{sum(record['batch_sizes']):,} in {len(record['batch_sizes'])} batches",
+        "samples": lambda record: f"{sum(record['batch_sizes']):,}, in batches of at most {max(record['batch_sizes']):,}",
         "normalizers on batch statistics": lambda record: str(len(record["batch_statistics"])),
         "trace": lambda record: str(Estimate(**record["trace"])) if "trace" in record else "–",
         "condition": lambda record: str(Condition(**record["condition"])) if "condition" in record else "–",
@@ -158,14 +158,13 @@ def generalization_section(records: Sequence[Record]) -> Section:
 
 
 def _guarantee(found: Guarantees) -> str:
-    best = found.best
-    if best is None:
-        return "There is no certified bound on the risk."
-    if best.vacuous:
-        return (
-            f"No certified bound on the risk says anything: the smallest is {best.value}, and {best.trivial:g} is known without it."
-        )
-    return f"With probability {1 - found.delta:g} the risk is at most {best.value} ({best.name}, certified)."
+    certified = [bound for bound in found if bound.certified and bound.quantity == RISK]
+    telling = [bound for bound in certified if not bound.vacuous]
+    if telling:
+        best = telling[0]
+        return f"With probability {1 - found.delta:g} the mean {best.loss} loss is at most {best.value} ({best.name}, certified)."
+    vacuous = f"{len(certified)} are vacuous" if certified else "there is none"
+    return f"No certified bound on the risk says anything: {vacuous}."
 
 
 def _bounds_table(found: Guarantees) -> Markup:
