@@ -28,6 +28,8 @@ class Shown:
 
 def read_results(path: Path) -> list[Any]:
     """The records of a file: the objects of a list, or the one that it holds."""
+    if path.exists() and not path.is_file():  # a pipe could keep a reader waiting for ever
+        raise InputError(f"cannot read {path}: it is not a regular file")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

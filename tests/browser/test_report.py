@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import normscope as ns
 from normscope.report.file import write_report
 from tests.browser.chromium import Heard
 from tests.browser.planted import BAD, network, train
+from tests.report.recorded_results import results_of_every_kind
 from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -88,6 +90,24 @@ def test_an_audit_and_a_comparison_are_as_good(browser, report, tmp_path):
             assert heard.said == [] and len(heard.asked) == 1
             found = axe.Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("options", [{"color_scheme": "dark"}, {"viewport": NARROW}])
+def test_results_are_as_good(browser, tmp_path, options):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    paths = [tmp_path / "unknown.json"]
+    paths[0].write_text("{}")
+    for name, content in results_of_every_kind(tmp_path / "lab").items():
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(content))
+    write_report(paths, tmp_path / "report.html")
+    with opened(browser, tmp_path / "report.html", **options) as (page, heard):
+        assert page.locator(".plot .main-svg").count() >= page.locator(".plot").count() == 5
+        assert heard.said == [] and len(heard.asked) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        page.evaluate("document.querySelectorAll('details').forEach(detail => { detail.open = true; })")
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
 
 
 def test_the_keyboard_reaches_everything(view):

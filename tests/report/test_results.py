@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import normscope as ns
 from normscope.auditing import Audit
 from normscope.guarantees.generalization import Guarantees
-from normscope.lab.runner import run_experiment
 from normscope.report import figures
 from normscope.report.file import write_report
 from normscope.report.html import Drawing
 from normscope.report.result_sections import SECTIONS
 from normscope.report.results import FOLDER, Shown, results_report, shown_results
+from tests.report.recorded_results import an_audit, results_of_every_kind, some_guarantees
 from tests.report.recordings import write_run
 from tests.report.test_report import HOSTILE, NAMES, Elements, invoke, is_self_contained
 
@@ -29,51 +27,19 @@ MUTATIONS = 60  # of each kind's file
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1e308, "", "nan", "-inf", HOSTILE, "\ud800", [], [[1]], {}, {"a": {}}, [None, "x"])
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def data(size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(size, 6, generator=generator)
-    return inputs, inputs[:, :3].argmax(1)
-
-
 @pytest.fixture(scope="module")
 def audit() -> Audit:
-    return ns.audit(model().eval(), data(8, 0)[0], effort=0.2)
+    return an_audit()
 
 
 @pytest.fixture(scope="module")
 def guarantees() -> Guarantees:
-    only = ["held-out Hoeffding", "held-out binomial", "Golowich et al. 2018"]
-    return ns.generalization(model().eval(), "zero-one", data(200, 0), data(100, 1), only=only)
+    return some_guarantees()
 
 
 @pytest.fixture(scope="module")
-def results(audit: Audit, guarantees: Guarantees, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One of every kind, as its command writes it."""
-    curvatures = [
-        ns.hessian(model().double(), nn.functional.cross_entropy, _double(data(32, 0)), quotient=q) for q in (False, True)
-    ]
-    for curvature in curvatures:
-        curvature.top(3), curvature.bottom(1), curvature.trace(), curvature.condition(), curvature.density(probes=2, steps=8)
-    tiny = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "1", "images": "100"}
-    outcome = run_experiment("weight-norms", settings=tiny, out=tmp_path_factory.mktemp("lab"))
-    written = {
-        "audit": audit.to_json(),
-        "doctor": audit.findings.to_json(),
-        "curvature": json.dumps([curvature.to_dict() for curvature in curvatures]),
-        "generalization": json.dumps(guarantees.to_dict(), allow_nan=False),
-        "claims": ns.run_claims(["T-T13", "A-WD"]).to_json(),
-        "lab": outcome.to_json(),
-    }
-    return {name: json.loads(text) for name, text in written.items()}
-
-
-def _double(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    return pair[0].double(), pair[1]
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return results_of_every_kind(tmp_path_factory.mktemp("lab"))
 
 
 def written(place: Path, content: Any) -> Path:
@@ -159,6 +125,16 @@ def test_results_follow_the_run_and_are_named_in_the_summary(results, tmp_path):
     assert all(title in summary for title in ("Audit of Sequential", "Claims of the papers", "Experiment weight-norms"))
     assert [problem.count("\n") for problem in problems] == [0] and "cut.json is not JSON" in problems[0] and problems[0] in summary
     assert is_self_contained(page)
+
+
+def test_nothing_in_the_folder_stops_the_report(tmp_path):
+    run = write_run(tmp_path / "run", 5, NAMES)
+    (run / FOLDER / "directory.json").mkdir(parents=True)
+    os.mkfifo(run / FOLDER / "pipe.json")
+    (run / FOLDER / "lost.json").symlink_to(tmp_path / "nowhere")
+    (run / FOLDER / "deep.json").write_text('{"a":' * 100_000)
+    problems = write_report([run], tmp_path / "page.html")
+    assert len(problems) == 4 and all("\n" not in problem for problem in problems)
 
 
 # what is odd ---------------------------------------------------------------------------------------------------------
