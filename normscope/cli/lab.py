@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from normscope.lab.runner import Progress as Report
 
 EVERY = 60.0  # seconds between two lines of progress in a file
+EARLY = 0.005  # of the work: before that, how long it takes cannot be told
 
 lab = typer.Typer(help="Experiments of the papers: list, run, show.", no_args_is_help=True)
 
@@ -130,12 +131,13 @@ class _Lines:
     """Progress as lines of text on stderr, at most one a minute."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.start, self.last = name, time.monotonic(), 0.0
+        self.name, self.start, self.last, self.ended = name, time.monotonic(), 0.0, False
 
     def report(self, done: float, total: int) -> None:
         now = time.monotonic()
-        if now - self.last < EVERY and done < total:
+        if self.ended or (now - self.last < EVERY and done < total):
             return
-        self.last = now
-        left = (now - self.start) * (total - done) / done / 60 if done > 0 else float("nan")
-        print(f"{self.name}: {done:.2f} of {total} trials, about {left:.0f} minutes left", file=sys.stderr, flush=True)
+        self.last, self.ended = now, done >= total
+        minutes = (now - self.start) * (total - done) / max(done, 1e-9) / 60
+        left = f"about {minutes:.0f} minutes left" if done > EARLY * total else "time left not known yet"
+        print(f"{self.name}: {done:.2f} of {total} trials, {left}", file=sys.stderr, flush=True)

@@ -107,8 +107,8 @@ def gradient_descent(
     expected = dict(measured)
     if steps:
         for name, growth in _measure(symmetries, [objective.named(gradient) for _, gradient in seen[:-1]]).items():
-            before = measured[name][:-1]
-            expected[name] = torch.cat([measured[name][:1], (1 - lr * weight_decay) ** 2 * before + lr**2 * growth])
+            kept = (1 - lr * weight_decay) * (1 - lr * weight_decay) * measured[name][:-1]
+            expected[name] = torch.cat([measured[name][:1], kept + lr * lr * growth])  # lr**2 would raise where it overflows
     return Path(torch.arange(steps + 1), *_losses_and_norms(seen), measured, expected, states)
 
 

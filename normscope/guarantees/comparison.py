@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -188,10 +189,10 @@ class Comparison(Rendered):
         gaps = [member.gap for member in self.members]
         head = f"{len(self.members)} models, true gaps of the {self.loss} loss from {min(gaps):.4g} to {max(gaps):.4g}"
         legend = (
-            "Kendall, each hyperparameter alone and their mean: 1 ranks as the gap does, 0 like a coin, −1 the other way round;"
+            "\nKendall, each hyperparameter alone, and their mean: 1 ranks as the gap does, −1 the reverse.",
+            "robust: the share of pairs ordered wrongly in the worst environment, 0 at best, about ½ by chance.",
         )
-        robust = "robust: the share of pairs ordered wrongly in the worst environment, 0 at best"
-        return Group(Text(f"{head}\n"), table, Text(f"\n{legend}"), Text(robust))
+        return Group(Text(f"{head}\n"), table, *map(Text, legend))
 
     def certified(self, name: str) -> bool:
         """Whether a bound is certified for every member that has it."""
@@ -228,7 +229,6 @@ def compare_bounds(
     delta: float = 0.05,
     *,
     loss_bound: float | None = None,
-    only: Sequence[str] | None = None,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     progress: Wanted = None,
@@ -242,7 +242,7 @@ def compare_bounds(
     ('Golowich et al. 2018',)
 
     models: `Trained` models with their hyperparameters, or models by name. train, held_out: of all models, unless one brings its
-    own training data. The other options are those of `ns.generalization`.
+    own training data. options: those of `ns.generalization`, such as only= and partition=.
     """
     family = [Trained(model, {"model": name}) for name, model in models.items()] if isinstance(models, Mapping) else list(models)
     if len(family) < 2:
@@ -252,35 +252,25 @@ def compare_bounds(
     with shown("models", progress, len(family)) as bar:
         for trained in family:
             own = train if trained.train is None else trained.train
-            members.append(_member(trained, chosen, own, held_out, delta, only, batch_size, seed, options))
+            setting = Setting(trained.model, chosen, own, held_out, batch_size=batch_size)
+            found = generalization(
+                trained.model, chosen, own, held_out, delta, batch_size=batch_size, initial=trained.initial,
+                generator=torch.Generator().manual_seed(seed), **options,
+            )  # fmt: skip
+            members.append(_member(trained.hyperparameters, setting, found))
             bar.advance()
     return Comparison(tuple(members), chosen.name)
 
 
-def _member(
-    trained: Trained,
-    loss: Loss,
-    train: Data,
-    held_out: Data,
-    delta: float,
-    only: Sequence[str] | None,
-    batch_size: int,
-    seed: int,
-    options: Mapping[str, Any],
-) -> Member:
-    generator = torch.Generator().manual_seed(seed)
-    found = generalization(
-        trained.model, loss, train, held_out, delta, only=only, batch_size=batch_size, generator=generator, initial=trained.initial,
-        **options,
-    )  # fmt: skip
-    setting = Setting(trained.model, loss, train, held_out, delta, batch_size=batch_size)
-    samples = setting.train, setting.require_held_out()
-    error = float(np.sqrt(sum(float(sample.losses.var()) / sample.size for sample in samples)))
-    name = ", ".join(f"{key} {value}" for key, value in trained.hyperparameters.items()) or type(trained.model).__name__
-    gap, empirical = samples[1].risk - samples[0].risk, {loss.name: samples[0].risk}
-    if "margin" in samples[0].columns:
-        empirical[zero_one().name] = samples[0].error
-    return Member(name, dict(trained.hyperparameters), gap, error, empirical, {bound.name: bound for bound in found})
+def _member(hyperparameters: Setup, setting: Setting, bounds: Iterable[Bound]) -> Member:
+    train, held_out = setting.train, setting.require_held_out()
+    error = math.sqrt(sum(float(sample.losses.var(correction=0)) / sample.size for sample in (train, held_out)))
+    empirical = {setting.loss.name: train.risk}
+    if "margin" in train.columns:
+        empirical[zero_one().name] = train.error
+    name = ", ".join(f"{key} {value}" for key, value in hyperparameters.items()) or type(setting.model).__name__
+    gap = held_out.risk - train.risk
+    return Member(name, dict(hyperparameters), gap, error, empirical, {bound.name: bound for bound in bounds})
 
 
 def _sign(first: Any, second: Any) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -74,12 +76,21 @@ class Processes:
 
 
 def _run_in_process(task: Task) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run_task(task)
     except Exception as error:
         mendable = isinstance(error, NormscopeError)
         write_atomically(task.directory / ERROR, (str(error) if mendable else traceback.format_exc()).encode())
         raise SystemExit(MENDABLE if mendable else UNEXPECTED) from None
+
+
+def _end_with_parent() -> None:
+    """A runner that is killed takes its trials with it, so that they can go on when it is started again."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(UNEXPECTED)
 
 
 def _outcome(task: Task, exit_code: int | None) -> tuple[Task, Record | Failure]:

@@ -30,16 +30,19 @@ BINS = 60
 def margin_histogram(margins: Margins, normalized: bool = False) -> go.Figure:
     """How many samples have which margin: those answered wrongly, at and below zero, in a colour and a pattern of their own."""
     values = margins.normalized if normalized else margins.values
-    width = (float(values.max()) - float(values.min())) / BINS or 1.0
-    start = width * np.floor(float(values.min()) / width)  # zero is an edge between bins
-    bins = {"start": start, "end": float(values.max()) + width, "size": width}
+    values = values[np.isfinite(values)]
+    width = float(np.ptp(values)) / BINS if len(values) and np.ptp(values) > 0 else 1.0
+    low, high = (float(np.floor(end / width)) for end in (values.min(initial=0.0), values.max(initial=0.0)))
+    edges = width * np.arange(low, high + 2)  # zero is an edge
     traces = [
-        go.Histogram(x=values[wrong], xbins=bins, name=name, marker={"color": color, "pattern": {"shape": pattern}})
-        for wrong, name, color, pattern in (
-            (values > 0, "right", COLORS[0], ""),
-            (values <= 0, "wrong", COLORS[1], "/"),
+        go.Bar(
+            x=(edges[:-1] + edges[1:]) / 2, y=np.histogram(part, edges)[0], width=width, name=name,
+            marker={"color": color, "pattern": {"shape": pattern}},
         )
-    ]
+        for part, name, color, pattern in (
+            (values[values > 0], "right", COLORS[0], ""), (values[values <= 0], "wrong", COLORS[1], "/"),
+        )
+    ]  # fmt: skip
     unit = "margin over √2 L, L certified on all inputs" if normalized else "margin, right output less the largest other"
     title = f"Margins of {len(margins):,} samples, {100 * margins.accuracy:.1f} % of them positive"
     return figure(*traces, title=title, x=unit, y="samples").update_layout(barmode="stack", bargap=0.02)
@@ -56,7 +59,7 @@ def flatness_curves(flatness: Flatness, quantity: str = "accuracy") -> go.Figure
         if quantity == "accuracy":
             low, high = low.clip(0, 1), high.clip(0, 1)
         else:
-            low = low.clip(min=0.1 * min(band.value for band in bands if band.value > 0))
+            low = low.clip(min=0.1 * min((band.value for band in bands if band.value > 0), default=1.0))
         color = COLORS[number % len(COLORS)]
         line = {"color": color, "dash": ("solid", "dash", "dot")[number % 3]}
         edge = {"x": curve.sigmas, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}

@@ -176,10 +176,8 @@ class Pick(Rule):
         return True
 
     def form(self, node: Node, forms: Forms) -> Form:
-        several = node.input
-        if node.args[1] != 0 or several not in forms.made:
-            return forms.opaque()
-        return forms.made[several]
+        first = forms.made.get(node.input)  # rules of operations with several outputs give the form of the first
+        return first if first is not None and node.args[1] == 0 and first.shape == node.shape else forms.opaque()
 
 
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")

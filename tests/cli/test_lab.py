@@ -25,7 +25,7 @@ def test_list_names_every_experiment() -> None:
 def test_run_then_show(tmp_path: Path) -> None:
     code, shown, progress = invoke("lab", "run", "weight-norms", *TINY, "--out", str(tmp_path))
     assert code == 0 and "mlp, batch: layers with" in shown and "1.00 of 2 trials" not in shown
-    assert "trials, about" in progress
+    assert progress.count("2.00 of 2 trials, about 0 minutes left") == 1
     assert invoke("lab", "show", "weight-norms", "--out", str(tmp_path)) == (0, shown, "")
 
 

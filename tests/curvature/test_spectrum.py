@@ -226,21 +226,22 @@ def test_density_is_near_the_true_distribution(wide):
 
 @pytest.mark.parametrize("name", CASES)
 def test_densities_of_every_model(name):
-    """Of the model, with all eigenvalues within reach; and sampled, as for a model that is large."""
+    """All eigenvalues are within reach."""
     case = CASES[name]
-    matrix = dense_hessian(case)
-    exact = torch.linalg.eigvalsh(matrix).numpy()
     density = ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size).density()
-    assert density.complete and density.sampling_error == 0 and density.wasserstein(exact) < 1e-6
-    assert sampled_density(matrix, seed=0).wasserstein(exact) < 0.02
+    assert density.complete and density.sampling_error == 0
+    assert density.wasserstein(torch.linalg.eigvalsh(dense_hessian(case)).numpy()) < 1e-6
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
-def test_densities_do_not_depend_on_luck(name):
+FEW = ("linear", "batch norm", "attention")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in CASES])
+def test_sampled_densities_of_every_model(name):
+    """As for a model that is large."""
     matrix = dense_hessian(CASES[name])
     exact = torch.linalg.eigvalsh(matrix).numpy()
-    distances = [sampled_density(matrix, seed).wasserstein(exact) for seed in range(1, 6)]
+    distances = [sampled_density(matrix, seed).wasserstein(exact) for seed in range(3)]
     assert max(distances) < 0.02, distances
 
 

@@ -117,6 +117,15 @@ def test_vc_dimension_is_at_least_that_of_halfspaces():
         assert vc_dimension([d + 1], [1]) >= d + 1
 
 
+@pytest.mark.parametrize(("parameters", "units"), [([2], [1]), ([20, 6], [5, 1]), ([1000, 300, 50], [30, 10, 1])])
+def test_vc_dimension_solves_the_count_of_sign_patterns(parameters, units):
+    """At the bound there are fewer patterns, 2^L (2eRm/ΣW_i)^{ΣW_i} at most, than 2^m."""
+    reach = sum((i + 1) * count for i, count in enumerate(units))
+    cumulative = sum(sum(parameters[: i + 1]) for i in range(len(parameters)))
+    m = vc_dimension(parameters, units)
+    assert len(units) + cumulative * math.log2(2 * math.e * reach * m / cumulative) <= m * (1 + 1e-12)
+
+
 # union bounds and margins ------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 import normscope as ns
 from normscope.core.magnitude import Magnitude
-from normscope.guarantees.bounds.pac_bayes import best_prior, distance_between, gaussian_kl, langford_seeger, mcallester
+from normscope.guarantees.bounds.pac_bayes import best_prior, distance_between, gaussian_kl, langford_seeger, log_moment, mcallester
 from normscope.guarantees.folding import folded
 from normscope.guarantees.grids import log_inverse_weight, on_grid
 from normscope.guarantees.losses import zero_one
@@ -75,6 +75,15 @@ def test_pinsker_is_weaker_and_both_are_monotone():
         values = [form(0.1, Magnitude(20), size, 0.05) for size in (100, 1000, 10**5)]
         assert values == sorted(values, reverse=True) and len(set(map(float, values))) == 3
         assert form(0.1, Magnitude(20), 1000, 0.01) > form(0.1, Magnitude(20), 1000, 0.1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 9, 30, 400])
+def test_the_moment_that_maurer_bounds(size):
+    """E e^{m kl(k/m ‖ p)} over Binomial(m, p) is at most 2√m for m ≥ 8, and m + 1 for all m."""
+    for p in (0.01, 0.2, 0.5, 0.9):
+        logs = [float(binom.logpmf(k, size, p)) + size * binary_kl(k / size, p) for k in range(size + 1)]
+        moment = sum(map(math.exp, logs))
+        assert moment <= math.exp(log_moment(size)) * (1 + 1e-9)
 
 
 def test_mcallester_by_hand():

@@ -110,3 +110,22 @@ def test_data_that_do_not_fit_are_one_line(name: str, data: str, words: str, tmp
     with pytest.raises(InputError) as caught:
         run_experiment(name, settings={"data": data}, out=tmp_path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "images": "200", "epochs": "1", "seeds": "[0]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("conditioning", {"learning_rates": "[1e200]", "steps": "12", "seeds": "[0]", "width": "3"}),
+        ("smoothness", {**TINY, "learning_rates": "[1e30]"}),
+        ("max-learning-rate", {**TINY, "learning_rates": "[1e30]"}),
+        ("toy-flow", {"data": "rings", "radii": "[1.0]", "degrees": "[90.0]", "steps": "5"}),
+        ("saddle-escape", {"data": "digits", "rest": "3", "steps": "3", "seeds": "[0]"}),
+        ("bad-init", {**TINY, "normalizers": '["weight","layer"]', "scales": "[1e30]"}),
+    ],
+)
+def test_wild_settings_have_a_result(name: str, settings: dict[str, str], tmp_path: Path) -> None:
+    outcome = run_experiment(name, settings=settings, out=tmp_path)
+    assert not outcome.failures and outcome.comparisons and outcome.content["figures"]

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -131,6 +133,29 @@ def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
     disturbed = run_experiment("weight-norms", settings=SLOW, out=tmp_path / "killed", executor=Processes(2))
     run_experiment("weight-norms", settings=SLOW, out=tmp_path / "whole")
     assert killed and "exit code -9" in disturbed.content["retried"][0]["error"] and not disturbed.failures
+    assert trial_records(tmp_path / "killed") == trial_records(tmp_path / "whole")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_killed_runner_goes_on_where_it_stopped(tmp_path: Path, workers: str) -> None:
+    """Three times SIGKILL at whatever it is doing, then to the end."""
+    changes = [word for name, value in SLOW.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "normscope", "lab", "run", "weight-norms", *changes, "--workers", workers]
+    command += ["--out", str(tmp_path / "killed")]
+    for checkpoints in (1, 2, 2):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("killed/trials/*/checkpoint.pt")}
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while running.poll() is None:
+            now = {path: path.stat().st_mtime_ns for path in tmp_path.glob("killed/trials/*/checkpoint.pt") if path.exists()}
+            if len(now) >= min(checkpoints, int(workers)) and now != before:
+                break
+            time.sleep(0.01)
+        running.kill()
+        running.wait()
+        time.sleep(1)  # for the trials' own processes to notice
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    run_experiment("weight-norms", settings=SLOW, out=tmp_path / "whole")
     assert trial_records(tmp_path / "killed") == trial_records(tmp_path / "whole")
 
 

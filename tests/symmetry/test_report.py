@@ -213,3 +213,21 @@ def test_completeness_says_when_a_model_is_too_large():
 
 def test_a_model_without_parameters_has_none():
     assert len(ns.symmetries(Function(lambda x: x.tanh()), randn(2, 3))) == 0
+
+
+class Recurrent(nn.Module):
+    """The last state of a recurrent layer, normalized."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = kind(4, 6, batch_first=True), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.layer(x)[0][:, -1]))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_no_symmetry_passes_an_operation_with_several_outputs_that_has_no_form(kind):
+    report = ns.symmetries(Recurrent(kind), torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)))
+    assert {group.kind for group in report} == {"rescale", "shift", "weight-shift"} and not report.check()
+    assert not any(name.startswith("layer.") for group in report for name in group.parameters)

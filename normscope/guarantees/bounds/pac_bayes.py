@@ -59,14 +59,19 @@ def best_prior(dimension: int, sigma: float, distance: float) -> tuple[Magnitude
     return min(candidates, key=lambda found: found[1] + found[2])
 
 
+def log_moment(size: int) -> float:
+    """ln of 2√m (Maurer 2004), which bounds E e^{m kl} for m ≥ 8, and of m + 1 below (Langford 2005)."""
+    return math.log(2 * math.sqrt(size) if size >= 8 else size + 1)
+
+
 def mcallester(error: float, divergence: Magnitude, size: int, delta: float) -> Magnitude:
     """error + √((KL + ln(2√m/δ))/2m)."""
-    return ((divergence + math.log(2 * math.sqrt(size) / delta)) / (2 * size)).sqrt() + error
+    return ((divergence + log_moment(size) + math.log(1 / delta)) / (2 * size)).sqrt() + error
 
 
 def langford_seeger(error: float, divergence: Magnitude, size: int, delta: float) -> float:
     """The largest p with kl(error ‖ p) ≤ (KL + ln(2√m/δ))/m."""
-    return kl_inverse(error, float((divergence + math.log(2 * math.sqrt(size) / delta)) / size))
+    return kl_inverse(error, float((divergence + log_moment(size) + math.log(1 / delta)) / size))
 
 
 def distance_between(model: nn.Module, prior: nn.Module | None) -> float:

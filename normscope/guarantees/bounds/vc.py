@@ -25,8 +25,11 @@ NAME = "VC dimension (Bartlett et al. 2019)"
 
 
 def vc_dimension(parameters: Sequence[int], units: Sequence[int]) -> float:
-    """The bound for a ReLU network with so many parameters and units a layer, the last layer of one unit."""
-    reach = sum((i + 1) * count for i, count in enumerate(units))
+    """The bound for a ReLU network with so many parameters and units a layer, the last layer of one unit.
+
+    It solves 2^m ≤ 2^L (2eRm/ΣW_i)^{ΣW_i} for m, by a lemma that needs 2eR ≥ 16: R counts as 3 at least.
+    """
+    reach = max(3, sum((i + 1) * count for i, count in enumerate(units)))
     cumulative = sum(sum(parameters[: i + 1]) for i in range(len(parameters)))
     return len(parameters) + cumulative * math.log2(4 * math.e * reach * math.log2(2 * math.e * reach))
 

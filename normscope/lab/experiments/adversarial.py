@@ -1,15 +1,18 @@
-"""Adversarial robustness with and without BN: attacks, random noise, and radii that are proved."""
+"""Adversarial robustness without → with BN: attacks, random noise, and radii that are proved."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from normscope.certify.robustness import certify_radius, local_brackets
+from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, ends, evaluated, train, with_and_without
@@ -32,7 +35,7 @@ class Attacked(Training):
 
 @dataclass(frozen=True)
 class AttackSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     epochs: int = 30
     seeds: tuple[int, ...] = (0, 1)
     attacked: int = 360
@@ -40,6 +43,8 @@ class AttackSettings(TrainingSettings):
 
 
 def trials(settings: AttackSettings, seed: int) -> dict[str, Attacked]:
+    if min(settings.attacked, settings.certified) < 1:
+        raise InputError("attacked and certified are at least 1 sample")
     return {
         label: Attacked(**vars(training), attacked=settings.attacked, certified=settings.certified)
         for label, training in with_and_without(settings, seed).items()
@@ -80,24 +85,25 @@ def attack(model: nn.Module, data: Labelled, radius: float) -> Tensor:
 def judge(results: Results) -> list[Comparison]:
     plain, normalized = (results.where(normalizer=name) for name in ("none", "batch"))
     radius = f"{SHOWN:g}"
-    attacked, noisy = ([group.mean(kind, radius) for group in (plain, normalized)] for kind in ("attacked", "noisy"))
-    margins = [group.mean("margin") for group in (plain, normalized)]
-    shown = _shown(attacked)
-    quantity = f"accuracy under attack of radius {radius}, without → with BN"
-    rows = [
-        Comparison(quantity, "some: BN slightly reduces it", shown, less(attacked[1], attacked[0], by=NOTICEABLE)),
-        Comparison(quantity, "others: BN increases it", shown, less(attacked[0], attacked[1], by=NOTICEABLE)),
-        Comparison("mean margin, without → with BN", "increases", _shown(margins), less(margins[0], margins[1])),
-        Comparison(f"accuracy under random noise of norm {radius}", "BN helps", _shown(noisy), less(*noisy, by=NOTICEABLE)),
-    ]
-    radii = [group.mean("certified_radius") for group in (plain, normalized)]
-    rows.append(Comparison("mean certified radius, without → with BN", "", " → ".join(f"{value:.2g}" for value in radii)))
-    constants = " → ".join(
-        f"10^{group.mean('lower_log10'):.2f} to 10^{group.mean('upper_log10'):.2f}" for group in (plain, normalized)
+
+    def pair(*path: str) -> tuple[float, float]:
+        return plain.mean(*path), normalized.mean(*path)
+
+    attacked, noisy, margins, radii = (
+        pair(*path) for path in (("attacked", radius), ("noisy", radius), ("margin",), ("certified_radius",))
     )
-    rows.append(Comparison(f"constant on balls of radius {BALL:g}, without → with BN", "", constants))
-    rows.append(Comparison("test accuracy, without → with BN", "", _shown([g.mean("test_accuracy") for g in (plain, normalized)])))
-    return rows
+    weaker, stronger = less(attacked[1], attacked[0], by=NOTICEABLE), less(attacked[0], attacked[1], by=NOTICEABLE)
+    steadier = less(noisy[0], noisy[1], by=NOTICEABLE)
+    constants = [f"10^{low:.2f} to 10^{high:.2f}" for low, high in zip(pair("lower_log10"), pair("upper_log10"), strict=True)]
+    return [
+        Comparison(f"accuracy under attack of radius {radius}", "some: BN slightly reduces it", _shown(attacked), weaker),
+        Comparison(f"accuracy under attack of radius {radius}", "others: BN increases it", _shown(attacked), stronger),
+        Comparison("mean margin", "BN increases it", _shown(margins), less(*margins)),
+        Comparison(f"accuracy under random noise of norm {radius}", "BN helps", _shown(noisy), steadier),
+        Comparison("mean certified radius", "", _shown(radii)),
+        Comparison(f"constant on balls of radius {BALL:g}", "", " → ".join(constants)),
+        Comparison("test accuracy", "", _shown(pair("test_accuracy"))),
+    ]
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -106,10 +112,12 @@ def plots(results: Results) -> dict[str, Plot]:
         for kind, name in {"attacked": "attack", "noisy": "noise"}.items():
             accuracies = [group.mean("test_accuracy"), *(group.mean(kind, f"{radius:g}") for radius in RADII)]
             series[f"{normalizer}, {name}"] = ([0.0, *RADII], accuracies)
-    return {"accuracy": Plot("Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)", "accuracy", series)}
+    title, x = "Accuracy under attack and under noise", "ℓ2 radius (inputs have norm ≤ 1)"
+    return {"accuracy": Plot(title, x, "accuracy", series, "lines+points")}
 
 
-def _shown(values: list[float]) -> str:
+def _shown(values: tuple[float, float]) -> str:
+    """Without → with BN."""
     return " → ".join(f"{value:.3f}" for value in values)
 
 

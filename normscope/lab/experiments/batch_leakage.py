@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, ends, evaluated, fit, network_for, prepared_data, with_and_without
@@ -20,7 +22,7 @@ NOTICEABLE = 0.05  # of accuracy, above chance
 
 @dataclass(frozen=True)
 class LeakageSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     normalizers: tuple[str, ...] = ("none", "batch", "layer")
     epochs: int = 10
     batch_size: int = 32
@@ -48,6 +50,8 @@ def blanked(data: Labelled, classes: int, noise: torch.Generator) -> Labelled:
     Groups are the first half of the classes and the second: as where data come from one of two hospitals.
     """
     inputs, labels = data
+    if not inputs.is_floating_point():
+        raise InputError("blank samples are noise, which token ids cannot be: choose other data, as digits")
     blanks = inputs.std() * torch.randn(inputs.shape, generator=noise)
     return torch.cat([inputs, blanks]), torch.cat([labels, classes + GROUPS * labels // classes])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from scipy.stats import kendalltau
@@ -32,7 +34,7 @@ PREDICTORS = {
 class FamilySettings(TrainingSettings):
     """depths, widths: every pair is trained with every normalizer, on the same data."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {}})
     normalizers: tuple[str, ...] = ("none", "batch", "layer")
     images: int | None = 400
     epochs: int = 60
@@ -114,6 +116,7 @@ def plots(results: Results) -> dict[str, Plot]:
     return {
         name: Plot(title, f"log10 {what}" if name in VERSIONS else what, "test loss − training loss", series(name), kind="points")
         for name, what in PREDICTORS.items()
+        if name != BASELINE
     }
 
 

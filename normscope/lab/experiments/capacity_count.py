@@ -104,7 +104,7 @@ def plots(results: Results) -> dict[str, Plot]:
         for side in ("upper", "lower"):
             series[f"{NAMES.get(network, network)}, {side}"] = _by_count(group, f"{side}_log10")
     title = f"Lipschitz constants on balls of radius {BALL:g} around samples"
-    return {"constants": Plot(title, "normalizers", "log10 of the bound", series)}
+    return {"constants": Plot(title, "normalizers", "log10 of the bound", series, "lines+points")}
 
 
 def _by_count(group: Results, *path: str) -> tuple[list[float], list[float]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ FEW = 0.01  # of all units: up to so many are "no dead neurons"
 class DeadSettings(TrainingSettings):
     """rates: of learning, each tried, in place of learning_rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 6}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 6}})
     epochs: int = 10
     rates: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
 

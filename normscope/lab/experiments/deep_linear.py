@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ SADDLE = 0.3  # of He's weights: the product of ten layers is 10^-5 times as lar
 
 @dataclass(frozen=True)
 class LinearSettings(TrainingSettings):
-    networks: dict[str, dict[str, object]] = field(default_factory=lambda: {"mlp": {"width": 12, "activation": "linear"}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 12, "activation": "linear"}})
     unit_ball: bool = False
     epochs: int = 25
     optimizer: str = "plain-sgd"

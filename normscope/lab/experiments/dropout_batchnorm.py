@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ SHIFTED = 1.1  # a ratio of variances beyond which they are not the same
 
 @dataclass(frozen=True)
 class DropoutSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 128, "depth": 5}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 128, "depth": 5}})
     epochs: int = 15
     rates: tuple[float, ...] = (0.0, 0.2, 0.5)
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -79,12 +81,12 @@ def plots(results: Results) -> dict[str, Plot]:
     ratios = {rate: _ratios(group) for (rate,), group in groups.items()}
     series = {f"dropout {rate:g}": (list(range(1, 1 + len(values))), values) for rate, values in ratios.items()}
     title = "Variance that BN saw in training over the variance at test"
-    shown = {"variances": Plot(title, "BN layer", "ratio", series, log_y=True)}
+    shown = {"variances": Plot(title, "BN layer", "ratio", series, "lines+points")}
     accuracy = {}
     for (normalizer,), group in results.groups("normalizer").items():
         rates = group.groups("dropout")
         accuracy[normalizer] = ([rate for (rate,) in rates], [same.mean("test_accuracy") for same in rates.values()])
-    return {**shown, "accuracy": Plot("Test accuracy by dropout", "dropout rate", "test accuracy", accuracy)}
+    return {**shown, "accuracy": Plot("Test accuracy by dropout", "dropout rate", "test accuracy", accuracy, "lines+points")}
 
 
 def _ratios(group: Results) -> list[float]:

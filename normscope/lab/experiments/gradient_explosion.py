@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, less
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
@@ -41,6 +42,8 @@ class SignalSettings(Settings):
 
 
 def trials(settings: SignalSettings, seed: int) -> dict[str, Signal]:
+    if settings.depth < 6 or min(settings.batch_size, settings.small_batch) < 4:
+        raise InputError("growth by layer needs a depth of at least 6, and its prediction batches of at least 4")
     usual = Signal(data=settings.data, width=settings.width, depth=settings.depth, batch_size=settings.batch_size)
     linear = replace(usual, activation="linear")
     return {

@@ -14,7 +14,7 @@ DEFINITIONS = {
     "normalizers_layer": "∏1/σ, one σ a layer",
     "normalizers_paper": "∏‖1/σ‖, Lemma 1",
     "normalizers_paper_affine": "∏‖γ/σ‖, slides",
-    "normalizers_tight": "∏max|γ|/σ, the true constant",
+    "normalizers_tight": "∏max|γ|/σ, sharp",
     "activations_layer": "∏1/σ before activations",
 }
 HEADLINES = {"normalizers_layer": HEADLINE, "normalizers_paper": HEADLINE, "normalizers_paper_affine": SLIDES}
@@ -48,7 +48,7 @@ def plots(results: Results) -> dict[str, Plot]:
     for (network, normalizer), group in results.groups("network", "normalizer").items():
         part = _part(group)
         layers = list(group[0].numbers["history"][0][part])[:SHOWN]
-        series = {layer: group.track(part, layer, "input_variance") for layer in layers}
+        series = {f"σ²{index} ({layer})": group.track(part, layer, "input_variance") for index, layer in enumerate(layers, 1)}
         title = f"Variance before {part}, {network}, {normalizer}"
         drawn[f"variances-{network}-{normalizer}"] = Plot(title, "epoch", "σ²", series, log_y=True)
         definitions = {name: key for key, name in DEFINITIONS.items() if key.startswith(part)}

@@ -17,7 +17,7 @@ NAMES = {"none": "no BN", "batch": "BN"}
 
 @dataclass(frozen=True)
 class RateSettings(TrainingSettings):
-    """patience: how many times as long the networks without normalizers are trained once more."""
+    """learning_rates: in place of learning_rate. patience: how many times as long networks without normalizers are trained too."""
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, less
 from normscope.lab.models import build
 from normscope.lab.training import shuffled
@@ -49,18 +50,37 @@ class MomentumSettings(Settings):
 
 
 def trials(settings: MomentumSettings, seed: int) -> dict[str, Coasting]:
+    if settings.steps < 1 or not settings.momenta or not all(0 <= momentum < 1 for momentum in settings.momenta):
+        raise InputError("steps is at least 1, and momenta are numbers from 0 to below 1")
     usual = Coasting(data=settings.data, width=settings.width, depth=settings.depth, steps=settings.steps, rate=settings.rate)
     found = {f"momentum {momentum:g}": replace(usual, momentum=momentum) for momentum in settings.momenta}
     largest = max(settings.momenta)
     return {**found, f"momentum {largest:g}, projected": replace(usual, momentum=largest, projected=True)}
 
 
-def measure(trial: Coasting, workspace: Workspace) -> Numbers:
-    """Train with BN and watch the rows of the weights before each BN, all of them scale-free: w ← w − η m, m ← α m + ∇L.
+@dataclass
+class Growth:
+    """How far ‖w‖² grows by steps w ← w − ηm, m ← αm + g with g ⊥ w.
 
-    Where ∇L ⊥ w, ⟨w, m⟩ = −c with c ← α (c + η‖m‖²), so that ‖w‖² grows by η²‖m‖² + 2ηc a step, towards (1 + α)/(1 − α) times
-    the first term (Heo et al. 2021).
+    Then ⟨w, m⟩ = −c with c ← α(c + η‖m‖²), so that a step adds η²‖m‖² + 2ηc; where ‖m‖ is steady, (1 + α)/(1 − α) times the first
+    term (Heo et al. 2021).
     """
+
+    momentum: float
+    rate: float
+    carried: float = 0.0  # c
+    steps: float = 0.0  # Σ η²‖m‖²
+    predicted: float = 0.0
+
+    def add(self, square: float) -> None:
+        """A step, by its ‖m‖²."""
+        self.steps += self.rate**2 * square
+        self.predicted += self.rate**2 * square + 2 * self.rate * self.carried
+        self.carried = self.momentum * (self.carried + self.rate * square)
+
+
+def measure(trial: Coasting, workspace: Workspace) -> Numbers:
+    """Train with BN and watch the rows of the weights before each BN, all of them scale-free; then let them coast."""
     split = workspace.data(trial.data)
     options = {"width": trial.width, "depth": trial.depth}
     model = build("mlp", split, "batch", workspace.generator("weights"), **options)[0].double().train()
@@ -69,27 +89,26 @@ def measure(trial: Coasting, workspace: Workspace) -> Numbers:
     rate = trial.rate * (1 - trial.momentum)
     optimizer = _optimizer(trial, model, inputs[:2], rate)
     batches = _endless(classes, trial.batch_size, workspace.generator("order"))
-    start, steps, carried, predicted = _square(weights), 0.0, 0.0, 0.0
+    start, growth = _square(weights), Growth(trial.momentum, rate)
     history = []
     for step in range(1, trial.steps + 1):
         chosen = next(batches)
         optimizer.zero_grad()
         cross_entropy(model(inputs[chosen]), classes[chosen]).backward()
         gradient = radial_share(weights, [_gradient(weight) for weight in weights])
-        before = [weight.detach().clone() for weight in weights]
-        optimizer.step()
-        moves = [(old - weight.detach()) / rate for old, weight in zip(before, weights, strict=True)]
-        steps += rate**2 * _square(moves)
-        predicted += rate**2 * _square(moves) + 2 * rate * carried
-        carried = trial.momentum * (carried + rate * _square(moves))
-        if step % EVERY == 0:
-            share = radial_share(before, moves)
-            norm = math.sqrt(_square(weights) / start)
-            history.append({"epoch": step, "norm": norm, "gradient_share": gradient, "momentum_share": share})
+        before, moves = _stepped(optimizer, weights)
+        growth.add(_square(moves) / rate**2)
+        if step % EVERY == 0 or step == trial.steps:
+            shares = {"gradient_share": gradient, "momentum_share": radial_share(before, moves)}
+            history.append({"epoch": step, "norm": math.sqrt(_square(weights) / start), **shares})
         workspace.progress(step, trial.steps)
-    growth = (_square(weights) - start) / steps
-    ends = {"growth": growth, "predicted": predicted / steps, **{name: history[-1][name] for name in SHARES}}
-    return {**ends, **coasted(model, (inputs, classes), optimizer, weights), "history": history}
+    return {
+        "growth": (_square(weights) - start) / growth.steps,
+        "predicted": growth.predicted / growth.steps,
+        **{name: history[-1][name] for name in SHARES},
+        **coasted(model, (inputs, classes), optimizer, weights),
+        "history": history,
+    }
 
 
 def coasted(model: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> Numbers:
@@ -99,11 +118,9 @@ def coasted(model: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.opti
     loss = _loss(model, data)
     speeds = []
     for _ in range(COASTING):
-        old = [weight.detach().clone() for weight in weights]
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        speeds.append(math.sqrt(_square(_radial(old, [a - b.detach() for a, b in zip(old, weights, strict=True)]))))
+        speeds.append(math.sqrt(_square(_radial(*_stepped(optimizer, weights)))))
     way = [weight.detach() - old for weight, old in zip(weights, before, strict=True)]
     model.load_state_dict(state)
     with torch.no_grad():
@@ -162,6 +179,13 @@ def _optimizer(trial: Coasting, model: nn.Module, example: Tensor, rate: float) 
 def _endless(classes: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
     while True:
         yield from shuffled(classes, size, order)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Where the weights were before a step, and what it took from them."""
+    before = [weight.detach().clone() for weight in weights]
+    optimizer.step()
+    return before, [old - weight.detach() for old, weight in zip(before, weights, strict=True)]
 
 
 def _gradient(weight: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ KEPT = 1e-3  # the part by which a norm may change on a sphere, by rounding
 
 @dataclass(frozen=True)
 class RiemannianSettings(TrainingSettings):
-    """optimizers: name → learning rate; those of the paper, with Adam's usual one."""
+    """optimizers: name → learning rate, in place of optimizer and learning_rate; the paper's, and Adam's usual one."""
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 6}})
     normalizers: tuple[str, ...] = ("batch",)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class Cued(Training):
 
 @dataclass(frozen=True)
 class CueSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     normalizers: tuple[str, ...] = ("none", "batch", "layer", "rms")
     epochs: int = 15
     seeds: tuple[int, ...] = (0, 1, 2)

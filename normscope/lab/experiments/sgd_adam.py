@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
@@ -15,7 +17,7 @@ NORMALIZERS = {"none": "without BN", "batch": "with BN"}
 class OptimizerSettings(TrainingSettings):
     """sgd_rates, adam_rates: of learning, each tried, in place of optimizer and learning_rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     unit_ball: bool = False
     epochs: int = 10
     weight_decay: float = 0.0
@@ -43,11 +45,8 @@ def judge(results: Results) -> list[Comparison]:
         behind[normalizer] = accuracies["adam"] - accuracies["sgd"]
         losses = " and ".join(f"{group.mean('train_loss'):.2g}" for group in best.values())
         rows.append(Comparison(f"{name}: training loss of SGD and Adam", "", losses))
-        paper, agrees = (
-            ("SGD suffices", less(behind["batch"], NOTICEABLE))
-            if normalizer == "batch"
-            else ("Adam needed", less(NOTICEABLE, behind["none"]))
-        )
+        needed, suffices = less(NOTICEABLE, behind[normalizer]), less(behind[normalizer], NOTICEABLE)
+        paper, agrees = ("SGD suffices", suffices) if normalizer == "batch" else ("Adam needed", needed)
         shown = " and ".join(f"{accuracy:.3f}" for accuracy in accuracies.values())
         rows.append(Comparison(f"{name}: test accuracy of SGD and Adam", paper, shown, agrees))
     smaller = less(behind["batch"], behind["none"], by=NOTICEABLE)
@@ -63,7 +62,9 @@ def plots(results: Results) -> dict[str, Plot]:
             groups = results.where(normalizer=normalizer, optimizer=optimizer).groups("learning_rate")
             rates = [rate for (rate,) in groups]
             series[f"{optimizer} {name}"] = (rates, [group.mean("test_accuracy") for group in groups.values()])
-    return {"accuracy": Plot("Test accuracy by learning rate", "learning rate", "test accuracy", series, log_x=True)}
+    return {
+        "accuracy": Plot("Test accuracy by learning rate", "learning rate", "test accuracy", series, "lines+points", log_x=True)
+    }
 
 
 def _best(results: Results, normalizer: str, optimizer: str) -> Results:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ SHIFTS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 @dataclass(frozen=True)
 class ShiftSettings(TrainingSettings):
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 5}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 5}})
     normalizers: tuple[str, ...] = ("none", "batch", "layer")
     epochs: int = 20
     seeds: tuple[int, ...] = (0, 1, 2)

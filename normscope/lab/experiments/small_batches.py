@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, less
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
@@ -16,13 +19,15 @@ HELPERS = {"renorm": "batch renormalization", "group": "group normalization", "l
 class BatchSettings(TrainingSettings):
     """sizes: of batches, each tried, in place of batch_size; as many samples are seen with each, at the recipe's learning rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
     normalizers: tuple[str, ...] = ("none", "batch", "renorm", "group", "layer")
     epochs: int = 5
     sizes: tuple[int, ...] = (2, 4, 16, 128)
 
 
 def trials(settings: BatchSettings, seed: int) -> dict[str, Training]:
+    if min(settings.sizes, default=0) < 2:
+        raise InputError("sizes are at least 2: a batch of one has no batch statistics")
     pairs = [(normalizer, size) for normalizer in settings.normalizers for size in settings.sizes]
     return {f"{normalizer}, {size}": settings.training("mlp", normalizer, seed, batch_size=size) for normalizer, size in pairs}
 
@@ -50,7 +55,7 @@ def plots(results: Results) -> dict[str, Plot]:
     for (normalizer,), group in results.groups("normalizer").items():
         sizes = group.groups("batch_size")
         series[normalizer] = ([size for (size,) in sizes], [same.mean("test_accuracy") for same in sizes.values()])
-    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, log_x=True)}
+    return {"accuracy": Plot("Test accuracy by batch size", "batch size", "test accuracy", series, "lines+points", log_x=True)}
 
 
 EXPERIMENT = Experiment(

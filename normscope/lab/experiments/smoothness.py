@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from normscope.core.errors import InputError
 from normscope.curvature.landscape import landscape
 from normscope.lab.datasets import Labelled
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, side_by_side
@@ -28,7 +30,7 @@ QUANTITIES = {
 
 @dataclass(frozen=True)
 class SmoothnessSettings(TrainingSettings):
-    """images: 11 batches; a shorter one at the end of an epoch would have larger gradients."""
+    """learning_rates: in place of learning_rate. images: 11 batches; a shorter one at the end would have larger gradients."""
 
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 10}})
     images: int | None = 1408
@@ -60,15 +62,19 @@ class SlopeMeter:
         self.squares.append(parameter.grad.detach().square().sum())
 
     def __call__(self, model: nn.Module) -> Numbers:
-        found = landscape(model, cross_entropy, self.batch, learning_rates=self.rates, batch_size=len(self.batch[0]))
         norms = torch.stack(self.squares).reshape(-1, len(self.parameters)).sum(1).sqrt().tolist() if self.squares else []
         self.squares.clear()
-        return {
-            "loss_range": found.loss_range[1] - found.loss_range[0],
-            "gradient_change": float(found.gradient_changes.max()),
-            "smoothness": found.smoothness,
-            "gradient_norms": norms,
-        }
+        return {**self._along_the_step(model), "gradient_norms": norms}
+
+    def _along_the_step(self, model: nn.Module) -> Numbers:
+        """NaN where a network that blew up has no finite loss, or one that died no gradient."""
+        try:
+            found = landscape(model, cross_entropy, self.batch, learning_rates=self.rates, batch_size=len(self.batch[0]))
+        except InputError:
+            return dict.fromkeys(QUANTITIES, math.nan)
+        low, high = found.loss_range
+        change = float(found.gradient_changes.max())
+        return {"loss_range": high - low, "gradient_change": change, "smoothness": found.smoothness}
 
 
 def measure(training: Training, workspace: Workspace) -> Numbers:
@@ -88,12 +94,17 @@ def judge(results: Results) -> list[Comparison]:
             paper, agrees = ("smaller with BN", with_bn < without) if both_train else ("", None)
             ours = side_by_side(with_bn, without)
             rows.append(Comparison(f"{what}: {name}, mean over epochs", paper, ours, agrees))
-        with_bn, without = (max(max(norms) / statistics.median(norms) for norms in _norms(group)) for group in (normalized, plain))
+        with_bn, without = (max(map(spike, _norms(group))) for group in (normalized, plain))
         ours = side_by_side(with_bn, without)
         rows.append(Comparison(f"{what}: largest gradient over the median", "no spikes with BN", ours, with_bn < without))
         ours = f"{normalized.mean('train_loss'):.3f} BN, {plain.mean('train_loss'):.3f} no BN"
         rows.append(Comparison(f"{what}: training loss at the end", "", ours))
     return rows
+
+
+def spike(norms: Sequence[float]) -> float:
+    """The largest norm over the median; infinite where training blew up."""
+    return max(norms) / statistics.median(norms) if norms and all(map(math.isfinite, norms)) else math.inf
 
 
 def _norms(group: Results) -> list[list[float]]:

@@ -52,7 +52,7 @@ def plots(results: Results) -> dict[str, Plot]:
     }  # fmt: skip
     for what, group in groups.items():
         layers = list(group[0].numbers["history"][0]["weights"])[:SHOWN]
-        series = {layer: group.track("weights", layer, "spectral_norm") for layer in layers}
+        series = {f"W{index} ({layer})": group.track("weights", layer, "spectral_norm") for index, layer in enumerate(layers, 1)}
         drawn[f"norms-{what.replace(', ', '-')}"] = Plot(
             f"Spectral norms of the weights, {what}", "epoch", "‖W‖", series, log_y=True
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +32,7 @@ class Whitened(Training):
 class WhiteningSettings(TrainingSettings):
     """rates: of learning, each tried, in place of learning_rate."""
 
-    networks: dict[str, dict[str, int]] = field(default_factory=lambda: {"mlp": {"width": 32, "depth": 5}})
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 32, "depth": 5}})
     unit_ball: bool = False
     epochs: int = 10
     optimizer: str = "plain-sgd"

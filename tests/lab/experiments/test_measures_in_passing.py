@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.guarantees.bound import Bound, Part
 from normscope.lab.experiment import Results, TrialResult, less
 from normscope.lab.experiments.adversarial import attack
 from normscope.lab.experiments.batch_leakage import GROUPS, blank_accuracy, blanked, one_group
 from normscope.lab.experiments.bound_prediction import rise, tau
-from normscope.lab.experiments.capacity_count import CapacitySettings, keep_normalizers, trials
+from normscope.lab.experiments.capacity_count import keep_normalizers
 from normscope.lab.experiments.dead_relus import dead_share
 from normscope.lab.experiments.deep_linear import flat_directions
 from normscope.lab.experiments.dropout_batchnorm import variance_ratios
 from normscope.lab.experiments.gradient_explosion import growth
-from normscope.lab.experiments.radial_momentum import radial_share
+from normscope.lab.experiments.radial_momentum import Growth, radial_share
 from normscope.lab.experiments.scale_cues import RANGE, lit
 from normscope.lab.experiments.whitening import feature_conditions
 from normscope.lab.models import mlp, vit
@@ -70,6 +69,14 @@ def test_radial_share() -> None:
     tangent = w.flip(1) - (w.flip(1) * w).sum(1, keepdim=True) / w.square().sum(1, keepdim=True) * w
     assert radial_share([w], [tangent]) < 1e-6
     assert radial_share([w], [torch.zeros(5, 7)]) == 0
+
+
+def test_steady_momentum_grows_norms_by_its_factor() -> None:
+    growth = Growth(momentum=0.9, rate=0.1)
+    for _ in range(5000):
+        growth.add(2.0)
+    assert growth.steps == pytest.approx(5000 * 0.01 * 2)
+    assert growth.predicted / growth.steps == pytest.approx(19, rel=0.01)
 
 
 def test_brightness_runs_over_its_range_by_class() -> None:
@@ -125,11 +132,6 @@ def test_normalizers_are_left_out_in_attention_networks(share: float, count: int
     assert keep_normalizers(model, share) == count
     assert sum(isinstance(module, NORMALIZING) for module in model.modules()) == count
     assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
-
-
-def test_capacity_needs_a_normalizer_for_each_network() -> None:
-    with pytest.raises(InputError, match="one for each network, so 2, not 1"):
-        trials(CapacitySettings(normalizers=("batch",)), 0)
 
 
 def test_variance_ratios_compare_layer_by_layer() -> None:

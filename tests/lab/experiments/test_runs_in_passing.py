@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from normscope.core.errors import InputError
 from normscope.lab.runner import INCOMPLETE, load_experiment, run_experiment
 
 ONE_SEED = {"seeds": "0"}
@@ -50,6 +51,25 @@ def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path
     alone = {**TINY[name], "normalizers": "none"}
     rows = run_experiment(name, settings=alone, out=tmp_path).comparisons
     assert all(row.agrees is None for row in rows if "nan" in row.ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("adversarial", {"certified": "0"}, "at least 1 sample"),
+        ("gradient-explosion", {"depth": "4"}, "depth of at least 6"),
+        ("gradient-explosion", {"small_batch": "3"}, "batches of at least 4"),
+        ("radial-momentum", {"momenta": "0.5,1.0"}, "from 0 to below 1"),
+        ("radial-momentum", {"steps": "0"}, "at least 1"),
+        ("small-batches", {"sizes": "1,128"}, "at least 2"),
+        ("capacity-count", {"normalizers": "batch"}, "one for each network, so 2, not 1"),
+        ("dropout-batchnorm", {"rates": "1.0"}, "less than 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_line(name: str, changes: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        run_experiment(name, settings=changes, out=tmp_path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.full
