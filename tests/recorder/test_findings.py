@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.recorder.findings import FEWEST, RUNNING_IN, EarlyWarning, Watchman, line
+from normscope.recorder.findings import RUNNING_IN, EarlyWarning, Watchman, line
 from tests.recorder.loops import Loop, mlp, sgd
 
 LAYERS: list[dict[str, Any]] = [
