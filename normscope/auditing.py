@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import Report, upper
-from normscope.core.bracket import Bracket
+from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
@@ -56,7 +56,9 @@ class Audit(Rendered):
     def findings(self) -> Findings:
         """What the doctor says about the model, examined when first asked."""
         if self.examine is None:
-            raise InputError("this audit is of an exported program, which has no modules for the doctor to examine")
+            raise InputError(
+                "this audit is of an exported program, or read from a file: there are no modules for the doctor to examine"
+            )
         return self.examine()
 
     @cached_property
@@ -88,6 +90,28 @@ class Audit(Rendered):
             "statistics": self.statistics,
             "notes": list(self.notes),
         }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Audit:
+        """The audit that `to_dict` described; without the witness's points and without the model, so that no doctor can look."""
+        found, rows = content["bracket"], tuple(map(LayerRow.from_dict, content["layers"]))
+        lower, upper = (Magnitude.from_log10(float(found[side])) for side in ("lower_log10", "upper_log10"))
+        if lower > upper:
+            raise InputError(f"its lower bound {lower} exceeds its upper bound {upper}")
+        steps = tuple(
+            Step(step["name"], step["path"], step["operation"], Magnitude.from_log10(float(step["gain_log10"])), step["method"])
+            for step in found["certificate"]
+        )
+        return Audit(
+            model=content["model"],
+            mode=content["mode"],
+            inputs=tuple(map(tuple, content["inputs"])),
+            bracket=Bracket(lower, upper, None, Certificate(steps, found["reason"], found["rounding"]), rows),
+            layers=rows,
+            residual=content["residual"],
+            statistics=content["statistics"],
+            notes=tuple(content["notes"]),
+        )
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The audit as JSON text, infinity as the string "inf"; written to `path` if one is given."""

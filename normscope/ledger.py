@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,18 @@ class LayerRow:
     upper_without_gains: Magnitude | None = None
     separation: Magnitude | None = None
     reads: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> LayerRow:
+        """The row that an audit's JSON holds."""
+
+        def read(name: str, kind: str) -> Any:
+            value = content[name]
+            if value is None or name in ("name", "kind"):
+                return value
+            return tuple(value) if name == "reads" else Magnitude.parse(value) if "Magnitude" in kind else float(value)
+
+        return LayerRow(**{item.name: read(item.name, str(item.type)) for item in fields(LayerRow)})
 
 
 GAIN_COLUMNS = ("gain", "gain_paper", "gain_paper_affine", "gain_layer")  # in the order of `gains`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -117,6 +117,12 @@ class Findings(Rendered, Sequence[Finding]):
             "checked": list(self.checked),
             "not_checked": dict(self.not_checked),
         }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Findings:
+        """The findings that `to_dict` described, without their model."""
+        found = tuple(Finding(**finding) for finding in content["findings"])
+        return Findings(found, tuple(content["checked"]), dict(content["not_checked"]))
 
     def to_json(self, path: str | Path | None = None) -> str:
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, default=str)

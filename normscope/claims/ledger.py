@@ -18,6 +18,7 @@ from rich.text import Text
 from normscope.claims.verdicts import BOUND, FALSE, GAP, HOLDS, MEASURED, VERDICTS, Outcome
 from normscope.core.errors import InputError
 
+SCHEMA = "normscope.claim/1"
 THAN, AKBAR = "Than 2025", "Akbar"
 PAPERS = {
     THAN: "The Hidden Power of Normalization Layers in Neural Networks: Exponential Capacity Control (arXiv 2511.00958)",
@@ -77,6 +78,7 @@ class Result:
         if self.outcome.instance:
             evidence[self.label] = self.outcome.instance
         return {
+            "schema": SCHEMA,
             "id": self.claim.id,
             "paper": self.claim.paper,
             "place": self.claim.place,
@@ -106,7 +108,7 @@ class Ledger(Sequence[Result]):
         return iter(self.results)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """A list of objects with id, paper, statement, verdict, correction and evidence."""
+        """A list of objects with schema, id, paper, statement, verdict, correction and evidence."""
         text = json.dumps([_finite(result.to_dict()) for result in self.results], indent=2, ensure_ascii=False)
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")

@@ -36,6 +36,7 @@ def curvature(
         typer.Option(metavar="|".join(LOSSES), help="By the kind of targets if not given; model: its own, for dict batches."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
+    density: Annotated[bool, typer.Option("--density", help="Also the distribution of all eigenvalues, for a report.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
@@ -68,7 +69,7 @@ def curvature(
             )  # fmt: skip
             found.append(made)
             try:
-                measure(made, top, seed)
+                measure(made, top, seed, density)
             except KeyboardInterrupt:  # what there is by now is printed
                 interrupted = True
                 break
@@ -84,7 +85,7 @@ def curvature(
         raise KeyboardInterrupt
 
 
-def measure(curvature: Curvature, top: int, seed: int) -> None:
+def measure(curvature: Curvature, top: int, seed: int, density: bool = False) -> None:
     """Compute what the command prints."""
     import torch
 
@@ -95,6 +96,8 @@ def measure(curvature: Curvature, top: int, seed: int) -> None:
     curvature.bottom(1, generator=generator())
     curvature.trace(generator=generator())
     curvature.condition(generator=generator())
+    if density:
+        curvature.density(generator=generator())
 
 
 def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Tensor]:

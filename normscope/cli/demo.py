@@ -147,10 +147,10 @@ def curvature(model: torch.nn.Module, data: Split) -> Sharpness:
 
 def write_report(runs: Path) -> Path:
     """The three trainings side by side, as one page."""
-    from normscope.report.run_page import write_run_report
+    from normscope.report.file import write_report
 
     page = runs / REPORT
-    write_run_report([runs / name for name in NETWORKS], page)
+    write_report([runs / name for name in NETWORKS], page)
     return page
 
 

@@ -65,7 +65,7 @@ def generalization(
         )  # fmt: skip
         if html is not None:
             html.write_text(_page(loaded, found, data, unseen, seed))
-        content = json_text.dumps({"schema": "normscope.generalization/1", **found.to_dict()}, indent=1, allow_nan=False)
+        content = json_text.dumps(found.to_dict(), indent=1, allow_nan=False)
     if json is not None and not to_stdout:
         json.write_text(content + "\n")
     if to_stdout:
@@ -81,9 +81,8 @@ def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | Non
     import normscope as ns
 
     shown = train if held_out is None else held_out
-    truth = next((bound.parts.get("F(H, h)") for bound in found if bound.name == "held-out Hoeffding"), None)
     figures = [
-        found.figure(truth if isinstance(truth, float) else None),
+        found.figure(found.held_out),
         ns.margins(model, shown).figure(),
         ns.flatness(model, shown, seed=seed).figure(),
     ]

@@ -1,7 +1,8 @@
-"""`normscope report`: recorded runs as one HTML file that opens anywhere."""
+"""`normscope report`: recorded runs and results of other commands as one HTML file that opens anywhere."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,25 @@ from normscope.core.errors import InputError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Directories given to ns.watch(run=…); several are compared.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…",
+            help="Directories given to ns.watch(run=…), several are compared; and JSON files that audit, doctor, curvature, "
+            "generalization, claims or lab wrote.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("report.html"),
 ) -> None:
-    """Write what happened in a training, or in several side by side, as one page that needs no network."""
+    """Write what happened in trainings, and what other commands found, as one page that needs no network."""
     check_writable(out)
 
-    from normscope.report.run_page import write_run_report
+    from normscope.report.file import write_report
 
     try:
-        write_run_report(runs, out)
+        problems = write_report(paths, out)
     except OSError as error:
         raise InputError(f"cannot write {error.filename or out}: {error.strerror or error}") from error
+    for problem in problems:
+        print(problem, file=sys.stderr)
     print(out)

@@ -51,6 +51,18 @@ class Magnitude:
         """The magnitude 10^log10."""
         return cls.from_log(log10 * math.log(10))
 
+    @classmethod
+    def parse(cls, value: float | str) -> Magnitude:
+        """From a number, or from text as `str` writes it, beyond the range of floats too.
+
+        >>> Magnitude.parse("3.20e+412"), Magnitude.parse("inf"), Magnitude.parse(2.5)
+        (Magnitude(3.20e+412), Magnitude(inf), Magnitude(2.50))
+        """
+        if not isinstance(value, str):
+            return cls(value)
+        mantissa, _, exponent = value.partition("e")
+        return cls(float(mantissa)) * cls.from_log10(float(exponent or 0))
+
     @property
     def log10(self) -> float:
         return self.log / math.log(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -22,6 +22,7 @@ CERTIFIED = "certified"  # a theorem, and every ingredient proved or computed ex
 ESTIMATE = "estimate"  # a theorem whose ingredients were measured on samples
 MEASURE = "measure"  # a number that a theorem names, its constants hidden in O(·)
 STATUSES = (CERTIFIED, ESTIMATE, MEASURE)
+HARDLY = 1e-3  # of the trivial bound: an improvement that nobody would call one
 
 Part = Union[Magnitude, torch.Tensor, float, int, str]
 
@@ -54,8 +55,8 @@ class Bound(Rendered):
 
     @property
     def vacuous(self) -> bool:
-        """Whether it says no more than is known without it. A measure has no scale, so it is never called vacuous."""
-        return self.status != MEASURE and self.value >= self.trivial
+        """Whether it says hardly more than is known without it. A measure has no scale, so it is never called vacuous."""
+        return self.status != MEASURE and self.value >= self.trivial * (1 - HARDLY)
 
     @property
     def verdict(self) -> str:
@@ -78,6 +79,16 @@ class Bound(Rendered):
             "parts": {name: plain(part) for name, part in self.parts.items()},
             "assumptions": list(self.assumptions),
         }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Bound:
+        """The bound that `to_dict` described."""
+        value = Magnitude.from_log10(float(content["value_log10"]))
+        parts = {name: _tensor(part) if isinstance(part, list) else part for name, part in content["parts"].items()}
+        return Bound(
+            content["name"], value, content["quantity"], content["loss"], float(content["trivial"]), content["status"], parts,
+            tuple(content["assumptions"]),
+        )  # fmt: skip
 
     def render(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
@@ -103,6 +114,10 @@ def shown(part: Part) -> str:
 
 def _number(value: float) -> str:
     return "nan" if math.isnan(value) else str(Magnitude(value)) if value >= 0 else f"-{Magnitude(-value)}"
+
+
+def _tensor(values: Sequence[float | str]) -> torch.Tensor:
+    return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
 def plain(part: Part) -> Any:

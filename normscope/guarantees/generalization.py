@@ -25,6 +25,7 @@ from normscope.guarantees.partition import Choice
 from normscope.guarantees.setting import BATCH_SIZE, Setting
 from normscope.guarantees.table import Entry, NotApplicable
 
+SCHEMA = "normscope.generalization/1"
 BOUND_WIDTH = 33  # columns of a bound's name in the table
 
 
@@ -64,14 +65,27 @@ class Guarantees(Rendered, Sequence[Bound]):
 
         return bound_comparison(self, truth)
 
+    @property
+    def held_out(self) -> float | None:
+        """The mean loss on held-out data, where a bound states it."""
+        found = (bound.parts["F(H, h)"] for bound in self.bounds if bound.name == "held-out Hoeffding")
+        return next((value for value in found if isinstance(value, float)), None)
+
     def to_dict(self) -> dict[str, Any]:
         return {
+            "schema": SCHEMA,
             "empirical_risk": self.empirical,
             "samples": self.size,
             "delta": self.delta,
             "bounds": [bound.to_dict() for bound in self.bounds],
             "not_given": dict(self.not_given),
         }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Guarantees:
+        """The guarantees that `to_dict` described."""
+        bounds = tuple(map(Bound.from_dict, content["bounds"]))
+        return Guarantees(bounds, content["empirical_risk"], content["samples"], content["delta"], dict(content["not_given"]))
 
     def render(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)

@@ -165,8 +165,8 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
     elif 0 < EXPLOSION * typical < total:  # where it was zero, nothing is usual
         order = [int(np.nanargmax(norms))]
         evidence = {"gradient_norm": total, "typical": typical}
-        usual = f"{total / typical:.0f} times its usual norm" if typical else f"{total:.2g} where it usually is zero"
-        yield Symptom("exploding-gradient", order, evidence, f"the gradient is {usual}", fix)
+        message = f"the gradient is {total / typical:.0f} times its usual norm"
+        yield Symptom("exploding-gradient", order, evidence, message, fix)
     largest = float(norms[np.isfinite(norms)].max(initial=0))
     tiny = norms < VANISHING * largest
     if tiny.any():

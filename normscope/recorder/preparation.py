@@ -17,6 +17,7 @@ from normscope.recorder.distributed import Processes, ShardedSpectra, placement
 from normscope.recorder.layers import Handwritten, Layer, Seen, layer_table, pair
 from normscope.recorder.motion import effective_power
 from normscope.recorder.stepping import has_spectral_norm
+from normscope.recorder.store import plain
 from normscope.version import __version__
 
 SCHEMA = "normscope.run/1"
@@ -32,11 +33,12 @@ class Table:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return [layer.to_dict() for layer in self.layers]
+        """As a run has them: a name that no file can hold is escaped."""
+        return [plain(layer.to_dict()) for layer in self.layers]
 
     @property
     def names(self) -> list[str]:
-        return [layer.name for layer in self.layers]
+        return [plain(layer.name) for layer in self.layers]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -52,7 +54,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def outline(parameters: Mapping[str, torch.Tensor]) -> list[list[Any]]:
     """Names and shapes of all parameters: what makes two models the same for a run."""
-    return [[name, list(parameter.shape)] for name, parameter in parameters.items()]
+    return [[plain(name), list(parameter.shape)] for name, parameter in parameters.items()]
 
 
 def make_table(

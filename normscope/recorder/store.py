@@ -218,19 +218,25 @@ def write_all(file: BinaryIO, content: Any) -> None:
 def replace_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
     beside = path.with_suffix(".partial")
-    beside.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False))
+    beside.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False), encoding="utf-8")
     os.replace(beside, path)
 
 
 def plain(content: Any) -> Any:
-    """As JSON has it: numbers that JSON lacks become strings, what is unknown becomes text."""
+    """As a JSON file has it: numbers that JSON lacks become strings, what is unknown becomes text, text that UTF-8 lacks an escape.
+
+    >>> plain({"half": "\\ud800", "none": math.nan})
+    {'half': '\\\\ud800', 'none': 'nan'}
+    """
+    if isinstance(content, str):
+        return content if content.isascii() else content.encode(errors="backslashreplace").decode()
     if isinstance(content, Mapping):
-        return {str(key): plain(value) for key, value in content.items()}
+        return {plain(str(key)): plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [plain(value) for value in content]
     if isinstance(content, float) and not math.isfinite(content):
         return str(content)
-    return content if content is None or isinstance(content, (str, int, float, bool)) else str(content)
+    return content if content is None or isinstance(content, (int, float, bool)) else plain(str(content))
 
 
 def _ends_with_newline(path: Path) -> bool:

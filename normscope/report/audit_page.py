@@ -39,14 +39,12 @@ def audit_report(audit: Audit) -> str:
     """The report as HTML text."""
     findings, refused = _examined(audit)
     page = Page()
-    depth = Drawing("How the Lipschitz bracket builds up with depth", depth_profile(audit), DEPTH, _depth_table(audit))
-    graph = Drawing("Which layers make the bound", model_graph(audit), GRAPH, _share_table(audit))
     body = [
-        section("summary", "Summary", _verdict(audit, findings)),
-        section("depth", "Figures", page.draw(depth), page.draw(graph)),
-        section("ledger", "Ledger", _ledger(audit), _products(audit)),
-        section("findings", "Findings of the doctor", _findings(findings, refused)),
-        section("certificate", "Certificate", _certificate(audit)),
+        section("summary", "Summary", verdict(audit, findings)),
+        section("depth", "Figures", [page.draw(drawing) for drawing in drawings(audit)]),
+        section("ledger", "Ledger", ledger(audit)),
+        section("findings", "Findings of the doctor", element("p", refused) if findings is None else findings_table(findings)),
+        section("certificate", "Certificate", certificate(audit)),
         section("settings", "Settings and versions", _settings(audit)),
     ]
     return page.render(f"Audit of {audit.model}", *body, sections=SECTIONS)
@@ -62,9 +60,9 @@ def _examined(audit: Audit) -> tuple[Findings | None, str]:
 # words ---------------------------------------------------------------------------------------------------------------
 
 
-def _verdict(audit: Audit, findings: Findings | None) -> Markup:
-    bracket = audit.bracket
-    shared = sorted((row for row in audit.layers if row.share_of_log_upper), key=lambda row: -(row.share_of_log_upper or 0))
+def verdict(audit: Audit, findings: Findings | None) -> Markup:
+    """The bracket in a sentence, what is not fine, what to do, what makes the bound."""
+    bracket, shared = audit.bracket, _by_share(audit)
     serious = _by_rule([finding for finding in findings or () if finding.severity != "info"])
     wrong: list[Child] = [[element("code", rule), f" at {_places(alike)}: {alike[0].message}"] for rule, alike in serious.items()]
     if not bracket.upper.finite:
@@ -74,7 +72,7 @@ def _verdict(audit: Audit, findings: Findings | None) -> Markup:
     fine = [f"{checked} checks of the doctor found no error and nothing to warn of."] if checked else []
     return element(
         "article",
-        element("p", _headline(audit, shared), class_="headline"),
+        element("p", headline(audit), class_="headline"),
         element("p", _reading(audit), class_="soft"),
         element(
             "div",
@@ -101,8 +99,14 @@ def _places(alike: Sequence[Finding]) -> str:
     return first if len(alike) == 1 else f"{first} and {len(alike) - 1} more"
 
 
-def _headline(audit: Audit, shared: list[LayerRow]) -> str:
-    bracket = audit.bracket
+def _by_share(audit: Audit) -> list[LayerRow]:
+    """Layers with a share of log(upper), the largest first."""
+    return sorted((row for row in audit.layers if row.share_of_log_upper), key=lambda row: -(row.share_of_log_upper or 0))
+
+
+def headline(audit: Audit) -> str:
+    """The bracket, and the layer that adds most to it."""
+    bracket, shared = audit.bracket, _by_share(audit)
     most = f" Layer {shared[0].name} adds most to it." if shared else ""
     if not bracket.upper.finite:
         return f"The Lipschitz constant is at least {bracket.lower}, and has no finite bound."
@@ -135,6 +139,17 @@ def _normalizers(audit: Audit) -> list[Child]:
     return [f"Composed layer by layer, their gains {effect}."]
 
 
+# figures -------------------------------------------------------------------------------------------------------------
+
+
+def drawings(audit: Audit) -> list[Drawing]:
+    """How the bracket builds up, and which layers make it."""
+    return [
+        Drawing("How the Lipschitz bracket builds up with depth", depth_profile(audit), DEPTH, _depth_table(audit)),
+        Drawing("Which layers make the bound", model_graph(audit), GRAPH, _share_table(audit)),
+    ]
+
+
 # tables --------------------------------------------------------------------------------------------------------------
 
 
@@ -151,14 +166,15 @@ def _share_table(audit: Audit) -> Markup:
     return table(["layer", "kind", "share of log(upper)", "reads"], rows, "Shares of log(upper), and what each layer reads")
 
 
-def _ledger(audit: Audit) -> Markup:
+def ledger(audit: Audit) -> list[Child]:
+    """Every layer under every definition, and the products over layers."""
     rows = [
         [row.name, row.kind, *map(_size, (row.spectral_norm, row.frobenius_norm, row.gain, row.gain_paper, row.gain_layer)),
          number(row.input_std), _percent(row.share_of_log_upper)]
         for row in audit.layers
     ]  # fmt: skip
     head = ["layer", "kind", "‖W‖", "‖W‖_F", "gain, tight", "gain, paper", "1/σ", "σ of the input", "share of log(upper)"]
-    return table(head, rows, f"{len(rows)} layers; σ and gains on the {audit.statistics}")
+    return [table(head, rows, f"{len(rows)} layers; σ and gains on the {audit.statistics}"), _products(audit)]
 
 
 def _products(audit: Audit) -> Markup:
@@ -167,9 +183,8 @@ def _products(audit: Audit) -> Markup:
     return table(["product over layers", "log10"], rows, f"Products{note}")
 
 
-def _findings(findings: Findings | None, refused: str) -> Child:
-    if findings is None:
-        return element("p", refused)
+def findings_table(findings: Findings) -> list[Child]:
+    """What the doctor found, and what it could not look at."""
     rows = [[f.rule, f.severity, f.where or "the model", words(f.message), words(f.fix)] for f in findings]
     found = table(["rule", "severity", "where", "what", "what to do"], rows, f"{len(rows)} findings")
     unchecked = [f"{rule}: {reason}" for rule, reason in findings.not_checked.items()]
@@ -177,7 +192,8 @@ def _findings(findings: Findings | None, refused: str) -> Child:
     return [found if rows else nothing, titled("Not checked", unchecked, "notes")]
 
 
-def _certificate(audit: Audit) -> Markup:
+def certificate(audit: Audit) -> Markup:
+    """Why the upper bound holds."""
     rows = [
         [step.path or step.name, step.operation, str(step.gain), words(step.method)] for step in audit.bracket.certificate.steps
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from normscope.core.magnitude import Magnitude
-from normscope.report.theme import COLORS, DIVERGING, NEUTRAL, decade_ticks, figure, labels
+from normscope.report.theme import COLORS, DIVERGING, NEUTRAL, decade_ticks, escaped, figure, labels
 
 if TYPE_CHECKING:
     from normscope.auditing import Audit
@@ -86,7 +86,7 @@ def model_graph(audit: Audit) -> go.Figure:
     shares = np.array([row.share_of_log_upper or 0.0 for row in audit.layers])
     largest = float(np.abs(shares).max(initial=0)) or 1.0
     sizes = SMALLEST_MARKER + (LARGEST_MARKER - SMALLEST_MARKER) * np.sqrt(np.abs(shares) / largest)
-    detail = [f"{row.kind}<br>{_share(row.share_of_log_upper)}" for row in audit.layers]
+    detail = [f"{escaped(row.kind)}<br>{_share(row.share_of_log_upper)}" for row in audit.layers]
     arcs = go.Scatter(x=x, y=y, mode="lines", line={"color": NEUTRAL, "width": 1.2}, hoverinfo="skip", showlegend=False)
     marker = {
         "color": 100 * shares, "cmin": -100 * largest, "cmax": 100 * largest, "colorscale": DIVERGING, "reversescale": True,

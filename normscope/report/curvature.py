@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from normscope.curvature.slices import Slice
 
 FLOOR = 1e-7  # of the greatest density: what is drawn as nothing
+SYMBOLS = ("circle", "diamond-open", "square", "x-open")
+MOST_TICKS = 40
 
 
 def densities(named: Mapping[str, Density], points: int = 1000) -> go.Figure:
@@ -35,6 +37,23 @@ def densities(named: Mapping[str, Density], points: int = 1000) -> go.Figure:
     ]  # fmt: skip
     made = figure(*traces, title="Density of the Hessian's eigenvalues", x="eigenvalue λ", y="density [1/λ]", log_y=True)
     return made.update_layout(showlegend=len(named) > 1)
+
+
+def eigenvalues(named: Mapping[str, Sequence[tuple[float, float]]]) -> go.Figure:
+    """The outermost eigenvalues in their order, each (value, error) with its interval, for instance plain and quotient."""
+    every = np.array([value for pairs in named.values() for value, _ in pairs], dtype=float)
+    traces = [
+        go.Scatter(
+            x=list(range(1, len(pairs) + 1)), y=[value for value, _ in pairs], name=label(name), mode="markers",
+            error_y={"array": [error for _, error in pairs]}, marker={"size": 10, "symbol": SYMBOLS[position % len(SYMBOLS)]},
+            hovertemplate="eigenvalue %{x}<br>%{y:.6~g}<extra>%{fullData.name}</extra>",
+        )
+        for position, (name, pairs) in enumerate(named.items())
+    ]  # fmt: skip
+    made = figure(
+        *traces, title="Outermost eigenvalues", x="place, from the outermost", y="eigenvalue λ", log_y=spans_decades(every)
+    )
+    return made.update_xaxes(dtick=1 if len(every) <= MOST_TICKS else None).update_layout(showlegend=True)
 
 
 def landscape(found: Landscape) -> go.Figure:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.guarantees.bound import STATUSES
-from normscope.report.theme import COLORS, NEUTRAL, figure
+from normscope.report.theme import COLORS, NEUTRAL, escaped, figure, labels
 
 if TYPE_CHECKING:
     from normscope.guarantees.bound import Bound
@@ -78,10 +78,11 @@ def flatness_curves(flatness: Flatness, quantity: str = "accuracy") -> go.Figure
 def bound_comparison(guarantees: Guarantees, truth: float | None = None) -> go.Figure:
     """log10 of every bound's value, by status; lines at the trivial bound and at what held-out data say."""
     bounds = [bound for bound in guarantees if _drawable(bound.value)]
-    traces = [_points([bound for bound in bounds if bound.status == status], status) for status in STATUSES]
+    names = labels(bound.name for bound in bounds)
+    named = list(zip(names, bounds, strict=True))
+    traces = [_points([pair for pair in named if pair[1].status == status], status) for status in STATUSES]
     found = figure(*(trace for trace in traces if trace is not None), title="Bounds side by side", x="log₁₀ of the value", y="")
-    names = [bound.name for bound in bounds]
-    found.update_yaxes(categoryorder="array", categoryarray=names[::-1])
+    found.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1])
     scales = sorted({bound.trivial for bound in bounds if 0 < bound.trivial < math.inf})
     lines = [(f"trivial: {scales[-1]:g}", scales[-1], NEUTRAL, "left")] if scales else []
     if truth is not None and truth > 0:
@@ -120,15 +121,15 @@ def _drawable(value: Magnitude) -> bool:
     return bool(value) and value.finite
 
 
-def _points(bounds: Sequence[Bound], status: str) -> go.Scatter | None:
-    if not bounds:
+def _points(named: Sequence[tuple[str, Bound]], status: str) -> go.Scatter | None:
+    if not named:
         return None
     return go.Scatter(
-        x=[bound.value.log10 for bound in bounds],
-        y=[bound.name for bound in bounds],
+        x=[bound.value.log10 for _, bound in named],
+        y=[name for name, _ in named],
         mode="markers",
         name=status,
-        text=[f"{bound.value}: {bound.quantity}, {bound.loss} loss, {bound.verdict}" for bound in bounds],
+        text=[escaped(f"{bound.value}: {bound.quantity}, {bound.loss} loss, {bound.verdict}") for _, bound in named],
         marker={"color": STATUS_COLORS[status], "symbol": STATUS_SYMBOLS[status], "size": 11},
     )
 

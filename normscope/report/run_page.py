@@ -16,6 +16,7 @@ from normscope.report import summary as summaries
 from normscope.report.html import Drawing, Page, columns, number, section, titled, words
 from normscope.report.markup import Child, Markup, element, table
 from normscope.report.quantities import quantity
+from normscope.report.results import Shown, anchors, headlines, result_sections
 from normscope.report.runs import HEATMAPS, Scale, heatmap, norm_angle, products, series
 from normscope.report.snapshot import Snapshot
 from normscope.report.summary import MOST_OUTLIERS, Summary, extent, summarize
@@ -53,29 +54,24 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def write_run_report(paths: Sequence[str | Path], out: str | Path) -> None:
-    """The report of the runs in these directories as one HTML file."""
-    text = run_report([Snapshot.of(path, COLUMNS) for path in paths])
-    Path(out).write_text(text, encoding="utf-8")
-
-
-def run_report(runs: Sequence[Snapshot]) -> str:
-    """The report as HTML text."""
+def run_report(runs: Sequence[Snapshot], results: Sequence[Shown] = ()) -> str:
+    """The report as HTML text; results follow what is of the runs."""
     names = distinct_names([run.path for run in runs])
     told = [summarize(run) for run in runs]
     page = Page()
     together = list(zip(names, runs, told, strict=True))
     cards = element("div", [_verdict(name, run, summary, len(runs) > 1) for name, run, summary in together], class_="cards")
     body = [
-        section("summary", "Summary", cards, _comparison(together) if len(runs) > 1 else None),
+        section("summary", "Summary", cards, _comparison(together) if len(runs) > 1 else None, headlines(results)),
         section("layers", "Layers over time", [_heatmaps(page, metric, names, runs) for metric in HEATMAPS]),
         section("time", "Over time", [page.draw(drawing) for drawing in _lines(names, runs)]),
         section("ledger", "Ledger: every layer at the last step", [_ledger(name, run) for name, run, _ in together]),
         section("findings", "Findings", [_findings(name, run) for name, run, _ in together]),
         section("settings", "Settings and versions", [_settings(name, run) for name, run, _ in together]),
+        *result_sections(page, results),
     ]
     title = f"Run {names[0]}" if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
-    return page.render(title, *body, sections=SECTIONS)
+    return page.render(title, *body, sections=[*SECTIONS, *anchors(results)])
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -86,7 +86,7 @@ def heatmap(
     sampled = sample_matrix(steps, values if chosen == list(every) else values[:, chosen], columns)
     traces = [_cells(sampled, shown, about, scale or Scale.of(sampled.values, about.signed))] if chosen else []
     places = {run.layers[index]["name"]: shown[row] for row, index in enumerate(chosen)}
-    made = figure(*traces, *_marks(run, places, between), title=about.axis, x="step", y="layer")
+    made = figure(*traces, *_marks(run, places, between), title=about.axis, x="step", y="")  # names say what rows are
     height = min(max(LEAST_HEIGHT, 140 + ROW_HEIGHT * len(chosen)), MOST_HEIGHT)
     made.update_layout(height=height, showlegend=False, yaxis={"autorange": "reversed", "type": "category", "showgrid": False})
     made.update_xaxes(STEPS, showgrid=False, zeroline=False, range=between or _extent(sampled.positions))

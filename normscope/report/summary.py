@@ -99,7 +99,7 @@ class Summary:
             return cause if worst is named else f"{worst.message[:1].upper()}{worst.message[1:]}. {cause}".strip()
         if self.outliers:
             return f"No warning; the layer that stands out most is {self.outliers[0]}."
-        return f"Nothing stands out among {self.layers} layers in {self.samples:,} sampled steps."
+        return f"Nothing stands out among {self.layers} layers in {_steps(self.samples)}."
 
 
 def summarize(run: Recording) -> Summary:
@@ -129,7 +129,11 @@ def extent(run: Snapshot, summary: Summary) -> str:
     """How much of a run there is."""
     state = "finished" if run.finished else "still being written, or cut off"
     model = run.manifest.get("model", "a model")
-    return f"{model}, {summary.layers} layers; {summary.samples:,} sampled steps up to step {summary.last_step:,}; {state}"
+    return f"{model}, {summary.layers} layers; {_steps(summary.samples)} up to step {summary.last_step:,}; {state}"
+
+
+def _steps(samples: int) -> str:
+    return f"{samples:,} sampled step{'' if samples == 1 else 's'}"
 
 
 def _problems(run: Recording) -> list[Problem]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import normscope as ns
 from normscope.lab.datasets import digits
-from normscope.report.run_page import write_run_report
+from normscope.report.file import write_report
 from tests.browser.chromium import chromium
 from tests.browser.planted import train
 from tests.browser.serving import served
@@ -42,8 +42,8 @@ def write_pages(scratch: Path) -> dict[str, Path]:
     model = train(bad, epochs=12)
     train(healthy, epochs=12, bad=1.0)
     pages = {name: scratch / f"{name}.html" for name in ("report", "compare", "audit")}
-    write_run_report([bad], pages["report"])
-    write_run_report([bad, healthy], pages["compare"])
+    write_report([bad], pages["report"])
+    write_report([bad, healthy], pages["compare"])
     images = digits().test[0]
     ns.audit(model, images[:8], data=images).to_html(pages["audit"])
     return pages

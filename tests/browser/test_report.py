@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import normscope as ns
-from normscope.report.run_page import write_run_report
+from normscope.report.file import write_report
 from tests.browser.chromium import Heard
 from tests.browser.planted import BAD, network, train
+from tests.report.recorded_results import results_of_every_kind
 from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -26,7 +28,7 @@ def report(tmp_path_factory, browser) -> Path:
     """Of a training with a planted bad layer."""
     place = tmp_path_factory.mktemp("planted")
     train(place / "run", epochs=2)
-    write_run_report([place / "run"], place / "report.html")
+    write_report([place / "run"], place / "report.html")
     return place / "report.html"
 
 
@@ -81,13 +83,31 @@ def test_no_accessibility_rule_is_broken(view):
 def test_an_audit_and_a_comparison_are_as_good(browser, report, tmp_path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     ns.audit(network(bad=1e3).eval(), torch.zeros(2, 1, 8, 8), effort=0.1).to_html(tmp_path / "audit.html")
-    write_run_report([report.parent / "run", write_run(tmp_path / "other", 5, ["only"])], tmp_path / "compare.html")
+    write_report([report.parent / "run", write_run(tmp_path / "other", 5, ["only"])], tmp_path / "compare.html")
     for name, words in (("audit", f"Layer {BAD}"), ("compare", BAD)):
         with opened(browser, tmp_path / f"{name}.html") as (page, heard):
             assert words in page.locator(".headline").first.inner_text()
             assert heard.said == [] and len(heard.asked) == 1
             found = axe.Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("options", [{"color_scheme": "dark"}, {"viewport": NARROW}])
+def test_results_are_as_good(browser, tmp_path, options):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    paths = [tmp_path / "unknown.json"]
+    paths[0].write_text("{}")
+    for name, content in results_of_every_kind(tmp_path / "lab").items():
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(content))
+    write_report(paths, tmp_path / "report.html")
+    with opened(browser, tmp_path / "report.html", **options) as (page, heard):
+        assert page.locator(".plot .main-svg").count() >= page.locator(".plot").count() == 5
+        assert heard.said == [] and len(heard.asked) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        page.evaluate("document.querySelectorAll('details').forEach(detail => { detail.open = true; })")
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
 
 
 def test_the_keyboard_reaches_everything(view):
@@ -127,7 +147,7 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, report):
 
 def test_hostile_names_do_nothing(browser, tmp_path):
     finding = {"rule": HOSTILE, "step": 3, "layer": HOSTILE, "evidence": {HOSTILE: 1}, "message": HOSTILE, "fix": HOSTILE}
-    write_run_report([write_run(tmp_path / "run", 10, [HOSTILE, "fine"], finding=finding)], tmp_path / "report.html")
+    write_report([write_run(tmp_path / "run", 10, [HOSTILE, "fine"], finding=finding)], tmp_path / "report.html")
     with opened(browser, tmp_path / "report.html") as (page, heard):
         assert page.title() == "Run run · normscope"
         assert page.locator("img[src], a[href^=http], svg a").count() == 0

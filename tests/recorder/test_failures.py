@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +254,16 @@ def test_leaving_without_closing_writes_what_is_there(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = ns.load_run(tmp_path)
     assert len(run.table()) == 5 and run.events("closed")
+
+
+def test_a_name_that_no_file_can_hold_is_escaped_and_training_can_go_on(tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            OrderedDict([("flat", nn.Flatten()), ("half\ud800", nn.Linear(48, 5)), ("half\udc00", nn.LayerNorm(5))])
+        )
+
+    for _ in range(2):  # the second time into the same directory
+        list(Loop(make=make).watched(tmp_path, 2))
+    run = ns.load_run(tmp_path)
+    assert len(run.table()) == 4
+    assert run.layer_names == json.loads(run.table().schema.metadata[b"layers"]) == ["half\\ud800", "half\\udc00"]

@@ -144,7 +144,7 @@ def test_runs_are_compared_on_one_scale(tmp_path):
 @pytest.mark.parametrize("steps, names", [(1, NAMES), (3, []), (1, ["only"])])
 def test_the_smallest_runs_have_reports(tmp_path, steps, names):
     page = report_of(tmp_path / "one", steps, names)
-    assert f"{steps:,} sampled steps" in page and is_self_contained(page)
+    assert f"{steps:,} sampled step{'' if steps == 1 else 's'}" in page and is_self_contained(page)
 
 
 def test_a_live_run_says_that_it_is_not_finished(tmp_path):
