@@ -6,7 +6,7 @@ member has the charge Σ d w² = q: 0 where degrees have both signs, so that bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class _Balance:
         """Every group in turn at its charge, the others held."""
         own = list(logs.split(self.counts))
         for number, (parts, count, charge) in enumerate(zip(self.parts, self.counts, self.charges, strict=True)):
-            squares = self._scaled(torch.cat(own))
+            squares = self._scaled(torch.cat(own), {name for name, *_ in parts})
             sums = torch.stack([by_member(numbers, squares[name], count) for name, numbers, _ in parts])
             own[number] = own[number] + _scale_at(charge, sums, [degree for *_, degree in parts])
         return torch.cat(own)
@@ -92,15 +92,17 @@ class _Balance:
     def _value(self, logs: torch.Tensor) -> float:
         return 0.5 * sum(float(part.sum()) for part in self._scaled(logs).values()) - float(self.target @ logs)
 
-    def _scaled(self, logs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: self.squares[name] * (2 * rate).exp() for name, rate in self._rates(logs).items()}
+    def _scaled(self, logs: torch.Tensor, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+        """The squares of the entries of all parameters, or of some, at t."""
+        return {name: self.squares[name] * (2 * rate).exp() for name, rate in self._rates(logs, names).items()}
 
-    def _rates(self, logs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _rates(self, logs: torch.Tensor, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """a·t of every entry."""
         rates: dict[str, torch.Tensor] = {}
         for parts, own in zip(self.parts, logs.split(self.counts), strict=True):
             for name, numbers, degree in parts:
-                rates[name] = rates.get(name, 0) + degree * spread(numbers, own)
+                if names is None or name in names:
+                    rates[name] = rates.get(name, 0) + degree * spread(numbers, own)
         return rates
 
     def _sums(self, entries: Tensors, weight: Callable[[float], float]) -> torch.Tensor:
