@@ -107,13 +107,7 @@ class Quadrature:
         """Every eigenvalue, from a complete basis; if interrupted, Gauss's rule of the one probe that it started from."""
         start = operator.signs(generator)
         krylov = Krylov(operator, start, operator.size, generator)
-        try:
-            while not krylov.full:
-                krylov.extend()
-                progress.advance()
-        except KeyboardInterrupt:
-            if not krylov.count:
-                raise
+        if not krylov.fill(progress):
             nodes, weights = _gauss(krylov, start)
             return Quadrature((nodes,), (weights,))
         nodes = krylov.ritz().values.numpy()

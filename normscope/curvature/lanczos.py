@@ -69,6 +69,18 @@ class Krylov:
         size = float(self.projected[: self.count, : self.count].abs().max()) if self.count else 0.0
         return math.sqrt(self._asymmetry) + 4 * torch.finfo(torch.float64).eps * self.count * size
 
+    def fill(self, progress: Progress) -> bool:
+        """Extend until full; False where Ctrl-C came first and left a basis of at least one vector."""
+        try:
+            while not self.full:
+                self.extend()
+                progress.advance()
+        except KeyboardInterrupt:
+            if not self.count:
+                raise
+            return False
+        return True
+
     def extend(self) -> None:
         """One more product, and one more vector in the basis."""
         j = self.count

@@ -188,13 +188,7 @@ class Curvature:
         generator = _generator(generator)
         krylov = Krylov(self.operator, self.operator.normal(generator), self._capacity(products), generator)
         with shown("condition", self.progress, krylov.capacity) as progress:
-            try:
-                while not krylov.full:
-                    krylov.extend()
-                    progress.advance()
-            except KeyboardInterrupt:
-                if not krylov.count:
-                    raise
+            krylov.fill(progress)
         ritz = krylov.ritz()
         sizes, errors = ritz.values.abs(), ritz.residuals + krylov.rounding
         largest = float(sizes.max())
