@@ -71,7 +71,7 @@ def flatness_curves(flatness: Flatness, quantity: str = "accuracy") -> go.Figure
                 marker={"symbol": SYMBOLS[number]}, legendgroup=curve.kind,
             ),
         ]  # fmt: skip
-    title = f"Flatness: {quantity} under noise on the parameters, {100 * flatness.confidence:g} % bands, {flatness.mode} mode"
+    title = f"Noise on the parameters, {100 * flatness.confidence:g} % bands, {flatness.mode} mode"
     return figure(*traces, title=title, x="standard deviation σ of the noise", y=quantity, log_x=True, log_y=quantity == "loss")
 
 

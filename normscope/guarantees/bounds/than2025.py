@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 INDEPENDENT = "training samples are independent draws from P; held-out points, which shape the cells, are independent of them"
 AS_THEY_STAND = "constants are proved with the parameters as they stand: not invariant under symmetries of scale"
+EVALUATED = "losses of samples, evaluated in the model's own arithmetic, are those of the function that was certified"
+ASSUMED = (INDEPENDENT, AS_THEY_STAND, EVALUATED)
 MEASURED_DISTANCE = "λ_i is the mean distance to held-out points"
 FARTHEST = "λ_i is the farthest distance in a cell's ball"
 ROUNDING = 1e-9  # relative: float64 sums over cells
@@ -96,9 +98,9 @@ class Version:
         }
         value = (setting.train.risk + spread + uncertain) * (1 + ROUNDING)
         if not self.measured:
-            return setting.bound(name, value, RISK, CERTIFIED, parts, [INDEPENDENT, AS_THEY_STAND])
+            return setting.bound(name, value, RISK, CERTIFIED, parts, ASSUMED)
         origin = [f"L_i is the {self.title} on samples", MEASURED_DISTANCE if by_held_out else FARTHEST]
-        return setting.bound(name, value, RISK, ESTIMATE, parts, [INDEPENDENT, *origin])
+        return setting.bound(name, value, RISK, ESTIMATE, parts, [INDEPENDENT, EVALUATED, *origin])
 
 
 def _shown_constants(logarithms: torch.Tensor) -> dict[str, Part]:
@@ -170,8 +172,7 @@ def _corollary_22(setting: Setting, rows: Cellwise, form: str, weights: Magnitud
     }
     proved = setting.constant <= weights * factor
     assumptions = [
-        INDEPENDENT,
-        AS_THEY_STAND,
+        *ASSUMED,
         *([] if proved else ["the product bounds the network's constant, which was not proved"]),
     ]
     value = (rise + stated(setting, rows) + outside).widened(ROUNDING)
