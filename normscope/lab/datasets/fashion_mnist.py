@@ -18,8 +18,8 @@ from normscope.lab.datasets.split import Labelled, Split
 PARTS = {"train": 60_000, "t10k": 10_000}
 FILES = tuple(f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1"))
 HOW = (
-    "install Debian's dataset-fashion-mnist, or download the four files from https://github.com/zalandoresearch/fashion-mnist, "
-    "and pass their directory with --dir"
+    "install Debian's dataset-fashion-mnist, whose files are found by themselves, or download the four files from "
+    "https://github.com/zalandoresearch/fashion-mnist and pass their directory with --dir"
 )
 
 
@@ -54,4 +54,4 @@ def _content(path: Path) -> bytes:
         raise InputError(f"{packed} cannot be unpacked ({error}): it is damaged; {HOW}") from error
 
 
-SOURCE = Source(fashion_mnist, FILES, HOW, folders=("/usr/share/dataset-fashion-mnist",))
+SOURCE = Source(fashion_mnist, FILES, HOW, folders=("/usr/share/datasets/fashion-mnist",))
