@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,16 @@ from normscope.lab.runner import Outcome
 from normscope.lab.tasks import RESULT
 from normscope.recorder.store import plain
 
+MARK = "<!-- results: written by normscope lab document, which keeps what stands above this line -->"
 HEAD = """# Reproduction
 
-Experiments of the papers as they were run here. `normscope lab document DIR … --to FILE` made this page from the `result.json`
-files of `normscope lab run`; no number in it was typed. A row says what the paper states, what was measured, and whether they
-agree; a row without a verdict is a number on which the paper is silent. `10^a → 10^b` is before training → after.
+Experiments of the papers as they were run here.
+"""
+LEGEND = """
+## How to read the results
+`normscope lab document DIR … --to FILE` made what follows from the `result.json` files of `normscope lab run`; no number in it was
+typed. A row says what the paper states, what was measured, and whether they agree; a row without a verdict is a number on which
+the paper is silent. `10^a → 10^b` is before training → after.
 
 Norms are of weights as matrices (out, everything else) unless a row says *operators*; variances are those of one fixed batch in
 training mode; *eval mode* rows use running statistics. The definitions are those of [audit](audit.md): the same network has
@@ -27,12 +33,16 @@ products that are tens of orders of magnitude apart, depending on which is meant
 
 
 def write_page(directories: Sequence[Path], page: Path) -> None:
-    """One section a result, with still pictures of its figures in `images/` beside the page."""
+    """One section a result, with still pictures of its figures in `images/` beside the page.
+
+    What someone wrote above the results stays.
+    """
+    head = _written(page)
     outcomes = [outcome for directory in directories for outcome in load_results(directory)]
     images = page.parent / "images" / page.stem
     images.mkdir(parents=True, exist_ok=True)
     sections = [_section(outcome, images, page.parent) for outcome in outcomes]
-    page.write_text("\n".join([HEAD, *sections]), encoding="utf-8")
+    page.write_text("\n".join([head + MARK, LEGEND, *sections]), encoding="utf-8")
 
 
 def load_results(directory: Path) -> list[Outcome]:
@@ -43,11 +53,21 @@ def load_results(directory: Path) -> list[Outcome]:
     return [Outcome(path.parent, json.loads(path.read_text())) for path in paths]
 
 
+def _written(page: Path) -> str:
+    """What stands above the results; a page that was not made here is not overwritten."""
+    if not page.exists():
+        return HEAD
+    head, mark, _ = page.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise InputError(f"{page} is not a page of results: choose another file, or put this line where they go: {MARK}")
+    return head
+
+
 def _section(outcome: Outcome, images: Path, base: Path) -> str:
     content = outcome.content
     networks = ", ".join(dict.fromkeys(str(trial["parameters"].get("network", trial["label"])) for trial in content["trials"]))
     lines = [f"## {content['experiment']}: {networks}", "", f"*{content['source']}.* {content['statement']}", ""]
-    lines += [f"**{outcome.verdict}.** {_settings(content)}", ""]
+    lines += [f"**{outcome.verdict}.** {_effort(content)}", "", f"```\n{_command(content)}\n```", ""]
     lines += ["| quantity | the paper | here | |", "| --- | --- | --- | --- |"]
     words = {True: "agrees", False: "differs", None: ""}
     lines += [
@@ -57,17 +77,21 @@ def _section(outcome: Outcome, images: Path, base: Path) -> str:
     return "\n".join(lines)
 
 
-def _settings(content: Any) -> str:
-    """What was run, how it differs from the paper's settings, and how long it took."""
-    intended = plain(asdict(find(content["experiment"]).full))
-    changed = {name: value for name, value in content["settings"].items() if intended.get(name, value) != value and name != "data"}
-    differs = ", ".join(f"{name} {json.dumps(value)}" for name, value in changed.items()) or "nothing"
+def _command(content: Any) -> str:
+    """What to type to run it again."""
+    experiment, full = find(content["experiment"]), content["mode"] == "full"
+    defaults = plain(asdict(experiment.full if full else experiment.quick))
+    words = ["normscope", "lab", "run", experiment.name, *(["--full"] if full else [])]
+    for name, value in content["settings"].items():
+        if value != defaults.get(name):
+            words += ["--data", value] if name == "data" else ["--set", f"{name}={json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def _effort(content: Any) -> str:
     hours = sum(trial["seconds"] for trial in content["trials"]) / 3600
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    return (
-        f"Data: {content['settings']['data']}. Changed from the full settings: {differs}. "
-        f"{len(content['trials'])} trials, {hours:.2f} hours in all; {versions}."
-    )
+    return f"Data: {content['settings']['data']}. {len(content['trials'])} trials, {hours:.2f} hours in all; {versions}."
 
 
 def _pictures(outcome: Outcome, images: Path, base: Path, networks: str) -> list[str]:

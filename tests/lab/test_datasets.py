@@ -102,7 +102,9 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, packed: bool) -> N
     assert float(split.test[0][3, 0, 4, 5]) == pytest.approx(images[3, 4, 5] / 255) and int(split.test[1][13]) == 3
 
 
-@pytest.mark.skipif(not Path("/usr/share/datasets/fashion-mnist").is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+@pytest.mark.skipif(
+    not Path("/usr/share/datasets/fashion-mnist").is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
+)
 def test_debians_fashion_mnist_is_found_by_itself() -> None:
     split = load_data("fashion-mnist")
     assert split.train[1].bincount().tolist() == [6_000] * 10 and split.test[1].bincount().tolist() == [1_000] * 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,7 +34,31 @@ def test_a_page_holds_every_row_and_figure(tmp_path: Path) -> None:
     assert len(images) == sum(len(outcome.content["figures"]) for outcome in outcomes)
     for image in images:
         ElementTree.parse(page.parent / image)
-    assert "epochs 2" in text and "images 200" in text
+    command = next(line for line in text.splitlines() if line.startswith("normscope lab run weight-norms"))
+    assert "--set epochs=2" in command and "--set images=200" in command
+
+
+def test_what_was_written_above_the_results_stays_and_other_files_are_not_touched(tmp_path: Path) -> None:
+    run_experiment("weight-norms", settings=TINY, out=tmp_path / "out")
+    page = tmp_path / "page.md"
+    write_page([tmp_path / "out"], page)
+    fresh = page.read_text()
+    page.write_text("What we think of it.\n" + fresh)
+    write_page([tmp_path / "out"], page)
+    assert page.read_text() == "What we think of it.\n" + fresh
+    page.write_text("a letter")
+    with pytest.raises(InputError, match="is not a page of results"):
+        write_page([tmp_path / "out"], page)
+    assert page.read_text() == "a letter"
+
+
+def test_the_command_of_a_page_runs_the_experiment_again(tmp_path: Path) -> None:
+    first = run_experiment("weight-norms", settings=TINY, out=tmp_path / "out")
+    page = tmp_path / "page.md"
+    write_page([tmp_path / "out"], page)
+    words = shlex.split(next(line for line in page.read_text().splitlines() if line.startswith("normscope")))[3:]
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    assert run_experiment(words[0], settings=settings, out=tmp_path / "out").content == first.content
 
 
 def test_no_results_is_one_line(tmp_path: Path) -> None:
