@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
+from normscope.graph.trace import trace
 from normscope.rules.registry import registry
 from normscope.testing import check_rule, extremal_chain, extremal_constant, extremal_weight_constant
 from tests.networks import Function, randn
@@ -141,6 +142,13 @@ def test_an_operation_without_a_derivative_is_checked_by_differences(rules):
     rules.register(torch.ops.normscope_tests.doubled, 1.9, overwrite=True)
     with pytest.raises(AssertionError, match="unsound"):
         check_rule(module, randn(2, 3))
+
+
+def test_an_operation_that_functorch_cannot_differentiate_is_still_mapped_over_a_batch():
+    batched = trace(Tripled(1.0, 1.0, 1.0), randn(2, 3)).batched()
+    with pytest.raises(RuntimeError):
+        torch.func.vjp(batched, randn(2, 3))
+    assert not batched.one_by_one
 
 
 def test_a_loose_rule_is_sound_but_not_tight(rules):

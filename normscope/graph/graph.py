@@ -277,8 +277,9 @@ class _OverBatch:
                 with _without_slow_vmap():
                     return self.mapped(*batch)
             except (RuntimeError, NotImplementedError):
-                self.one_by_one = True
+                pass
         results = [self.one(*sample) for sample in zip(*batch, strict=True)]
+        self.one_by_one = True  # only now: a derivative that no sample has is no reason to give up vmap elsewhere
         if isinstance(results[0], tuple):
             return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
         return torch.stack(results)
