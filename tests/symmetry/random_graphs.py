@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from tests.networks import Draw, Function, Joined
-from tests.symmetry.cases import Residual, rms, standard, unit
+from tests.symmetry.layers import Residual, rms, standard, unit
 
 WIDTHS = (2, 3, 4, 4)
 SAMPLES = 12

@@ -12,7 +12,7 @@ import normscope as ns
 from normscope.rules.registry import registry
 from normscope.symmetry import shifts
 from tests.networks import Function, randn
-from tests.symmetry.cases import Attention
+from tests.symmetry.layers import Attention
 
 
 def linear(before: int, after: int) -> nn.Linear:
