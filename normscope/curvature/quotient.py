@@ -7,11 +7,14 @@ shifts are at zero, and H becomes P H P with P the orthogonal projection onto wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from normscope.core.errors import InputError
 from normscope.curvature.objective import Objective
@@ -58,12 +61,34 @@ class Quotient:
             return None
         layout = self.matrix.objective.layout
         rows = [layout.flatten(tangent) for group in self.symmetries.groups for tangent in _tangents(group, self.point)]
-        if not rows:
-            return torch.zeros(0, self.size, dtype=torch.float64)
-        units = torch.stack(rows)
-        lengths = units.norm(dim=1, keepdim=True)
-        _, values, basis = torch.linalg.svd(units / torch.where(lengths > 0, lengths, 1.0), full_matrices=False)
-        return basis[values > RANK * values.max()]
+        return orthonormal_basis(torch.stack(rows) if rows else torch.zeros(0, self.size, dtype=torch.float64))
+
+
+def orthonormal_basis(rows: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the span of the rows, (rank, columns).
+
+    By singular values of the rows at unit length, one block at a time: symmetries of different layers move different entries.
+    """
+    if not len(rows):
+        return rows
+    lengths = rows.norm(dim=1, keepdim=True)
+    units = rows / torch.where(lengths > 0, lengths, 1.0)
+    values, basis = torch.zeros(len(units)).to(units), torch.zeros_like(units)
+    for own, columns in _diagonal_blocks(units):
+        _, found, directions = torch.linalg.svd(units[own[:, None], columns], full_matrices=False)
+        places = own[: len(found)]
+        values[places], basis[places[:, None], columns] = found, directions
+    return basis[values > RANK * values.max()]
+
+
+def _diagonal_blocks(matrix: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The rows and the columns of each block of a matrix that is block diagonal but for the order of its rows and columns."""
+    count, size = matrix.shape
+    row, column = matrix.nonzero(as_tuple=True)
+    shared = coo_array((np.ones(len(row)), (row.numpy(), count + column.numpy())), shape=(count + size, count + size))
+    labels = torch.from_numpy(connected_components(shared, directed=False)[1])
+    for label in labels[:count].unique():
+        yield (labels[:count] == label).nonzero()[:, 0], (labels[count:] == label).nonzero()[:, 0]
 
 
 def named_point(objective: Objective) -> Named:

@@ -16,10 +16,8 @@ from normscope.core.errors import InputError
 from normscope.curvature.products import GaussNewton, Hessian, Matrix
 from normscope.curvature.quotient import Quotient, named_point, symmetries_of
 from normscope.curvature.spectrum import Curvature
-from normscope.geometry.groups import self_contained
+from normscope.geometry.groups import SCALES, SHIFTS, self_contained
 
-SCALES = ("scale", "joint-scale", "rescale")
-SHIFTS = ("shift", "weight-shift")
 ZERO = 1e-9  # eigenvalues below this share of the largest are zero
 
 

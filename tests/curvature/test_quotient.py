@@ -9,7 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.core.errors import InputError
 from normscope.curvature.products import GaussNewton
-from normscope.curvature.quotient import symmetries_of
+from normscope.curvature.quotient import orthonormal_basis, symmetries_of
 from normscope.curvature.sharpness import sharpness
 from normscope.curvature.slices import slice_of
 from normscope.curvature.theory import equilibrium, scale_identities, zero_modes
@@ -101,6 +101,20 @@ def test_projected_directions_are_zero_modes_and_lanczos_stays_among_the_others(
     assert made.top(1, tolerance=1e-8)[0].value == pytest.approx(float(exact[-1]), rel=1e-6)
     assert made.condition(products=made.size).exact
     assert "directions of" in str(made)
+
+
+@pytest.mark.parametrize("blocks", [[], [(1, 1)], [(3, 5), (4, 2), (1, 7)], [(2, 3)] * 6])
+def test_a_basis_found_block_by_block_spans_what_all_rows_span(blocks):
+    """Shuffled rows and columns, rows that depend on others, rows of zeros and of very different lengths."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in blocks]
+    rows = torch.block_diag(*parts, torch.zeros(2, 3, dtype=torch.float64))
+    rows = torch.cat([rows, 1e-6 * rows[:2] - 2 * rows[-1:]])
+    rows = rows[torch.randperm(len(rows), generator=generator)][:, torch.randperm(rows.shape[1], generator=generator)]
+    found = orthonormal_basis(rows)
+    assert len(found) == sum(min(shape) for shape in blocks)
+    assert torch.allclose(found @ found.T, torch.eye(len(found), dtype=torch.float64), rtol=0, atol=1e-13)
+    assert torch.allclose(found.T @ found, torch.linalg.pinv(rows) @ rows, rtol=0, atol=1e-12)
 
 
 def test_both_ways_of_projecting_agree(monkeypatch):
