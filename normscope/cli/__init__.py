@@ -1,4 +1,4 @@
-"""The command line: one file per command; here what they share, the exit codes and the entry point.
+"""The command line: one file per command, beside models, examples and output, which they share; here exit codes and entry point.
 
 Exit codes: 0 done, 1 the doctor found something, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
 """

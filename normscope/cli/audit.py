@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from normscope.cli.examples import dtype_of, random_example
+from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-    from torch.export import ExportedProgram
-
     from normscope.certify.robustness import Robustness
+    from normscope.core.progress import Report
     from normscope.core.region import Ball, Box
-
-WIDTH = 100  # of what is printed into a file or a pipe
-SHAPE = re.compile(r"(?:([A-Za-z_]\w*)=)?([1-9]\d*(?:[x×][1-9]\d*)*)")
 
 
 def audit(
@@ -44,20 +35,13 @@ def audit(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many samples --certify-radius takes.")] = 100,
     effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
     seed: Annotated[int, typer.Option(help="Of the example, the search and a model's random weights.")] = 0,
 ) -> None:
     """Bracket a model's Lipschitz constant and say what each layer does to it."""
-    to_stdout = json == Path("-")
-    for path in (None if to_stdout else json, html):
-        check_writable(path)
-    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
-        task = bar.add_task("loading", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+    check_writable(json, html)
+    with progress("loading") as report:
         import torch
 
         import normscope as ns
@@ -69,42 +53,13 @@ def audit(
         near = region_around(region, example, mode)
         result = ns.audit(loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report)
         robustness = certified_radii(loaded, example, certify_radius, samples, output, report) if certify_radius else None
-    try:
-        if html is not None:
+    if html is not None:
+        with writing(html):
             result.to_html(html)
-        if json is not None and not to_stdout:
-            result.to_json(json)
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
-    if to_stdout:
-        print(result.to_json())
-    else:
-        terminal().print(result.render())
+    write_json(result.to_json(), json)
+    terminal(json).print(result.render())
     if robustness is not None:
-        Console(stderr=to_stdout, highlight=False).print(f"robustness: {robustness}")
-
-
-def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator: torch.Generator) -> Any:
-    """Normal random inputs of the given shapes: a tuple of arguments, or a dict where every shape has a name."""
-    import torch
-
-    matches = [SHAPE.fullmatch(shape) for shape in shapes]
-    named: dict[str, torch.Tensor] = {}
-    plain: list[torch.Tensor] = []
-    for text, match in zip(shapes, matches, strict=True):
-        if match is None:
-            raise InputError(f"--input {text!r} is not a shape: write that of one sample as 3x32x32, or name=3x32x32")
-        sizes = [int(size) for size in re.split("[x×]", match[2])]
-        value = torch.randn(batch, *sizes, generator=generator, dtype=dtype)
-        if match[1] is None:
-            plain.append(value)
-        elif match[1] in named:
-            raise InputError(f"--input {match[1]} is given twice: give each name once")
-        else:
-            named[match[1]] = value
-    if named and plain:
-        raise InputError("some --input have a name and some have none: name all of them or none")
-    return named or tuple(plain)
+        Console(stderr=json == STDOUT, highlight=False).print(f"robustness: {robustness}")
 
 
 def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | None:
@@ -125,9 +80,7 @@ def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | Non
     return Ball(middle, radius) if kind == "ball" else Box([m - radius for m in middle], [m + radius for m in middle])
 
 
-def certified_radii(
-    model: Any, example: Any, spec: str, samples: int, output: str | None, report: Callable[[str, int, int], None]
-) -> Robustness:
+def certified_radii(model: Any, example: Any, spec: str, samples: int, output: str | None, report: Report) -> Robustness:
     """Radii of the first samples of labelled data, in the model's dtype and the example's shape."""
     import torch
 
@@ -146,33 +99,3 @@ def certified_radii(
     return ns.certify_radius(
         model, example, pair, output=output, progress=lambda done: report("certifying radii", done, len(inputs))
     )
-
-
-def dtype_of(model: torch.nn.Module | ExportedProgram) -> torch.dtype:
-    """The type of a model's floating-point parameters, float32 where it has none."""
-    import torch
-
-    state = model.state_dict if isinstance(model, torch.export.ExportedProgram) else model.state_dict()
-    tensors = (value for value in state.values() if isinstance(value, torch.Tensor))
-    return next((value.dtype for value in tensors if value.is_floating_point()), torch.float32)
-
-
-def check_writable(path: Path | None) -> None:
-    """Refuse at once a file that could not be written after minutes of work."""
-    if path is not None and path.is_dir():
-        raise InputError(f"cannot write {path}: it is a directory")
-    if path is not None and not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no directory {path.parent}")
-
-
-def terminal() -> Console:
-    """Standard output, 100 columns wide where it is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
-
-
-def progress_bar() -> Progress:
-    """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from normscope.cli.audit import check_writable, progress_bar, terminal
-from normscope.core.errors import InputError
+from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
 
 
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this claim, such as T-T13; may be repeated.")] = None,
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    json: JsonFile = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random instance and training.")] = 0,
 ) -> None:
     """Run the statements of both papers and print what the numbers say of each."""
@@ -26,21 +22,8 @@ def claims(
     if explain is not None:
         print(explanation(explain))
         return
-    to_stdout = json == Path("-")
-    check_writable(None if to_stdout else json)
-    with redirect_stdout(sys.stderr), progress_bar() as bar:
-        task = bar.add_task("claims", total=None)
-
-        def report(id: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{id:<16}", completed=done, total=total)
-
-        ledger = run_claims(only or (), long, seed, report)
-    if to_stdout:
-        print(ledger.to_json())
-        return
-    if json is not None:
-        try:
-            ledger.to_json(json)
-        except OSError as error:
-            raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
-    terminal().print(ledger.render())
+    check_writable(json)
+    with progress("claims") as report:
+        ledger = run_claims(only or (), long, seed, lambda id, done, total: report(f"{id:<16}", done, total))
+    write_json(ledger.to_json(), json)
+    terminal(json).print(ledger.render())

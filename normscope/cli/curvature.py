@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json as json_text
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.audit import check_writable, dtype_of, progress_bar, terminal
+from normscope.cli.examples import dtype_of
+from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,18 +38,12 @@ def curvature(
     density: Annotated[bool, typer.Option("--density", help="Also the distribution of all eigenvalues, for a report.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    json: JsonFile = None,
     seed: Annotated[int, typer.Option(help="Of a model's random weights, dropout and the estimates.")] = 0,
 ) -> None:
     """Largest and smallest eigenvalues, trace and condition number of a loss's Hessian."""
-    to_stdout = json == Path("-")
-    check_writable(None if to_stdout else json)
-    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
-        task = bar.add_task("loading", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+    check_writable(json)
+    with progress("loading") as report:
         import torch
 
         import normscope as ns
@@ -75,12 +68,8 @@ def curvature(
                 break
         described = "\n\n".join(map(str, found))
         content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
-    if json is not None and not to_stdout:
-        json.write_text(content + "\n")
-    if to_stdout:
-        print(content)
-    else:
-        terminal().print(described, soft_wrap=True, markup=False)
+    write_json(content, json)
+    terminal(json).print(described, soft_wrap=True, markup=False)
     if interrupted:
         raise KeyboardInterrupt
 

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from normscope.cli.audit import progress_bar, terminal
+from normscope.cli.output import progress_bar, terminal
 
 if TYPE_CHECKING:
     import torch
@@ -246,6 +246,7 @@ def _about_curvature(plain: Sharpness, batch: Sharpness) -> str:
 
 
 def at_least(condition: Condition) -> str:
+    """A condition number, with ≥ where it is a lower bound."""
     return f"{'' if condition.exact else '≥ '}{condition.value:.3g}"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.audit import check_writable, dtype_of, progress_bar, random_example, terminal
+from normscope.cli.examples import dtype_of, random_example
+from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def doctor(
     choose: Annotated[bool, typer.Option("--choose", help="Advise which normalizer suits the model and stop.")] = False,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings, not reported again.")] = None,
     write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all findings as known.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    json: JsonFile = None,
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
     format: Annotated[str, typer.Option(metavar="text|github", help="How findings are printed.")] = "text",
     fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
@@ -51,12 +50,9 @@ def doctor(
         raise InputError("--fail-on is error, warning, info or never; --format is text or github")
     if not model or not inputs:
         raise InputError("doctor needs a MODEL and its --input, such as: normscope doctor models.py:net --input 3x32x32")
-    to_stdout = json == Path("-")
-    for path in (None if to_stdout else json, sarif, write_baseline):
-        check_writable(path)
+    check_writable(json, sarif, write_baseline)
     known = read_baseline(baseline)
-    with redirect_stdout(sys.stderr), progress_bar() as bar:
-        bar.add_task("examining", total=None)
+    with progress("examining"):
         import torch
 
         import normscope as ns
@@ -76,33 +72,32 @@ def doctor(
         print(advice)
         return
     if write_baseline is not None:
-        write_baseline.write_text(json_format.dumps(sorted({finding.key for finding in findings}), indent=2) + "\n")
+        _write(sorted({finding.key for finding in findings}), write_baseline)
     report(findings.without(known), model, json, sarif, format)
     if fails(findings.without(known), fail_on):
         raise typer.Exit(1)
 
 
 def report(findings: Findings, model: str, json: Path | None, sarif: Path | None, format: str) -> None:
+    """The findings in every form that was asked for."""
     from normscope.checkup.sarif import to_github, to_sarif
 
     if sarif is not None:
-        sarif.write_text(json_format.dumps(to_sarif(findings, model), indent=2) + "\n", encoding="utf-8")
-    if json == Path("-"):
-        print(findings.to_json())
-        return
-    if json is not None:
-        findings.to_json(json)
+        _write(to_sarif(findings, model), sarif)
+    write_json(findings.to_json(), json)
     if format == "github":
-        print("\n".join(to_github(findings)))
+        terminal(json).out("\n".join(to_github(findings)))
     else:
-        terminal().print(findings.render())
+        terminal(json).print(findings.render())
 
 
 def fails(findings: Findings, fail_on: str) -> bool:
+    """Whether the worst finding is at least as severe as `fail_on`."""
     return findings.worst is not None and SEVERITIES.index(findings.worst) <= SEVERITIES.index(fail_on) and fail_on != "never"
 
 
 def read_baseline(path: Path | None) -> set[str]:
+    """The keys of the findings that a file lists as known."""
     if path is None:
         return set()
     try:
@@ -116,3 +111,8 @@ def read_baseline(path: Path | None) -> set[str]:
 
 def _ids(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _write(content: Any, path: Path) -> None:
+    with writing(path):
+        path.write_text(json_format.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from normscope.cli.output import writing
 from normscope.core.errors import InputError
 
 FORMS = ("tensorboard", "parquet", "csv")
@@ -27,8 +28,6 @@ def export(
 
     writers = {"tensorboard": to_tensorboard, "parquet": to_parquet, "csv": to_csv}
     target = out or run / ("run.parquet" if to == "parquet" else to)
-    try:
+    with writing(target):
         for path in writers[to](load_run(run), target):
             print(path)
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename or target}: {error.strerror or error}") from error

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json as json_text
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.audit import check_writable, progress_bar, terminal
+from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,22 +31,15 @@ def generalization(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this bound; may be repeated.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Every ingredient and assumption of every bound.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
+    json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
     seed: Annotated[int, typer.Option(help="Of a model's random weights, partitions and noise.")] = 0,
 ) -> None:
     """What theory guarantees about unseen data, and whether it says anything."""
-    to_stdout = json == Path("-")
-    check_writable(None if to_stdout else json)
-    check_writable(html)
+    check_writable(json, html)
     if loss not in LOSSES:
         raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {loss!r}; ns.generalization takes any loss")
-    with redirect_stdout(sys.stderr), progress_bar() as bar:  # what the model's own code prints is not the report
-        task = bar.add_task("loading", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total or None)
-
+    with progress("loading") as report:
         import torch
 
         import normscope as ns
@@ -64,16 +55,13 @@ def generalization(
             progress=report, initial=before,
         )  # fmt: skip
         if html is not None:
-            html.write_text(_page(loaded, found, data, unseen, seed))
-        content = json_text.dumps(found.to_dict(), indent=1, allow_nan=False)
-    if json is not None and not to_stdout:
-        json.write_text(content + "\n")
-    if to_stdout:
-        print(content)
-        return
-    terminal().print(found.render())
+            page = _page(loaded, found, data, unseen, seed)
+            with writing(html):
+                html.write_text(page, encoding="utf-8")
+    write_json(json_text.dumps(found.to_dict(), indent=1, allow_nan=False), json)
+    terminal(json).print(found.render())
     for bound in found if details else ():
-        terminal().print("", bound.render())
+        terminal(json).print("", bound.render())
 
 
 def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | None, seed: int) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from normscope.cli.audit import check_writable, terminal
+from normscope.cli.output import check_writable, terminal
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:

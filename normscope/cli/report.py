@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.audit import check_writable
-from normscope.core.errors import InputError
+from normscope.cli.output import check_writable, writing
 
 
 def report(
@@ -28,10 +27,8 @@ def report(
 
     from normscope.report.file import write_report
 
-    try:
+    with writing(out):
         problems = write_report(paths, out)
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename or out}: {error.strerror or error}") from error
     for problem in problems:
         print(problem, file=sys.stderr)
     print(out)

@@ -1,17 +1,14 @@
-"""`normscope claims`: formats, choice and errors."""
+"""`normscope claims`: formats and choice."""
 
 import json
 
-import pytest
-from typer.testing import CliRunner
-
-from normscope.cli import app
+from tests.cli.commands import normscope
 
 FAST = ("--only", "T-T13", "--only", "A-WD")
 
 
 def claims(*arguments: str):
-    return CliRunner().invoke(app, ["claims", *arguments])
+    return normscope("claims", *arguments)
 
 
 def test_the_ledger_is_printed_by_paper():
@@ -37,18 +34,3 @@ def test_json_into_a_file(tmp_path):
 def test_explain():
     result = claims("--explain", "t-t13")
     assert result.exit_code == 0 and "Theorem 13" in result.stdout and "Correction" in result.stdout
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (("--only", "T-X"), "no claim 'T-X'"),
-        (("--explain", "nothing"), "no claim 'nothing'"),
-        (("--only", "A-WD", "--json", "missing/claims.json"), "no directory"),
-        (("--seed", "x"), "claims --help"),
-        (("--seed", str(2**64)), "claims --help"),
-    ],
-)
-def test_mistakes_of_the_user_are_one_line(arguments, words):
-    result = claims(*arguments)
-    assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from normscope.cli import app
+from tests.cli.commands import normscope
 
 SOURCE = """
 import torch
@@ -50,16 +49,11 @@ def batches():
 """
 
 
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "network.py").write_text(SOURCE)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def curvature(*words: str) -> Result:
-    return CliRunner().invoke(app, ["curvature", *words])
+    return normscope("curvature", *words)
 
 
 def test_text_says_mode_grouping_spectrum_and_condition() -> None:
@@ -105,21 +99,3 @@ def test_ctrl_c_prints_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normscope.curvature.spectrum.Curvature.trace", interrupted)
     result = curvature("network.py:make", "--data", "digits")
     assert result.exit_code == 130 and "smallest:" in result.stdout and "trace:" not in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["network.py:make"], "--data"),
-        (["network.py:make", "--data", "nothing"], "not of a known form"),
-        (["network.py:make", "--data", "digits", "--mode", "test"], "mode is one of"),
-        (["network.py:make", "--data", "digits", "--matrix", "x"], "matrix is one of"),
-        (["network.py:make", "--data", "digits", "--loss", "x"], "--loss is one of"),
-        (["normscope.lab.models:mlp", "--data", "digits"], "does not run on inputs of shape (256, 1, 8, 8)"),
-        (["network.py:make", "--data", "digits", "--json", "none/x.json"], "cannot write"),
-    ],
-)
-def test_errors_are_one_line_on_stderr(words: list[str], said: str) -> None:
-    result = curvature(*words)
-    assert result.exit_code == 2 and result.stdout == ""
-    assert said in result.stderr.splitlines()[-1] and result.stderr.splitlines()[-1].startswith("normscope: ")

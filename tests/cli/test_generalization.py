@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from normscope.cli import app
+from tests.cli.commands import normscope
 
 SOURCE = """
 import torch
@@ -34,16 +33,11 @@ def broken():
 QUICK = ("--only", "held-out Hoeffding", "--only", "Golowich et al. 2018", "--only", "VC dimension (Bartlett et al. 2019)")
 
 
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "network.py").write_text(SOURCE)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def generalization(*words: str) -> Result:
-    return CliRunner().invoke(app, ["generalization", *words])
+    return normscope("generalization", *words)
 
 
 def test_the_table_stands_side_by_side() -> None:
@@ -87,22 +81,3 @@ def test_weights_before_and_after_training(place: Path) -> None:
         for more in (("--initial", "before.pt"), ())
     )
     assert own == pytest.approx(0.01 * (8 * 64) ** 0.5, rel=1e-3) and zero > 1
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["network.py:make"], "--train"),
-        (["network.py:make", "--train", "nothing"], "not of a known form"),
-        (["network.py:make", "--train", "network.py:broken"], "no data today"),
-        (["network.py:make", "--train", "digits", "--loss", "x"], "--loss is one of"),
-        (["network.py:make", "--train", "digits", "--only", "x"], "no bound 'x'"),
-        (["network.py:make", "--train", "digits", "--delta", "2"], "delta"),
-        (["network.py:make", "--train", "digits", "--json", "none/x.json"], "cannot write"),
-        (["network.py:make", "--train", "digits", "--html", "none/x.html"], "cannot write"),
-    ],
-)
-def test_errors_are_one_line_on_stderr(words: list[str], said: str) -> None:
-    result = generalization(*words)
-    assert result.exit_code == 2 and result.stdout == ""
-    assert said in result.stderr.splitlines()[-1] and result.stderr.splitlines()[-1].startswith("normscope: ")

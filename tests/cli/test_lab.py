@@ -1,19 +1,17 @@
-"""`normscope lab` and `normscope data`: what is printed, written and refused."""
+"""`normscope lab` and `normscope data`: what is printed and written."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from normscope.cli import app
+from tests.cli.commands import normscope
 
 TINY = ["--set", "networks=mlp", "--set", 'networks={"mlp":{"width":8,"depth":3}}', "--set", "epochs=1", "--set", "images=100"]
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments))
+    done = normscope(*arguments)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -33,19 +31,6 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
     code, shown, _ = invoke("lab", "run", "input-variance", *TINY, "--seeds", "2", "--json", "--out", str(tmp_path))
     content = json.loads(shown)
     assert code == 0 and content["settings"]["seeds"] == [0, 1] and len(content["trials"]) == 4
-
-
-def test_errors_are_one_line(tmp_path: Path) -> None:
-    for arguments, words in (
-        (["lab", "run", "nothing"], "no experiment 'nothing'"),
-        (["lab", "run", "weight-norms", "--set", "epochs"], "--set takes NAME=VALUE"),
-        (["lab", "run", "weight-norms", "--data", "cifar10"], "cifar10 is read from files"),
-        (["lab", "run", "weight-norms", "--on", "moon"], "--on takes ray or ray:ADDRESS"),
-        (["lab", "show", "weight-norms"], "run it first"),
-        (["data", "check", "cifar10", "--dir", str(tmp_path)], "lacks data_batch_1.bin"),
-    ):
-        code, shown, error = invoke(*arguments, *(["--out", str(tmp_path)] if arguments[0] == "lab" else []))
-        assert code == 2 and shown == "" and words in error and error.count("\n") == 1
 
 
 def test_data_check_says_what_there_is() -> None:

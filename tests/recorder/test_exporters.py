@@ -75,11 +75,3 @@ def test_tensorboard_after_and_during_the_run(run: ns.Run, tmp_path: Path) -> No
 def test_tags_leave_nan_out_and_keep_infinity() -> None:
     row = {"step": 1, "loss": math.inf, "angle": [math.nan, 2.0], "overhead": math.nan}
     assert tagged(row, ["a", "b"], METRICS) == [("run/loss", math.inf), ("angle/b", 2.0)]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [(["nowhere", "--to", "csv"], "no run in nowhere"), (["nowhere", "--to", "excel"], "no form 'excel'")]
-)
-def test_mistakes_are_one_line(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(app, ["export", *words])
-    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1

@@ -1,0 +1,75 @@
+"""Where output goes: results to stdout or into files; progress, and what a model's own code prints, to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from normscope.core.errors import InputError
+from normscope.core.progress import Report
+
+WIDTH = 100  # of what is printed into a file or a pipe
+STDOUT = Path("-")
+
+JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")]
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse at once a file that could not be written after minutes of work."""
+    for path in paths:
+        if path is None or path == STDOUT:
+            continue
+        if path.is_dir():
+            raise InputError(f"cannot write {path}: it is a directory")
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: there is no directory {path.parent}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the file system says against writing `path`, as an error that the user can mend."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
+
+
+def write_json(content: str, path: Path | None) -> None:
+    """A JSON text into a file, or to stdout for -; nothing without a path."""
+    if path == STDOUT:
+        print(content)
+    elif path is not None:
+        with writing(path):
+            path.write_text(content + "\n", encoding="utf-8")
+
+
+def terminal(json: Path | None = None) -> Console:
+    """Standard output, 100 columns wide where it is not a terminal; silent where JSON has it to itself."""
+    console = Console(highlight=False, quiet=json == STDOUT)
+    return console if console.is_terminal else Console(highlight=False, quiet=json == STDOUT, width=WIDTH)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Report]:
+    """A bar that the reports of a computation move; meanwhile stdout is stderr, as what a model's own code prints is no result."""
+    with redirect_stdout(sys.stderr), progress_bar() as bar:
+        task = bar.add_task(first, total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total or None)
+
+        yield report
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
