@@ -15,8 +15,9 @@ from urllib.parse import unquote_to_bytes
 from normscope.app.card import Card, card, status
 from normscope.app.discovery import MOST_RUNS, Place, discover
 from normscope.core.errors import InputError, NormscopeError
-from normscope.recorder.following import ColumnCache, FollowedPart, followed
+from normscope.recorder.following import FollowedPart, followed
 from normscope.recorder.reading import Run
+from normscope.recorder.segments import ColumnCache
 
 AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
 OFTEN = 0.4  # seconds between refreshes

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import normscope as ns
 from normscope.recorder.columns import METRICS, record_batch, schema
-from normscope.recorder.following import MOST_LINE, MOST_MANIFEST, ColumnCache, FollowedPart, FollowedSegment, followed
+from normscope.recorder.following import FollowedPart, followed
+from normscope.recorder.growing import MOST_LINE, MOST_MANIFEST
 from normscope.recorder.layout import batch_layout, places
 from normscope.recorder.reading import Part, Run, closed
+from normscope.recorder.segments import ColumnCache, FollowedSegment
 from tests.recorder.test_store import LAYERS, row, written
 
 COLUMNS = ["loss", "spectral_norm", "angle"]
@@ -290,7 +292,7 @@ def test_lines_that_are_no_events_are_counted_not_shown(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.recorder.following.MOST_EVENTS", 3)
+    monkeypatch.setattr("normscope.recorder.growing.MOST_EVENTS", 3)
     kinds = ["started", "note", "note", "note", "note", "closed"]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "time": 1}) + "\n" for kind in kinds))
     part = refreshed(tmp_path).parts[0]
@@ -329,7 +331,7 @@ def test_a_sparse_file_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_many_messages_are_read_in_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.recorder.following.MESSAGES_AT_ONCE", 7)
+    monkeypatch.setattr("normscope.recorder.segments.MESSAGES_AT_ONCE", 7)
     path = laid(tmp_path, stream(*[1, 2] * 10))
     segment = FollowedSegment(path / "metrics-0001.arrows", ColumnCache())
     turns = 0
