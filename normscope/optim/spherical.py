@@ -125,11 +125,17 @@ class AdamG(SphericalOptimizer):
             _turn(point, unit, momentum, radius, step / ((square / (1 - beta2**number)).sqrt() + group["eps"]))
 
 
-def _unit_and_tangent(point: torch.Tensor, gradient: torch.Tensor, clip: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit rows y, and the gradient of the loss as a function of them: tangent, of norm at most `clip`."""
+def _unit_and_length(point: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as y = w/‖w‖ and ‖w‖; a zero row as itself and 1."""
     length = norm(point)
     length = torch.where(length > 0, length, 1)
-    unit, tangent = point / length, gradient * length
+    return point / length, length
+
+
+def _unit_and_tangent(point: torch.Tensor, gradient: torch.Tensor, clip: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit rows y, and the gradient of the loss as a function of them: tangent, of norm at most `clip`."""
+    unit, length = _unit_and_length(point)
+    tangent = gradient * length
     tangent.addcmul_(unit, inner(unit, tangent), value=-1)
     if clip is not None:
         tangent.mul_((clip / torch.linalg.vector_norm(tangent, dim=1, keepdim=True)).clamp_(max=1))
@@ -153,9 +159,7 @@ def _turn(point: torch.Tensor, unit: torch.Tensor, momentum: torch.Tensor, radiu
 
 def _orthogonality_gradient(point: torch.Tensor, weight: float) -> torch.Tensor:
     """∇ of α/2 ‖YYᵀ − I‖² with respect to w = ‖w‖ y, up to its radial part: 2α (YYᵀ − I) Y/‖w‖."""
-    length = norm(point)
-    length = torch.where(length > 0, length, 1)
-    unit = point / length
+    unit, length = _unit_and_length(point)
     overlap = unit @ unit.T
     overlap.diagonal().sub_(1)
     return 2 * weight * (overlap @ unit) / length
