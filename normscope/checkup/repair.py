@@ -65,6 +65,7 @@ def drop_bias(model: nn.Module, finding: Finding) -> str:
 
 
 def drop_parametrization(model: nn.Module, finding: Finding) -> str:
+    """Keep the weight that a parametrization computes, and train it as it is."""
     layer = model.get_submodule(finding.where)
     if not parametrize.is_parametrized(layer, "weight"):
         return ""
@@ -73,6 +74,7 @@ def drop_parametrization(model: nn.Module, finding: Finding) -> str:
 
 
 def stop_gradient(model: nn.Module, finding: Finding) -> str:
+    """Freeze the layer with the statistics that it has."""
     layer = model.get_submodule(finding.where)
     layer.eval()
     layer.requires_grad_(False)
@@ -80,6 +82,7 @@ def stop_gradient(model: nn.Module, finding: Finding) -> str:
 
 
 def full_precision(model: nn.Module, finding: Finding) -> str:
+    """Compute the layer in float32."""
     model.get_submodule(finding.where).float()
     return "in float32"
 

@@ -40,6 +40,7 @@ def text(curvature: Curvature) -> str:
 
 
 def content(curvature: Curvature) -> dict[str, Any]:
+    """What was computed so far, for JSON."""
     results = curvature.results
     found: dict[str, Any] = {
         "schema": SCHEMA,

@@ -35,6 +35,8 @@ class SymmetryGroup(Protocol):
 
 
 class Symmetries(Protocol):
+    """A report of `ns.symmetries`, as far as geometry reads it."""
+
     @property
     def groups(self) -> Sequence[Any]: ...
 

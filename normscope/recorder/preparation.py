@@ -104,6 +104,7 @@ def manifest(
     processes: Processes,
     table: Table,
 ) -> dict[str, Any]:
+    """What manifest.json says of a run: the model, its optimizer, the cadence, the versions and the layers."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return {
         "schema": SCHEMA,

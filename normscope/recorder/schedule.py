@@ -11,6 +11,8 @@ LEAD = 3  # steps between the announcement and the sample: more than processes t
 
 
 class Schedule(Protocol):
+    """Decides step by step."""
+
     def sampled(self, step: int) -> bool:
         """Whether the step of this number, about to begin, is sampled; asked once a step, in order."""
 

@@ -204,6 +204,7 @@ class Writer:
 
 
 def segment_number(path: Path) -> int:
+    """The number at the end of a segment's name, by which segments are in order."""
     digits = path.stem.rpartition("-")[2]
     return int(digits) if digits.isdigit() else 0
 

@@ -85,6 +85,7 @@ def first_vectors(weight: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    """Orthonormal rows with the same span."""
     return torch.linalg.qr(rows.mT).Q.mT.contiguous()
 
 

@@ -86,6 +86,7 @@ class Page:
 
 
 def section(anchor: str, title: str, *children: Child) -> Markup:
+    """A section under its heading; `anchor` is its address in the page."""
     return element("section", element("h2", title), *children, id=anchor, aria_label=title)
 
 

@@ -46,6 +46,7 @@ class Section:
 
 
 def audit_section(records: Sequence[Record]) -> Section:
+    """An audit: its verdict, figures, ledger and notes."""
     audit = Audit.from_dict(_one(records))
     parts = [
         audit_page.verdict(audit, None),
@@ -57,6 +58,7 @@ def audit_section(records: Sequence[Record]) -> Section:
 
 
 def doctor_section(records: Sequence[Record]) -> Section:
+    """The findings of the doctor in a table, counted by severity."""
     findings = Findings.from_dict(_one(records))
     counts = Counter(finding.severity for finding in findings)
     told = [f"{counts[severity]} of severity {severity}" for severity in SEVERITIES if counts[severity]]
@@ -142,6 +144,7 @@ def _interval(pair: tuple[float, float]) -> str:
 
 
 def generalization_section(records: Sequence[Record]) -> Section:
+    """Bounds side by side, with what goes into each."""
     found = Guarantees.from_dict(_one(records))
     caption = (
         "Certified: a theorem whose ingredients are proved. Estimate: a theorem whose ingredients were measured. "

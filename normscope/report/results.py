@@ -94,6 +94,7 @@ def anchors(results: Sequence[Shown]) -> list[tuple[str, str]]:
 
 
 def result_sections(page: Page, results: Sequence[Shown]) -> list[Markup]:
+    """The results as sections of a page, each with the file that it comes from."""
     made = [(shown.path, shown.section) for shown in results if shown.section]
     return [
         section(anchor, title, element("p", f"From {path.name}.", class_="soft"), *(_placed(page, part) for part in own.parts))

@@ -304,6 +304,7 @@ class Degrees:
 
 
 def scaled(degree: Degree, power: float) -> Degree:
+    """The degree of a power of a tensor."""
     return [[(c * power, ids) for c, ids in part] for part in degree] if power else []
 
 

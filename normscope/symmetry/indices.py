@@ -124,4 +124,5 @@ def joined(all_labels: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def forbidden(rank: int) -> np.ndarray:
+    """Labels of a tensor none of whose entries may move."""
     return np.full((1,) * rank, FORBIDDEN)

@@ -46,6 +46,7 @@ def stated(setting: Setting, rows: Cellwise) -> float:
 
 
 def sharper(setting: Setting, rows: Cellwise) -> float:
+    """The sharper g(D, δ), likewise."""
     return sharper_uncertainty(rows.counts, rows.pairs, setting.loss.bound, setting.delta / rows.chances)
 
 
