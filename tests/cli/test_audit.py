@@ -130,10 +130,10 @@ def test_an_interrupt_ends_with_130(place: Path) -> None:
 
 def test_as_a_real_process() -> None:
     command = [sys.executable, "-m", "normscope", "audit", "network.py:make", "--input", "6", "--effort", "0.1"]
-    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"] == "Sequential"
-    wrong = subprocess.run([*command, "--input", "7"], capture_output=True, text=True, timeout=120)
+    wrong = subprocess.run([*command, "--input", "7"], capture_output=True, text=True, timeout=600)
     assert wrong.returncode == 2 and wrong.stderr.splitlines()[-1].startswith("normscope: ")
     assert "Traceback" not in wrong.stderr
 
