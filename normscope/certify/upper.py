@@ -117,6 +117,8 @@ class Composition(Values):
         assert rule is not None
         if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
             return Gain.infinite(node, "which entries it takes depends on the input's values, so the result may jump")
+        if node.dtype is not None and not math.prod(node.shape):
+            return Gain.of(*(0 for _ in node.inputs), method="no entries")
         if self.local and isinstance(rule, Entrywise) and len(node.inputs) == 1 and self.small:
             relaxation.tighten(self, node.input)
         gain = rule.gain(node, self)

@@ -31,7 +31,7 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
     A constant per sample is then meaningless. Each of two samples is kept while the other is replaced: its output must stay.
     """
     sample = Call.of(example).samples(slice(0, 1))
-    with in_mode(model, mode), torch.no_grad():
+    with in_mode(model, mode), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             alone, together = _outputs(model, sample, 1), _outputs(model, sample, 2)
             for change in NEIGHBOURS:

@@ -46,6 +46,7 @@ REGRESSIONS = {  # a function, the shape of its input, a number that its constan
     "random slopes in eval mode": (nn.RReLU(2.0, 4.0), (1, 4), 3),
     "hard sigmoid": (nn.Hardsigmoid(), (1, 4), 1 / 6),
     "a copy": (lambda x: torch.zeros(len(x), 4).copy_(x), (1, 4), 1),
+    "no entries": (lambda x: torch.cat([functional.relu(x[:, :0]), x], 1), (1, 4), 1),
     "one entry against many constants": (lambda x: torch.max(x, torch.full((5,), -100.0)), (1, 1), math.sqrt(5)),
     "a bias that takes the digits of a matrix": (lambda x: torch.addmm(torch.full((4,), 1e20), x, torch.eye(4)), (1, 4), 1),
     "a sum over an axis that is broadcast": (lambda x: torch.einsum("ij,jk->ik", 1 + torch.tanh(x[:, :1].T) / 10, 1 + torch.tanh(x.T) / 10).T, (1, 50), 5),
