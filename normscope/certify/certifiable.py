@@ -6,19 +6,25 @@ import torch
 from torch.export import ExportedProgram
 
 from normscope.core.data import Example
-from normscope.graph.graph import Graph, check_finite
-from normscope.graph.trace import check_samples_independent, trace
+from normscope.graph.graph import Graph, Node, check_finite
+from normscope.graph.samples import check_samples_independent
+from normscope.graph.trace import trace
 
 
 def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
     """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
     graph = trace(model, example, mode, output)
     check_finite(graph)
-    if mode != "batch" and isinstance(model, torch.nn.Module) and not _batch_statistics(graph):
+    if mode != "batch" and isinstance(model, torch.nn.Module) and not _refused_by_rules(graph):
         check_samples_independent(model, example, mode)
     return graph
 
 
-def _batch_statistics(graph: Graph) -> bool:
-    """Whether a BN reads the batch: its rule refuses with better advice than the probe for mixed samples."""
-    return any(node.op == "batch_norm" and (node.args[5] or node.args[4] is None) for node in graph)
+def _refused_by_rules(graph: Graph) -> bool:
+    """Whether a BN reads the batch or a node is random: rules refuse with better advice than the probe for mixed samples."""
+    return any(is_random(node) or (node.op == "batch_norm" and (node.args[5] or node.args[4] is None)) for node in graph)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers, as dropout in train mode does."""
+    return "dropout" in node.op or (node.op == "rrelu" and bool(node.args[3]))

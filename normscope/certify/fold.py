@@ -20,10 +20,16 @@ def foldable(graph: Graph) -> dict[Node, Node]:
         if normalizer is None or not normalizer.fixed or len(node.inputs) != 1:
             continue
         before = node.input
-        channels_last = before.op == "linear" and len(before.shape) == 2  # BN's channel axis is then the linear map's
-        if len(users[before]) == 1 and before is not graph.output and (before.op in CONVOLUTIONS or channels_last):
+        if len(users[before]) == 1 and before is not graph.output and _channels_second(before):
             found[node] = before
     return found
+
+
+def _channels_second(node: Node) -> bool:
+    """Whether a node is a linear map whose channels are on the second axis of its output, where those of BN are."""
+    if node.op == "linear":
+        return len(node.shape) == 2
+    return node.op in CONVOLUTIONS and len(node.inputs) == 1 and len(node.shape) == len(node.args[1].shape)
 
 
 def folded_weight(before: Node, normalizer: Normalizer) -> torch.Tensor:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from normscope.certify.lower import Space, quotient
-from normscope.certify.upper import upper
+from normscope.certify.lower import Function, Space, quotient
+from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
 from normscope.core.errors import InputError
-from normscope.core.magnitude import Magnitude
+from normscope.core.magnitude import ONE, Magnitude, total
 from normscope.graph.graph import Graph, check_finite
 from normscope.graph.trace import trace
-from normscope.operators.dense import frobenius_norm, largest_eigenpair, spectral_norm
+from normscope.operators.dense import largest_eigenpair, spectral_norm
 from normscope.rules.registry import registry
 
 DENSE_INPUTS = 2000
@@ -100,23 +101,40 @@ def _check_affine(graph: Graph) -> None:
             raise InputError(f"{node.label} is not affine, so the module has no operator norm; use ns.lipschitz")
 
 
+def _linear_part(function: Function, points: torch.Tensor) -> tuple[Function, Function]:
+    """x ↦ A x and y ↦ Aᵀ y for an affine function x ↦ A x + b of rows, as derivatives: no large b takes their digits."""
+    outputs, pull = torch.func.vjp(function, points)
+    push = torch.func.vjp(lambda rows: pull(rows)[0], torch.zeros_like(outputs))[1]
+    return lambda rows: push(rows)[0], lambda rows: pull(rows)[0]
+
+
+def _rounding(composed: Upper) -> Magnitude:
+    """A bound on the error of A x in float64 for ‖x‖ = 1: what each node rounds, carried on along all paths together.
+
+    Where branches cancel, this is what is left of their digits.
+    """
+    at = dict.fromkeys(composed.graph.inputs, ONE)
+    for link in composed.layered:
+        at[link.node] = total(factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True))
+    rules = [(registry.find(node), node) for node in composed.graph if node.op != "input"]
+    return at[composed.graph.output] * (2 * sum(rule.roundoff(node) for rule, node in rules if rule is not None))
+
+
 def _bracket(graph: Graph) -> Bracket:
     space = Space(graph)
     zero = torch.zeros(space.dimension, dtype=torch.float64)
     function = space.function(torch.float64)
-    offset, pull = torch.func.vjp(lambda point: function(point[None])[0], zero)
+    push, pull = _linear_part(function, zero[None])
 
     def gram(vector: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return pull((function(vector[None])[0] - offset) / scale)[0] / scale  # neither squares overflow nor vanish
+        return pull(push(vector[None]) / scale)[0] / scale  # neither squares overflow nor vanish
 
     composed = upper(graph)
     bound, certificate = composed.bound, composed.certificate
     if len(composed.links) > 1 and space.dimension <= DENSE_INPUTS:
-        with torch.no_grad():
-            matrix = function(torch.eye(space.dimension, dtype=torch.float64)) - offset
-        error = 2.0**-45 * (float(frobenius_norm(matrix)) + float(offset.abs().max()) * matrix.numel() ** 0.5)
-        dense = spectral_norm(matrix, error)
+        units = torch.eye(space.dimension, dtype=torch.float64)
+        matrix = _linear_part(function, torch.zeros_like(units))[0](units)
+        dense = spectral_norm(matrix, float(_rounding(composed) * math.sqrt(space.dimension)))
         if dense < bound:
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
             bound, certificate = dense, Certificate((step,))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from normscope.certify import relaxation
+from normscope.certify.certifiable import is_random
 from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
 from normscope.certify.runs import Link, dense_runs, log_ratio
 from normscope.certify.values import Values
@@ -44,7 +45,7 @@ class Upper:
 def check_rules(graph: Graph) -> None:
     """Refuse, with the full list, a graph that has operations without a rule."""
     missing = [node for node in graph if node.op != "input" and registry.find(node) is None]
-    random = [node for node in graph if "dropout" in node.op or (node.op == "rrelu" and node.args[3])]
+    random = [node for node in graph if is_random(node)]
     causes = list(dict.fromkeys(node.label for node in missing if node not in random))
     if random:
         causes += [f"{node.label} is random in train mode" for node in random]
@@ -116,6 +117,8 @@ class Composition(Values):
         assert rule is not None
         if any(source.dtype is not None and not source.dtype.is_floating_point for source in node.inputs):
             return Gain.infinite(node, "which entries it takes depends on the input's values, so the result may jump")
+        if node.dtype is not None and not math.prod(node.shape):
+            return Gain.of(*(0 for _ in node.inputs), method="no entries")
         if self.local and isinstance(rule, Entrywise) and len(node.inputs) == 1 and self.small:
             relaxation.tighten(self, node.input)
         gain = rule.gain(node, self)

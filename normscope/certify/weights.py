@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ from normscope.rules.convolution import convolution_of
 from normscope.rules.normalizers import elements, largest_output, normalizer_of
 
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
+NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
+UNUSED = "the output does not depend on it"
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,41 @@ def weight_sensitivities(
     graph = certifiable_graph(model, example, "eval", output)
     context = Composition(graph, region=region)
     context.links()
-    behind = _behind(context)
-    found: dict[str, list[Sensitivity]] = {}
+    behind, names = _behind(context), _Names(model)
+    found: dict[str, list[Sensitivity]] = {name: [] for name, _ in model.named_parameters()}
+    for name in names.among(graph.absorbed):
+        found[name].append(Sensitivity(name, INFINITY, INFINITY, INFINITY, NO_RULE))
     for node in graph:
-        for name, entering, reason in _entering(context, node):
-            follows = behind[node] * loss_constant
+        follows = behind[node] * loss_constant
+        counted = {id(constant): (entering, reason) for constant, entering, reason in _entering(context, node)}
+        for constant in node.constants:
+            known = counted.get(id(constant)) if names.is_one(constant) else None
+            entering, reason = known or (INFINITY, NO_RULE)
             bound = follows * entering
-            why = reason if bound == INFINITY else ""
-            found.setdefault(name, []).append(Sensitivity(name, bound, follows, entering, why))
-    rows = [_added(several) for several in found.values()]
-    missing = [name for name, _ in model.named_parameters() if name not in found]
-    rows += [Sensitivity(name, *_unknown(name, context)) for name in missing]
+            for name in names.among(constant.sources):
+                found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
+    rows = [_added(several) if several else Sensitivity(name, ZERO, ZERO, ZERO, UNUSED) for name, several in found.items()]
     return sorted(rows, key=lambda row: row.bound, reverse=True)
+
+
+class _Names:
+    """Which parameters of a model the constants of its graph are made from; a tied parameter goes by the first of its names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.first = {name: first[id(parameter)] for name, parameter in self.parameters.items()}
+
+    def among(self, sources: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(self.first[name] for name in sources if name in self.first))
+
+    def is_one(self, constant: Constant) -> bool:
+        """Whether it is one parameter or a part of it as it stands: no number is computed, none is there twice."""
+        if len(constant.sources) != 1 or constant.sources[0] not in self.parameters:
+            return False
+        value, parameter = constant.value, self.parameters[constant.sources[0]]
+        repeats = any(size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True))
+        return value.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr() and not repeats
 
 
 def weight_bracket(
@@ -120,18 +146,6 @@ def _derivative(
     return Magnitude(float(torch.linalg.matrix_norm(torch.stack(found), 2)) * (1 - 1e-9))
 
 
-def _unknown(name: str, context: Composition) -> tuple[Magnitude, Magnitude, Magnitude, str]:
-    used = any(name in node.parameters for node in context.graph)
-    if not used:
-        return ZERO, ZERO, ZERO, "the output does not depend on it"
-    return (
-        INFINITY,
-        INFINITY,
-        INFINITY,
-        "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)",
-    )
-
-
 def _added(several: list[Sensitivity]) -> Sensitivity:
     first = several[0]
     if len(several) == 1:
@@ -155,36 +169,28 @@ def _behind(context: Composition) -> dict[Node, Magnitude]:
     return behind
 
 
-def _entering(context: Composition, node: Node) -> list[tuple[str, Magnitude, str]]:
-    """(parameter, largest norm of what multiplies it, why that is infinite) for each parameter of a layer node."""
+def _entering(context: Composition, node: Node) -> list[tuple[Constant, Magnitude, str]]:
+    """(weight, largest norm of what multiplies it, why that is infinite) for each weight of a layer node."""
     rows = []
-    if node.op == "linear" or node.op.startswith("conv"):
+    if len(node.inputs) == 1 and (node.op == "linear" or node.op.startswith("conv")) and isinstance(node.args[1], Constant):
         weight, bias = node.args[1], node.args[2]
-        channels = weight.value.shape[0] if node.op == "linear" else node.shape[1]
-        positions = math.prod(node.shape) / max(channels, 1)
-        if _direct(weight):
-            rows.append((weight.sources[0], _input_size(context, node), "what enters the layer is unbounded; give a region"))
-        if isinstance(bias, Constant) and _direct(bias):
-            rows.append((bias.sources[0], Magnitude(math.sqrt(positions)), ""))
+        rows.append((weight, _input_size(context, node), "what enters the layer is unbounded; give a region"))
+        if isinstance(bias, Constant):
+            rows.append((bias, Magnitude(math.sqrt(math.prod(node.shape) / max(bias.value.numel(), 1))), ""))
     normalizer = normalizer_of(node)
     if normalizer is not None and node.op != "standardize" and len(node.inputs) == 1:
         scale, shift = node.args[2 if node.op in ("layer_norm", "group_norm", "rms_norm") else 1], None
         if node.op != "rms_norm":
             shift = node.args[3 if node.op in ("layer_norm", "group_norm") else 2]
         count = math.prod(node.shape) / max(scale.value.numel() if isinstance(scale, Constant) else 1, 1)
-        if isinstance(scale, Constant) and _direct(scale):
+        if isinstance(scale, Constant):
             size = math.inf if normalizer.fixed else largest_output(normalizer, elements(node, normalizer)) * math.sqrt(count)
             if normalizer.fixed:  # the output is γ z + β with z affine in the input: bounded by the values' bounds
                 size = _standardized_size(context, node) * math.sqrt(count)
-            rows.append((scale.sources[0], Magnitude(size), "what enters the normalizer is unbounded; give a region"))
-        if isinstance(shift, Constant) and _direct(shift):
-            rows.append((shift.sources[0], Magnitude(math.sqrt(count)), ""))
+            rows.append((scale, Magnitude(size), "what enters the normalizer is unbounded; give a region"))
+        if isinstance(shift, Constant):
+            rows.append((shift, Magnitude(math.sqrt(count)), ""))
     return rows
-
-
-def _direct(constant: Constant) -> bool:
-    """Whether a constant is one parameter as it stands, not computed from others."""
-    return len(constant.sources) == 1
 
 
 def _standardized_size(context: Composition, node: Node) -> float:

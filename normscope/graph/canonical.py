@@ -70,11 +70,16 @@ def _rms_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
 
 def _copy(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     """copy(destination, source) is the source, broadcast; what was in the destination is lost."""
-    return ("expand", aten.expand.default, (args[1], list(result.shape))) if is_float(args[1]) else (op, target, args)
+    return _expand(op, target, args[1:], result) if is_float(args[1]) else (op, target, args)
+
+
+def _expand(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Of another tensor it may be given only the shape is read."""
+    return "expand", aten.expand.default, (args[0], list(result.shape))
 
 
 def _reshape(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
-    """A view needs the memory layout that the model happened to have; a reshape does not."""
+    """A view needs the memory layout that the model happened to have; a reshape does not. Of a second tensor the shape is read."""
     return "reshape", aten.reshape.default, (args[0], list(result.shape))
 
 
@@ -112,7 +117,9 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "softplus": _softplus,
     "rms_norm": _rms_norm,
     "copy": _copy,
+    "expand_as": _expand,
     "view": _reshape,
+    "view_as": _reshape,
     "_unsafe_view": _reshape,
     "getitem": _part,
     "vdot": _dot,

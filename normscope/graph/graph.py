@@ -123,7 +123,8 @@ class Node:
 class Graph:
     """Nodes in topological order, from `inputs` to `output`. `mode` is the mode in which the model was traced.
 
-    Axis 0 of every input is a batch of one sample, unless `whole_batch`, where the batch is one single input.
+    Axis 0 of every input is a batch of one sample, unless `whole_batch`, where the batch is one single input. absorbed: the
+    parameters and buffers of which some use is now a plain number of a recognised pattern.
     """
 
     nodes: tuple[Node, ...]
@@ -133,6 +134,7 @@ class Graph:
     whole_batch: bool = False
     dtype: torch.dtype = torch.float32  # the dtype the model computes in
     notes: tuple[str, ...] = ()
+    absorbed: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
@@ -244,13 +246,13 @@ class Graph:
         output = renew(self.output)
         return Graph(
             (*self.inputs, *_ordered(output, self.inputs)),
-            self.inputs, output, self.mode, self.whole_batch, self.dtype, self.notes,
+            self.inputs, output, self.mode, self.whole_batch, self.dtype, self.notes, self.absorbed,
         )  # fmt: skip
 
     def up_to(self, node: Node) -> Graph:
         """The part of this graph that computes one of its nodes."""
         nodes = (*self.inputs, *_ordered(node, self.inputs))
-        return Graph(nodes, self.inputs, node, self.mode, self.whole_batch, self.dtype, self.notes)
+        return Graph(nodes, self.inputs, node, self.mode, self.whole_batch, self.dtype, self.notes, self.absorbed)
 
     @property
     def _members(self) -> set[Node]:

@@ -105,40 +105,6 @@ def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
             module.training = flag
 
 
-def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
-    """Refuse a model whose output for one sample depends on the other samples of the batch.
-
-    A constant per sample is then meaningless. Found by poison: with the second of two samples all NaN, the output
-    of the first must stay finite.
-    """
-    sample = Call.of(example).samples(slice(0, 1))
-    poisoned = tree_map_only(
-        torch.Tensor,
-        lambda t: torch.cat([t, torch.full_like(t, torch.nan) if t.is_floating_point() else t]) if t.dim() else t,
-        (sample.args, sample.kwargs),
-    )
-    with in_mode(model, mode), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        try:
-            outputs = tree_flatten_with_path(model(*poisoned[0], **poisoned[1]))[0]
-            clean = tree_flatten_with_path(model(*sample.args, **sample.kwargs))[0]
-        except Exception:  # a model that takes one sample only has no batch to mix
-            return
-        finally:
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-    for (path, both), (_, alone) in zip(outputs, clean, strict=True):
-        if not isinstance(both, torch.Tensor) or not both.is_floating_point():
-            continue
-        first = both[:1] if both.dim() and both.shape[0] == 2 * alone.shape[0] else both
-        if first.isnan().any() and not alone.isnan().any():
-            raise Refusal(
-                "the samples of a batch influence each other, so there is no constant per sample",
-                [f"output{keystr(path)} of one sample changes with another sample"],
-                'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.',
-            )
-
-
 class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 

@@ -116,8 +116,8 @@ def l1() -> Loss:
     """‖softmax(z) − e_y‖₁ = 2(1 − p_y) = 2/(1 + e^s) of the log-odds s, with C = 2; its slope in s is 2p(1 − p) ≤ 1/2."""
 
     def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        p = torch.sigmoid(torch.zeros_like(low).clamp(low, high))  # nearest to a half
-        return 2 * p * (1 - p)
+        nearest = torch.zeros_like(low).clamp(low, high)  # to p = ½
+        return 2 * torch.sigmoid(nearest) * torch.sigmoid(-nearest)
 
     return Loss.of_score("l1", 2.0, log_odds, lambda score: 2 * torch.sigmoid(-score), steepest)
 

@@ -153,6 +153,7 @@ class _Reading:
             if node.op != "input":
                 self._read(node)
         self.curved += [f"{label}, behind the last layer," for label in self.trailing]
+        self.obstacles += [f"{name} is a parameter or buffer of an activation or normalizer" for name in graph.absorbed]
         readers = {node: len(users) for node, users in graph.users.items() if node is not graph.output}
         if len(graph.inputs) > 1 or any(count > 1 for count in readers.values()):
             self.obstacles.append("the graph is no chain, so that a product over its layers is no bound of the whole")
@@ -167,8 +168,8 @@ class _Reading:
             self.gains.append(self._gain(node))
             self.obstacles.append(f"{node.label} divides by statistics of its input")
         elif node.op in ("mul", "multiply") and learned:
-            self._add(_diagonal(node, learned[0]), node)
-        elif node.op == "add" and learned and node.input is self.last:
+            self._add(_diagonal(node, learned[0], self._gain(node)), node)
+        elif node.op == "add" and learned and node.input is self.last and node.input.shape == node.shape:
             self._shift(node, learned[0])
         elif learned:
             self.obstacles.append(f"{node.label} has parameters, but is no layer")
@@ -181,8 +182,7 @@ class _Reading:
         self.last, self.trailing = node, []
 
     def _shift(self, node: Node, constant: Constant) -> None:
-        own = frobenius_norm(constant.double().expand(node.shape[1:] if constant.value.dim() < len(node.shape) else node.shape))
-        layer = self.layers[-1]
+        own, layer = frobenius_norm(_at_zero(node)), self.layers[-1]
         self.layers[-1] = replace(layer, bias=layer.bias + own, parameters=layer.parameters + constant.value.numel())
         self.last = node
 
@@ -225,13 +225,13 @@ class _Reading:
         return Layer(node.path or node.name, spectral, frobenius, rows, shift, inputs, outputs, parameters, repeats > 1)
 
 
-def _diagonal(node: Node, constant: Constant) -> Layer:
+def _diagonal(node: Node, constant: Constant, spectral: Magnitude) -> Layer:
     """Multiplication by a parameter, entry by entry."""
     value = constant.double()
     size = math.prod(node.shape[1:])
     entries = value.abs().expand(node.shape[1:] if value.dim() < len(node.shape) else node.shape)
     return Layer(
-        node.path or node.name, Magnitude(float(entries.max())), frobenius_norm(entries), Magnitude(float(entries.sum())), ZERO,
+        node.path or node.name, spectral, frobenius_norm(entries), Magnitude(float(entries.sum())), ZERO,
         math.prod(node.input.shape[1:]), size, value.numel(), size > value.numel(),
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: M
     if not 1e-100 < frobenius < 1e100:  # squares would overflow or vanish: scale by a power of two, exactly
         largest = float(matrices.abs().max())
         if largest == 0 or math.isinf(largest):
-            return at_least if largest == 0 else INFINITY
+            return max(at_least, Magnitude(perturbation)) if largest == 0 else INFINITY
         exponent = math.frexp(largest)[1]
         matrices = matrices * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - -exponent // 2)  # 2^1074 alone overflows
         frobenius = _largest_frobenius(matrices)

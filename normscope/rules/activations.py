@@ -14,9 +14,10 @@ from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.scalars import (
+    SATURATED,
+    UNBOUNDED,
     Scalar,
     clamped,
-    derivative,
     exact_gelu,
     exponential,
     piecewise_linear,
@@ -151,8 +152,8 @@ def _elu(node: Node) -> Scalar:
         alpha = _number(node.argument(1, "alpha"), 1.0)
         scale, inner = _number(node.argument(2, "scale"), 1.0), _number(node.argument(3, "input_scale"), 1.0)
 
-    if inner <= 0:
-        return Scalar(lambda x: x, torch.ones_like, ends=((-math.inf, math.inf), (math.inf, math.inf)))  # grows like e^|x|
+    if inner <= 0:  # it grows like e^|x|
+        return UNBOUNDED
 
     def value(x: torch.Tensor) -> torch.Tensor:
         return scale * torch.where(x > 0, x, alpha * torch.expm1(inner * x.clamp(max=0)))
@@ -177,9 +178,10 @@ def _softplus(node: Node) -> Scalar:
     threshold = _number(node.argument(2, "threshold"), 20.0)
     value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
     # torch switches to the identity at threshold/β: a jump of e^-threshold/β, below float32's resolution by default
-    if threshold < 15:
-        return Scalar(value, derivative(value), ends=((0.0, math.inf), (math.inf, math.inf)))
-    return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=((0.0, 0.0), (math.inf, 1.0)))
+    if threshold < 15 or beta == 0:
+        return UNBOUNDED
+    ends = ((0.0, 0.0), (math.inf, 1.0)) if beta > 0 else ((-math.inf, 1.0), (0.0, 0.0))
+    return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
 
 
 def _hardswish(node: Node) -> Scalar:
@@ -228,14 +230,14 @@ FIXED: dict[str, Callable[[], Scalar]] = {
     "hardsigmoid": lambda: piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
     "log_sigmoid": lambda: smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
     "softsign": lambda: smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "tanhshrink": lambda: smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0))),
+    "tanhshrink": lambda: smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0)), value_error=SATURATED),
     "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
     "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
     "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
     "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
     "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
-    "exp": lambda: smooth(torch.exp, (), ends=((0.0, 0.0), (math.inf, math.inf))),
-    "expm1": lambda: smooth(torch.expm1, (), ends=((-1.0, 0.0), (math.inf, math.inf))),
+    "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
+    "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
     "log": lambda: Scalar(torch.log, torch.reciprocal, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(5e-324, math.inf)),
     "log1p": lambda: Scalar(
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)

@@ -14,7 +14,7 @@ from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
-from normscope.rules.shape import schur_bound
+from normscope.rules.shape import linear_part, schur_bound
 
 EXACT_SIZE = 2000
 
@@ -50,10 +50,8 @@ def propagate(node: Node, context: Context, terms: int, row_norms: torch.Tensor 
 def dense_matrix(node: Node) -> torch.Tensor:
     """The matrix of an affine one-input node, by applying it to a basis."""
     shape = node.input.shape
-    zeros = torch.zeros(shape, dtype=torch.float64)
-    offset = node.apply(zeros).reshape(-1)
     basis = torch.eye(math.prod(shape), dtype=torch.float64)
-    return torch.vmap(lambda unit: node.apply(unit.reshape(shape)).reshape(-1) - offset)(basis).T
+    return torch.vmap(lambda unit: linear_part(node, unit.reshape(shape)))(basis).T
 
 
 @rule("linear")
@@ -99,24 +97,24 @@ class Linear(Rule):
 
 
 def _summed_alone(node: Node) -> float:
-    """√ of the number of terms that an einsum of two operands sums within one operand alone."""
+    """√ of the number of terms that an einsum sums within one operand alone; an axis of one entry is broadcast."""
     equation, operands = node.args[:2]
     inputs, _, result = equation.replace(" ", "").partition("->")
-    names = inputs.split(",")
     if "." in equation or not result:
         return math.sqrt(math.prod(math.prod(operand.shape) for operand in operands))  # no finer than all of them
-    alone = [(name, operand) for i, (name, operand) in enumerate(zip(names, operands, strict=True))]
-    terms = 1
-    for i, (name, operand) in enumerate(alone):
-        others = set("".join(names[:i] + names[i + 1 :])) | set(result)
-        terms *= math.prod(operand.shape[name.index(letter)] for letter in set(name) - others)
-    return math.sqrt(terms)
+    lengths: dict[str, list[int]] = {}  # of every axis that is summed over, in the operands where it is not broadcast
+    for name, operand in zip(inputs.split(","), operands, strict=True):
+        for letter in set(name) - set(result):
+            length = max(operand.shape[axis] for axis, other in enumerate(name) if other == letter)
+            lengths.setdefault(letter, []).extend([length] if length > 1 else [])
+    return math.sqrt(math.prod(several[0] for several in lengths.values() if len(several) == 1))
 
 
 def _other_norms(node: Node, sizes: list[torch.Tensor]) -> tuple[float, float]:
-    """For each of two factors the Frobenius norm of the other one."""
+    """For each of two factors the product of the Frobenius norms of the other one and of all constants."""
     alone = _summed_alone(node) if node.op == "einsum" else 1.0
-    first, second = (float(torch.linalg.vector_norm(size)) * alone * (1 + 2**-40) for size in sizes)
+    fixed = math.prod(float(torch.linalg.vector_norm(constant.double())) for constant in node.constants)
+    first, second = (float(torch.linalg.vector_norm(size)) * fixed * alone * (1 + 2**-40) for size in sizes)
     return second, first
 
 
@@ -127,7 +125,7 @@ TWO_FACTORS = ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum")
 class ConstantProduct(Rule):
     """A product with constant factors is linear; a product of two values that both depend on the input is not.
 
-    Two values: ‖Δ(AB)‖ ≤ sup‖B‖ ‖ΔA‖ + sup‖A‖ ‖ΔB‖, with Frobenius norms for the suprema.
+    Two values: ‖Δ(AB)‖ ≤ sup‖B‖ ‖ΔA‖ + sup‖A‖ ‖ΔB‖, with Frobenius norms for the suprema, and for the constants of an einsum.
     """
 
     def terms(self, node: Node) -> float:
@@ -179,7 +177,7 @@ class ConstantProduct(Rule):
             left, right = (context.interval(source) for source in node.inputs)
             if left.finite and right.finite:
                 sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in (left, right)]
-                size = node.apply(*sizes) * (1 + 2**-40)
+                size = with_absolute_constants(node).apply(*sizes) * (1 + 2**-40)
                 return Interval(-size, size)
         return Interval.unbounded(node.shape)
 

@@ -4,7 +4,8 @@ o_i = Σ_j p_ij v_j with p_i = softmax(s K q_i + mask), n queries, ‖q‖ ≤ R
 - in v: ‖PΔV‖ ≤ ‖P‖ ‖ΔV‖ ≤ √n ‖ΔV‖, because the rows of P sum to 1 and its columns to at most n;
 - in q: ∂o_i/∂q_i = s Cov_{p_i}(v, k), of norm at most s R_v R_k;
 - in k: ‖Δo_i‖ ≤ s R_q Σ_j p_ij ‖v_j − o_i‖ ‖Δk_j‖ ≤ s R_q R_v √(16/27) ‖ΔK‖, summed over i at most √n times that.
-Masks and additive biases of the logits do not depend on the input and change nothing; heads are blocks of their own;
+An operand that serves c heads or batches is there in c copies, which adds a factor √c. Masks and additive biases of the
+logits do not depend on the input and change nothing; heads are blocks of their own;
 rotary embeddings and biases act on q and k before this, so they are counted in R_q and R_k.
 """
 
@@ -32,8 +33,7 @@ class Attention(Rule):
         if node.argument(4, "dropout_p", 0.0):
             return Gain.infinite(node, "dropout inside attention is random; use eval mode")
         scale = abs(logit_scale(node))
-        shared = query.shape[-3] / key.shape[-3] if len(query.shape) > 2 and len(key.shape) > 2 else 1.0  # heads a key serves
-        weight = math.sqrt(query.shape[-2] * max(shared, 1.0))  # √ of what one key can receive from all queries together
+        weight = math.sqrt(query.shape[-2])  # √ of what one key can receive from all queries together
         factors = []
         for operand, others, own in (
             (query, (key, value), scale),
@@ -42,7 +42,8 @@ class Attention(Rule):
         ):
             if isinstance(operand, Node):
                 sizes = [_norm(other, context) for other in others]
-                factors.append(own * math.prod(sizes) * (1 + 1e-12) if all(sizes) else 0.0)
+                copies = math.prod(node.shape[:-2]) / max(math.prod(operand.shape[:-2]), 1)
+                factors.append(own * math.sqrt(copies) * math.prod(sizes) * (1 + 1e-12) if all(sizes) else 0.0)
         if any(map(math.isinf, factors)):
             return Gain.infinite(
                 node, "attention is not Lipschitz on unbounded tokens; put a normalizer before it or give a region"
@@ -53,6 +54,8 @@ class Attention(Rule):
         value = node.args[2]  # each output is an average of values
         bounds = context.interval(value) if isinstance(value, Node) else Interval(value.double(), value.double())
         low, high = bounds.low.amin(-2, keepdim=True), bounds.high.amax(-2, keepdim=True)
+        if not _every_query_sees_a_key(node.args[3]):  # without one a query gets 0
+            low, high = low.clamp(max=0), high.clamp(min=0)
         if low.dim() > 2 and low.shape[-3] != node.shape[-3]:
             repeats = node.shape[-3] // low.shape[-3]
             low, high = low.repeat_interleave(repeats, -3), high.repeat_interleave(repeats, -3)
@@ -62,7 +65,9 @@ class Attention(Rule):
         """By the product rule on s q kᵀ, the derivative of softmax, and the product rule on P V (docs/laws.md)."""
         query, key, value = node.args[:3]
         middles = [context.center(part) if isinstance(part, Node) else None for part in (query, key, value)]
-        if any(middle is None for middle in middles) or query.shape[:-2] != key.shape[:-2] or isinstance(node.args[3], Node):
+        if any(middle is None for middle in middles) or isinstance(node.args[3], Node):
+            return None
+        if any(part.shape[:-2] != node.shape[:-2] for part in (query, key, value)):
             return None
         scale = abs(logit_scale(node))
         away_q, away_k, away_v = (context.deviation(part) for part in (query, key, value))
@@ -106,6 +111,13 @@ class Attention(Rule):
         copies = heads // x.shape[-3]
         shape = (*x.shape[:-3], heads, *x.shape[-2:])
         return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)
+
+
+def _every_query_sees_a_key(mask: Node | Constant | None) -> bool:
+    if not isinstance(mask, Constant):
+        return mask is None
+    seen = mask.value if mask.value.dtype == torch.bool else mask.value > -math.inf
+    return bool(seen.any(-1).all())
 
 
 def logit_scale(node: Node) -> float:

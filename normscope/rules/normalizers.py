@@ -204,7 +204,8 @@ class NormalizerRule(Rule):
         normalizer = normalizer_of(node)
         assert normalizer is not None
         last = len(node.shape) - 1
-        if normalizer.fixed or normalizer.axes != (last,) or len(node.inputs) > 1:
+        by_channel = normalizer.kind in ("batch", "group", "instance")  # γ and β are not along the last axis
+        if by_channel or normalizer.axes != (last,) or len(node.inputs) > 1:
             return math.inf
         length = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())

@@ -7,7 +7,7 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.graph.graph import Node
+from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
 from normscope.rules.forms import Form, Forms
@@ -67,15 +67,20 @@ class OrderStatistic(Rule):
     """The sorted values move no farther than the entries: each of these keeps a part of them (1-Lipschitz)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if len(node.inputs) == 2:
+        if self._of_two(node):
             return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
         if node.op in ("cummax", "cummin"):
             return Gain.of(math.sqrt(max(node.input.shape, default=1)), method="repeats")
         return Gain.of(1, method="sorting")
 
+    @staticmethod
+    def _of_two(node: Node) -> bool:
+        """Whether it compares two tensors entry by entry."""
+        return len(node.args) > 1 and isinstance(node.args[1], (Node, Constant))
+
     def form(self, node: Node, forms: Forms) -> Form:
-        if len(node.inputs) == 2:
-            return forms.entrywise(forms.sum(*map(forms.of, node.inputs)))
+        if self._of_two(node):
+            return forms.entrywise(forms.sum(*map(forms.of, node.args[:2])))
         return reduced(node, forms, linear=False)
 
 
@@ -134,7 +139,9 @@ class Spread(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         entries = math.prod(node.input.shape) // max(math.prod(node.shape), 1)
-        scale = 1 / math.sqrt(max(entries - bessel_correction(node), 1))
+        if entries <= bessel_correction(node):
+            return Gain.infinite(node, "it divides by a count that its correction makes 0 or less")
+        scale = 1 / math.sqrt(entries - bessel_correction(node))
         if node.op == "std":
             return Gain.of(scale * (1 + 2**-50), method="norm")
         size = context.interval(node.input).magnitude

@@ -17,6 +17,7 @@ from normscope.core.interval import Interval
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 ROUNDING = 1e-12  # slopes below are evaluated in float64, each good to a few parts in 1e-16 of values below 10
+SATURATED = 2.0**-45  # what is left of a slope such as 1 − tanh² where its two terms cancel, in absolute terms
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Scalar:
     ends: tuple[tuple[float, float], tuple[float, float]] = ((-math.inf, 1.0), (math.inf, 1.0))
     domain: tuple[float, float] = (-math.inf, math.inf)
     rounding: float = ROUNDING  # of the slopes; none where they are constants
+    slope_error: float = 0.0  # absolute, of a slope whose terms cancel
+    value_error: float = 0.0  # absolute, of a value whose terms cancel
 
     def slopes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Entrywise (least, largest) slope on [low, high]."""
@@ -46,6 +49,9 @@ class Scalar:
             largest = torch.where(inside, largest.clamp(min=max(before, after)), largest)
         outside = (low < self.domain[0]) | (high > self.domain[1])
         least, largest = least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)
+        if self.slope_error:  # but no slope is beyond those at the ends and at the turns
+            limits = [slope for _, slope in self.ends] + [slope for _, *sides in self.turns for slope in sides]
+            least, largest = (least - self.slope_error).clamp(min=min(limits)), (largest + self.slope_error).clamp(max=max(limits))
         outward = [(self.rounding * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
         return least - outward[0], largest + outward[1]
 
@@ -59,6 +65,7 @@ class Scalar:
             least = torch.where(inside, torch.minimum(least, at), least)
             largest = torch.where(inside, torch.maximum(largest, at), largest)
         outside = (bounds.low < self.domain[0]) | (bounds.high > self.domain[1])
+        least, largest = least - self.value_error, largest + self.value_error
         return Interval(least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)).widened(ROUNDING)
 
     def _at(self, function: Function, where: torch.Tensor, which: int) -> torch.Tensor:
@@ -67,6 +74,9 @@ class Scalar:
         result = torch.where(where == -math.inf, torch.tensor(self.ends[0][which], dtype=torch.float64), result)
         result = torch.where(where == math.inf, torch.tensor(self.ends[1][which], dtype=torch.float64), result)
         return result.nan_to_num(math.inf, math.inf, -math.inf)
+
+
+UNBOUNDED = Scalar(lambda x: x, torch.ones_like, domain=(math.inf, math.inf))  # a function about which nothing is known
 
 
 def piecewise_linear(value: Function, pieces: Sequence[float], knots: Sequence[float]) -> Scalar:
@@ -113,21 +123,26 @@ def derivative(function: Function) -> Function:
 
 
 def smooth(
-    function: Function, turns: Sequence[float], extrema: Sequence[float] = (), ends: tuple = ((0.0, 0.0), (math.inf, 1.0))
+    function: Function,
+    turns: Sequence[float],
+    extrema: Sequence[float] = (),
+    ends: tuple = ((0.0, 0.0), (math.inf, 1.0)),
+    value_error: float = 0.0,
 ) -> Scalar:
     slope = derivative(function)
     at = [float(slope(torch.tensor(place, dtype=torch.float64))) for place in turns]
-    return Scalar(function, slope, [(place, s, s) for place, s in zip(turns, at, strict=True)], extrema, ends)
+    sides = [(place, s, s) for place, s in zip(turns, at, strict=True)]
+    return Scalar(function, slope, sides, extrema, ends, slope_error=SATURATED, value_error=value_error)
 
 
 # The turning points were found by bisection on the second derivative; tests sample each slope densely.
 def exact_gelu() -> Scalar:
-    return smooth(functional.gelu, (-math.sqrt(2), math.sqrt(2)), (-0.7517915246935643,))
+    return smooth(functional.gelu, (-math.sqrt(2), math.sqrt(2)), (-0.7517915246935643,), value_error=SATURATED)
 
 
 def tanh_gelu() -> Scalar:
     turns = (-1.4185040087908278, 1.4185040087908285)
-    return smooth(lambda x: functional.gelu(x, approximate="tanh"), turns, (-0.7524614220710159,))
+    return smooth(lambda x: functional.gelu(x, approximate="tanh"), turns, (-0.7524614220710159,), value_error=SATURATED)
 
 
 def sigmoid_gate(sharpness: float) -> Scalar:
@@ -141,9 +156,10 @@ def sigmoid_gate(sharpness: float) -> Scalar:
 
 def exponential(base: float) -> Scalar:
     """base^x."""
-    if base <= 0 or base == 1:
-        flat = 0.0 if base in (0.0, 1.0) else math.inf
-        return Scalar(lambda x: base**x, lambda x: torch.full_like(x, flat), ends=((-math.inf, flat), (math.inf, flat)))
+    if base == 1:
+        return piecewise_linear(torch.ones_like, [0.0, 0.0], [0.0])
+    if base <= 0:  # 0^x jumps at 0, and powers of negative numbers are real at whole x only
+        return UNBOUNDED
     ends = ((0.0, 0.0), (math.inf, math.inf)) if base > 1 else ((math.inf, -math.inf), (0.0, 0.0))
     return Scalar(lambda x: base**x, lambda x: math.log(base) * base**x, ends=ends)
 

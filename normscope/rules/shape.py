@@ -1,8 +1,8 @@
 """Operations that move, repeat or drop entries, and other linear maps with weights ≥ 0.
 
 For a matrix A ≥ 0, Schur's test gives ‖A‖ ≤ √(largest row sum · largest column sum), both read off by applying A and
-its adjoint to ones. It is exact where every output reads one entry (views, slices, padding, expand: √copies) and for
-averages over disjoint windows.
+its adjoint to ones; likewise for A ≤ 0. It is exact where every output reads one entry (views, slices, padding, expand:
+√copies) and for averages over disjoint windows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from normscope.rules.registry import Context, Gain, Rule, rule
 
 def schur_bound(node: Node) -> float:
     """√(‖A‖₁ ‖A‖_∞) for the linear part A ≥ 0 of a one-input node."""
-    source = node.input
-    zeros = torch.zeros(source.shape, dtype=torch.float64)
-    offset = _joined(node.apply(zeros))
-    outputs, adjoint = torch.func.vjp(lambda x: _joined(node.apply(x)), zeros + 1)
-    row = float((outputs - offset).nan_to_num(0, 0, 0).max()) if outputs.numel() else 0.0  # padding with ∞ stays constant
-    column = float(adjoint(torch.ones_like(outputs))[0].max()) if zeros.numel() else 0.0
+    ones = torch.ones(node.input.shape, dtype=torch.float64)
+    rows = linear_part(node, ones)
+    adjoint = torch.func.vjp(lambda x: _joined(node.apply(x)), ones)[1]
+    (columns,) = adjoint(torch.ones_like(rows))
+    row, column = (float(sums.abs().max()) if sums.numel() else 0.0 for sums in (rows, columns))
     return math.sqrt(row * column) * (1 + 2**-40)
+
+
+def linear_part(node: Node, x: torch.Tensor) -> torch.Tensor:
+    """A x, flat, for an affine one-input node x ↦ A x + b; as a derivative, so that no large b takes its digits."""
+    return torch.func.jvp(lambda at: _joined(node.apply(at)), (torch.zeros_like(x),), (x,))[1]
 
 
 def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:

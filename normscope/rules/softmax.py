@@ -33,12 +33,13 @@ class Softmax(Rule):
         if not context.local:
             return Interval.constant(0.0, 1.0, node.shape)
         logits, axis = context.interval(node.input), node.args[1]
-        bounds: list[torch.Tensor] = []
-        for own, others in ((logits.low, logits.high), (logits.high, logits.low)):
-            top = torch.maximum(own, others).amax(axis, keepdim=True).nan_to_num(0, 0, 0)
-            rest = (others - top).exp().sum(axis, keepdim=True) - (others - top).exp()
-            bounds.append(((own - top).exp() / ((own - top).exp() + rest.clamp(min=0))).nan_to_num(0 if not bounds else 1))
-        return Interval(bounds[0].clamp(0, 1) * (1 - 1e-9), (bounds[1].clamp(0, 1) * (1 + 1e-9)))
+        top = logits.high.amax(axis, keepdim=True).nan_to_num(0, 0, 0)
+        low, high = logits.low - top, logits.high - top
+        least, largest = (
+            torch.sigmoid(own - rest + sign * ROUNDING * (own.abs() + rest.abs()))  # of ln p/(1 − p)
+            for own, rest, sign in ((low, _of_others(high, axis), -1), (high, _of_others(low, axis), 1))
+        )
+        return Interval(least.nan_to_num(0) * (1 - 1e-9), largest.nan_to_num(1) * (1 + 1e-9))
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""
@@ -71,6 +72,15 @@ class Softmax(Rule):
 
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.softmax(forms.of(node.input), node.args[1])
+
+
+def _of_others(logits: torch.Tensor, axis: int) -> torch.Tensor:
+    """ln Σ e^x over all entries along an axis but each one itself: of those before it and those behind it, nothing subtracted."""
+    nothing = torch.full_like(logits.narrow(axis, 0, 1), -math.inf)
+    count = logits.shape[axis] - 1
+    before = torch.cat([nothing, logits.logcumsumexp(axis).narrow(axis, 0, count)], axis)
+    behind = torch.cat([nothing, logits.flip(axis).logcumsumexp(axis).narrow(axis, 0, count)], axis).flip(axis)
+    return torch.logaddexp(before, behind)
 
 
 @rule("log_softmax", "_log_softmax", "special_log_softmax")

@@ -11,7 +11,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import normscope as ns
-from normscope import Ball
+from normscope import Ball, Box
+from normscope.certify.upper import Composition
+from normscope.graph.trace import trace
 from tests.cases import Function, randn
 
 
@@ -21,6 +23,11 @@ def shared_padding(x: Tensor) -> Tensor:
     return functional.conv1d(padded, kernel, padding=1) + functional.conv1d(padded, kernel, padding=1)
 
 
+def attention_over(query: Tensor, keys: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(query, keys, keys, scale=1.0).reshape(1, -1)
+
+
+HEADS = torch.tensor([1.0, -1.0]).reshape(1, 1, 2, 1).expand(64, 1, 2, 1)
 DIAGONAL = torch.diag(torch.linspace(0.1, 2, 2100))
 UNEVEN = torch.tensor([[0.0, 0, 0.01, 0], [0, 9, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
 TAPS = torch.tensor([[[[0.0, 1.0], [0.0, 2.0]]]])
@@ -39,6 +46,18 @@ REGRESSIONS = {  # a function, the shape of its input, a number that its constan
     "random slopes in eval mode": (nn.RReLU(2.0, 4.0), (1, 4), 3),
     "hard sigmoid": (nn.Hardsigmoid(), (1, 4), 1 / 6),
     "a copy": (lambda x: torch.zeros(len(x), 4).copy_(x), (1, 4), 1),
+    "no entries": (lambda x: torch.cat([functional.relu(x[:, :0]), x], 1), (1, 4), 1),
+    "one entry against many constants": (lambda x: torch.max(x, torch.full((5,), -100.0)), (1, 1), math.sqrt(5)),
+    "a bias that takes the digits of a matrix": (lambda x: torch.addmm(torch.full((4,), 1e20), x, torch.eye(4)), (1, 4), 1),
+    "a sum over an axis that is broadcast": (lambda x: torch.einsum("ij,jk->ik", 1 + torch.tanh(x[:, :1].T) / 10, 1 + torch.tanh(x.T) / 10).T, (1, 50), 5),
+    "an average with a negative divisor": (lambda x: functional.avg_pool2d(x[..., None], (2, 1), stride=1, divisor_override=-1), (1, 1, 3), math.sqrt(3)),
+    "powers of zero": (lambda x: torch.pow(0.0, x), (1, 4), math.inf),
+    "softplus that turns down": (lambda x: 1 / (1 + functional.softplus(x, beta=-1.0)), (1, 1), math.inf),
+    "the shape of another value": (lambda x: x[:, :1].expand_as(x).reshape(1, 4, 1).view_as(x), (1, 4), 2),
+    "one query for many heads": (lambda x: attention_over(torch.tanh(x).reshape(1, 1, 1, 1), HEADS), (1, 1), 8),
+    "one key for many heads": (lambda x: attention_over(HEADS[:, :, :1], torch.tanh(x).reshape(1, 1, 2, 1)), (1, 2), 8 / math.sqrt(2)),
+    "a spread with hardly a count": (lambda x: torch.std(x, -1, correction=3.9), (1, 4), 1 / math.sqrt(0.1)),
+    "a scale beside an activation": (lambda x: x * torch.sigmoid(x) * 1.0000009, (1, 4), 1.09983931 * 1.0000009),
 }  # fmt: skip
 
 
@@ -65,6 +84,59 @@ def test_slopes_of_waves_on_a_ball():
         model[2].weight.copy_(torch.tensor([[1.0, -1.0]]))
     found = ns.lipschitz(model, torch.zeros(1, 1).double(), region=Ball(torch.zeros(1).double(), 0.5))
     assert 1.6 <= float(found.lower) <= float(found.upper)
+
+
+IN_A_BOX = {  # a function, the lower and upper ends of a box, a number that its constant reaches there
+    "a form with a matrix": (lambda x: torch.einsum("bi,bj,ij->b", x, x, 1000 * torch.eye(2).double()), [-1.0, -1.0], [1.0, 1.0], 2000 * math.sqrt(2)),
+    "weights below zero": (lambda x: 1 / (3000 + torch.einsum("bi,bi,i->b", x, torch.exp(x), torch.full((2,), -1000.0).double())), [1.0, 1.0], [1.1, 1.1], 5e-4),
+    "exponentials to the left": (nn.CELU(-1.0), [-3.0], [-3.0], math.exp(3)),
+    "softplus that jumps": (lambda x: functional.softplus(x, threshold=1.0), [0.9], [1.1], math.inf),
+    "one logit above the rest, or not": (lambda x: 1 / x.softmax(-1)[:, :1], [-46.0] * 3, [0.0, -46.0, -46.0], math.sqrt(6)),
+    "logits far below the largest": (lambda x: x.softmax(-1)[:, 0].square(), [-746.0, -744.0, -1400.0], [-746.0, -744.0, 0.0], 0.02),
+    "a saturated sigmoid": (lambda x: 1e20 * torch.sigmoid(x), [40.0], [40.0], 1e20 * math.exp(-40)),
+    "a saturated tanh": (lambda x: 1e20 * torch.tanh(x), [20.0], [20.0], 4e20 * math.exp(-40)),
+    "a variance over more than there are": (lambda x: standardized(x, correction=-20), [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0], 2 * math.sqrt(6)),
+}  # fmt: skip
+
+
+def standardized(x: Tensor, correction: int) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=correction, keepdim=True) + 1e-9).sqrt()
+
+
+@pytest.mark.parametrize("name", IN_A_BOX)
+def test_once_wrong_in_a_box(name):
+    function, low, high, reached = IN_A_BOX[name]
+    model, region = Function(function), Box(torch.tensor(low).double(), torch.tensor(high).double())
+    found = ns.lipschitz(model, region.middle[0][None], region=region)
+    assert float(found.upper) >= reached * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("normalizer", [nn.InstanceNorm1d(2, affine=True), nn.GroupNorm(1, 2)], ids=["instance", "group"])
+def test_rows_behind_a_normalizer_of_channels_are_as_long_as_they_can_be(normalizer):
+    """γ and β belong to channels, not to the last axis, and one channel may hold what a whole group has."""
+    nn.init.constant_(normalizer.bias, 3.0)
+    graph = trace(normalizer, randn(1, 2, 16))
+    x = torch.cat([50 * torch.ones(1, 1, 8), -50 * torch.ones(1, 1, 8)], 2) * torch.tensor([1.0, 0.0]).reshape(1, 2, 1)
+    longest = torch.linalg.vector_norm(normalizer(x).detach(), dim=-1).max()
+    assert Composition(graph).norm(graph.output) >= float(longest) * (1 - 1e-6)
+
+
+def test_batch_norm_is_not_folded_into_a_convolution_without_a_batch():
+    """Behind a convolution of (channels, length) BN takes the length for its channels."""
+    model = nn.Sequential(nn.Conv1d(1, 4, 1, bias=False), nn.BatchNorm1d(4), nn.Flatten(0)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.arange(1.0, 5.0).reshape(4, 1, 1))
+        model[1].running_var.copy_(torch.tensor([1.0, 1.0, 1.0, 1e-4]))
+    found = ns.lipschitz(nn.Sequential(model, nn.Unflatten(0, (1, -1))), randn(1, 4))
+    assert float(found.upper) >= math.sqrt(30) / math.sqrt(1.1e-4) * (1 - 1e-6)
+
+
+def test_a_query_that_sees_no_key_gets_zero():
+    mask = torch.tensor([[True, True], [False, False]])
+    model = Function(lambda x: functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+    graph = trace(model, torch.ones(1, 2, 2))
+    bounds = Composition(graph, region=Ball(torch.ones(2, 2), 0.1)).interval(graph.output)
+    assert (bounds.low[0, 1] <= 0).all() and (bounds.high[0, 0] >= 1).all()
 
 
 @pytest.mark.parametrize("large", [0.0, 1e8, 1e14, 1e16])

@@ -72,6 +72,46 @@ def test_with_respect_to_all_weights_together(outputs):
         assert float(bracket.lower) <= 1.2 * float(norm)
 
 
+class Uses(nn.Module):
+    """Linear layers whose weights are used in ways of their own."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use, self.first, self.second = use, nn.Linear(3, 3), nn.Linear(3, 3)
+        self.sharpness = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.use(self, x)
+
+
+USES = {
+    "multiplied": lambda m, x: nn.functional.linear(x, 100 * m.first.weight),
+    "in one more place": lambda m, x: m.first(x) + 50 * (x @ m.first.weight),
+    "repeated": lambda m, x: nn.functional.linear(x, m.first.weight[:1].expand(100, 3)),
+    "tied": lambda m, x: m.second(m.first(x)),
+    "in an activation": lambda m, x: m.first(x) * torch.sigmoid(m.sharpness * m.first(x)),
+    "transposed": lambda m, x: nn.functional.linear(m.first(x), m.first.weight.T),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_every_use_of_a_weight_counts(name):
+    """Against the derivative in each parameter; a use without a rule makes a bound infinite, not zero."""
+    torch.manual_seed(0)
+    model, x = Uses(USES[name]).double(), torch.ones(1, 3).double()
+    if name == "tied":
+        model.second.weight = model.first.weight
+    parameters = dict(model.named_parameters())
+    rows = ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))
+    assert {row.parameter for row in rows} == set(parameters)
+    for row in rows:
+        jacobian = torch.autograd.functional.jacobian(
+            lambda p, row=row: torch.func.functional_call(model, {row.parameter: p}, (x,)).flatten(), parameters[row.parameter]
+        )
+        assert float(torch.linalg.matrix_norm(jacobian.reshape(jacobian.shape[0], -1), 2)) <= float(row.bound)
+    assert all(row.bound.finite for row in rows) == (name in ("tied", "transposed"))
+
+
 def test_weights_without_a_region_are_unbounded_and_it_says_so():
     bracket = ns.lipschitz(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.zeros(1, 4), wrt="weights")
     assert not bracket.upper.finite and "region" in bracket.reason

@@ -247,7 +247,7 @@ LOOK_ALIKES = {
     "a gate of something else": lambda x: x * torch.sigmoid(x.flip(1)),
     "a shifted gate": lambda x: x * torch.sigmoid(x + 1),
     "half a mish": lambda x: x * torch.tanh(functional.softplus(x, beta=2.0)),
-    "another coefficient": lambda x: 0.6 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "another coefficient": lambda x: 0.5 * x * (1 + torch.erf(x / 1.5)),
 }
 
 

@@ -36,6 +36,17 @@ class Shared(nn.Module):
         return self.two(torch.relu(self.map(torch.relu(self.one(self.map(x))))))
 
 
+class Applied(nn.Module):
+    """A function of x and of one parameter."""
+
+    def __init__(self, function, parameter: torch.Tensor) -> None:
+        super().__init__()
+        self.function, self.parameter = function, nn.Parameter(parameter)
+
+    def forward(self, x):
+        return self.function(x, self.parameter)
+
+
 CASES = {
     "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), (4,)),
     "without bias": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3)), (4,)),
@@ -87,6 +98,8 @@ def matrix_of(function, shape: tuple[int, ...]) -> torch.Tensor:
         (nn.Conv2d(2, 3, 3), (2, 6, 5), True),
         (nn.Conv2d(2, 4, 3, padding=1, stride=2, groups=2), (2, 6, 6), False),
         (nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 4, 4), True),
+        (Applied(torch.mul, torch.ones(5)), (1,), True),
+        (nn.Sequential(nn.Linear(5, 4), Applied(lambda x, p: torch.add(x, p, alpha=7.0), torch.ones(4))), (5,), False),
     ],
 )
 def test_norms_are_those_of_the_dense_matrix(module, shape, exact):
@@ -124,6 +137,7 @@ def test_augmented_norms_do_not_overflow():
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (4,), "statistics of its input"),
         (nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), (4,), "does not map 0 to 0"),
         (Residual(), (2, 4, 4), "no chain"),
+        (nn.Sequential(nn.Linear(4, 4), Applied(lambda x, p: x * torch.sigmoid(p * x), torch.tensor(1.5))), (4,), "is a parameter"),
     ],
 )
 def test_obstacles_are_named(module, shape, what):

@@ -13,7 +13,7 @@ from torch import Tensor
 import normscope as ns
 from normscope.core.magnitude import Magnitude
 from normscope.operators.dense import frobenius_norm, spectral_norm
-from tests.cases import randn
+from tests.cases import Function, randn
 
 TIGHT = 1e-7
 
@@ -172,3 +172,9 @@ def test_operator_norm_refuses(call):
     with pytest.raises(ns.InputError) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_what_vanished_in_rounding_is_not_zero():
+    """(1e20 x + x) − 1e20 x is x, but float64 computes 0."""
+    assert float(spectral_norm(torch.zeros(3, 2), perturbation=0.5)) >= 0.5
+    assert float(ns.operator_norm(Function(lambda x: (1e20 * x + x) - 1e20 * x), (2,)).upper) >= 1

@@ -6,6 +6,8 @@ None. What was recognised is then checked: the rewritten graph must give the sam
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from normscope.graph.graph import Graph
@@ -24,9 +26,12 @@ def recognise(graph: Graph) -> Graph:
         found = {node: match for node in graph if (match := recogniser(node)) is not None}
         if found:
             graph = graph.replace(found)
-    if graph is not original:
-        _check_same_function(original, graph)
-    return graph
+    if graph is original:
+        return graph
+    _check_same_function(original, graph)
+    kept = {id(constant) for node in graph for constant in node.constants}
+    lost = [name for node in original for constant in node.constants if id(constant) not in kept for name in constant.sources]
+    return replace(graph, absorbed=tuple(dict.fromkeys(lost)))
 
 
 def _check_same_function(before: Graph, after: Graph) -> None:

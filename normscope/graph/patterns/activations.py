@@ -31,39 +31,47 @@ def as_activation(node: Node) -> Node | None:
     if len(factors) != 2 or node.op not in ("mul", "div"):
         return None
     for x, gate in (factors, factors[::-1]):
-        found = _gated(node, coefficient, x, gate)
+        found = _gated(node, x, gate)
         if found is not None:
-            return found
+            return _scaled(node, coefficient / found[1], found[0])
     return None
 
 
-def _gated(node: Node, coefficient: float, x: Node, gate: Node) -> Node | None:
-    """The activation x · gate(x) · coefficient, if it is a known one."""
+def _scaled(node: Node, factor: float, activation: Node) -> Node:
+    """`node` as factor · activation, whatever the factor is."""
+    if factor == 1.0:
+        return activation
+    activation.name = f"{node.name}_{activation.op}"
+    return renewed(node, "mul", torch.ops.aten.mul.Tensor, (activation, factor))
+
+
+def _gated(node: Node, x: Node, gate: Node) -> tuple[Node, float] | None:
+    """The activation of which x · gate(x) is a multiple, and 1 over which, if it is a known one."""
     aten = torch.ops.aten
     if x.shape != node.shape or gate.shape != node.shape:
         return None
-    if gate.op == "sigmoid" and close_to(coefficient, 1.0):
+    if gate.op == "sigmoid":
         sharpness, inner = factors_of(gate.input)
         if inner == [x]:
-            if sharpness == 1.0:
-                return renewed(node, "silu", aten.silu.default, (x,))
-            return renewed(node, "quick_gelu", quick_gelu, (x, sharpness))
-    if gate.op == "tanh" and gate.input.op == "softplus" and gate.input.input is x and close_to(coefficient, 1.0):
+            plain = sharpness == 1.0
+            arguments = ("silu", aten.silu.default, (x,)) if plain else ("quick_gelu", quick_gelu, (x, sharpness))
+            return renewed(node, *arguments), 1.0
+    if gate.op == "tanh" and gate.input.op == "softplus" and gate.input.input is x:
         beta, threshold = (scalar(gate.input.argument(i, name, d)) for i, name, d in ((1, "beta", 1), (2, "threshold", 20)))
-        return renewed(node, "mish", aten.mish.default, (x,)) if beta == 1.0 and (threshold or 0) >= 20 else None
-    if gate.op in ("hardtanh", "relu6", "clamp") and close_to(coefficient, 1 / 6):
+        return (renewed(node, "mish", aten.mish.default, (x,)), 1.0) if beta == 1.0 and (threshold or 0) >= 20 else None
+    if gate.op in ("hardtanh", "relu6", "clamp"):
         three, inner_node = plus_constant(gate.input)
         limits = (0.0, 6.0) if gate.op == "relu6" else tuple(scalar(a) for a in gate.args[1:3])
         if three == 3.0 and inner_node is x and limits == (0.0, 6.0):
-            return renewed(node, "hardswish", aten.hardswish.default, (x,))
+            return renewed(node, "hardswish", aten.hardswish.default, (x,)), 1 / 6
     one, inner_node = plus_constant(gate)
-    if one == 1.0 and inner_node is not None and close_to(coefficient, 0.5):
+    if one == 1.0 and inner_node is not None:
         if inner_node.op == "erf":
             scale, inner = factors_of(inner_node.input)
             if inner == [x] and close_to(scale, math.sqrt(0.5)):
-                return renewed(node, "gelu", aten.gelu.default, (x, "none"), approximate="none")
+                return renewed(node, "gelu", aten.gelu.default, (x, "none"), approximate="none"), 0.5
         if inner_node.op == "tanh" and _is_tanh_gelu_argument(inner_node.input, x):
-            return renewed(node, "gelu", aten.gelu.default, (x, "tanh"), approximate="tanh")
+            return renewed(node, "gelu", aten.gelu.default, (x, "tanh"), approximate="tanh"), 0.5
     return None
 
 

@@ -61,4 +61,5 @@ def is_number(value: Any, expected: float) -> bool:
 
 
 def close_to(value: float, expected: float) -> bool:
-    return math.isclose(value, expected, rel_tol=1e-6)
+    """Up to float32 rounding."""
+    return math.isclose(value, expected, rel_tol=2**-23)

@@ -179,9 +179,10 @@ def _variance(node: Any) -> Scale | None:
 def _spread(node: Node) -> Scale | None:
     """var or std over some axes, kept."""
     axes = _axes(node.argument(1, "dim") if "dim" in _argument_names(node) else None, len(node.input.shape))
-    if not axes or not _kept(node):
+    correction = bessel_correction(node)
+    if not axes or not _kept(node) or correction not in (0.0, 1.0):
         return None
-    return Scale(node.input, "layer", axes, correction=bessel_correction(node))
+    return Scale(node.input, "layer", axes, correction=correction)
 
 
 def bessel_correction(node: Node) -> float:
