@@ -27,7 +27,7 @@ PAPERS = {
 THEMES = (  # modules that register claims, in the order of the ledger
     "than2025.normalizers", "than2025.networks", "than2025.weights", "than2025.optimization", "than2025.generalization",
     "than2025.comparisons", "than2025.figures",
-    "akbar.symmetry", "akbar.derivatives", "akbar.dynamics", "akbar.experiments", "akbar.observations",
+    "akbar.symmetry", "akbar.derivatives", "akbar.conditioning", "akbar.dynamics", "akbar.experiments", "akbar.observations",
 )  # fmt: skip
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", MEASURED: "magenta"}
 

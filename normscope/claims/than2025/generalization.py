@@ -121,13 +121,15 @@ def memorized(sample: Sample, slope: float) -> Tensor:
     return (slope * (sample.points[:, None] - data).abs().amin(1)).clamp(max=LOSS_BOUND)
 
 
-def adversarial_losses(sample: Sample) -> list[Tensor]:
+Losses = dict[str, Tensor]  # what is said of a loss → its values at the points
+
+
+def adversarial_losses(sample: Sample) -> Losses:
     """Losses that depend on the data: memorized with gentle and steep slopes, and C on every cell without data."""
     empty = (~sample.seen)[sample.cell].double() * LOSS_BOUND
-    return [memorized(sample, slope) for slope in (1.0, 20.0, 1000.0)] + [
-        empty,
-        (memorized(sample, 1.0) + empty).clamp(max=LOSS_BOUND),
-    ]
+    both = (memorized(sample, 1.0) + empty).clamp(max=LOSS_BOUND)
+    steep = {f"memorized, slope {slope:g}": memorized(sample, slope) for slope in (1.0, 20.0, 1000.0)}
+    return {**steep, "high on empty cells": empty, "memorized, high on empty cells": both}
 
 
 def bound_of_theorem(empirical: float, spread: float, uncertain: float) -> float:
@@ -136,14 +138,14 @@ def bound_of_theorem(empirical: float, spread: float, uncertain: float) -> float
 
 
 def cover(
-    generator: torch.Generator, stated: Callable[[float, float, float], float], losses: Callable[[Sample], list[Tensor]]
+    generator: torch.Generator, stated: Callable[[float, float, float], float], losses: Callable[[Sample], Losses]
 ) -> list[Trial]:
     """Theorem 20's bound against the true risk for every sample and every loss made from it."""
     trials = []
     for sample in samples(generator, 4):
-        for loss in losses(sample):
+        for name, loss in losses(sample).items():
             bound = stated(sample.empirical(loss), sample.spread(sample.constants(loss)), sample.uncertainty)
-            trials.append(Trial(sample.setting, bound, sample.risk(loss)))
+            trials.append(Trial(f"{sample.setting}, loss {name}", bound, sample.risk(loss)))
     return trials
 
 
@@ -201,10 +203,11 @@ def discontinuous_loss_bound(
     It needs L_i on whole cells as in Theorem 20: with a jump inside a cell there is no L_i, see T-T20-local.
     """
 
-    def jumping(sample: Sample) -> list[Tensor]:
+    def jumping(sample: Sample) -> Losses:
         heights = torch.rand(sample.cells, generator=generator, dtype=torch.float64)
         heights = torch.where(sample.seen, heights / 2, torch.ones_like(heights))
-        return [(heights[sample.cell] + memorized(sample, slope)).clamp(max=LOSS_BOUND) for slope in (0.5, 20.0, 500.0)]
+        slopes = {f"of slope {slope:g} with jumps": memorized(sample, slope) for slope in (0.5, 20.0, 500.0)}
+        return {name: (heights[sample.cell] + loss).clamp(max=LOSS_BOUND) for name, loss in slopes.items()}
 
     return coverage(cover(generator, stated, jumping), DELTA)
 
@@ -214,10 +217,11 @@ def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float],
     """Coverage of the absolute difference, with losses that are low on the data and losses that are high there alone."""
     trials = []
     for sample in samples(generator, 3):
-        for loss in adversarial_losses(sample):
-            for side in (loss, LOSS_BOUND - loss):
-                bound = stated(sample.spread(sample.constants(side)), sample.uncertainty)
-                trials.append(Trial(sample.setting, bound, abs(sample.risk(side) - sample.empirical(side))))
+        for name, loss in adversarial_losses(sample).items():
+            for side, values in {"": loss, "C less ": LOSS_BOUND - loss}.items():
+                bound = stated(sample.spread(sample.constants(values)), sample.uncertainty)
+                gap = abs(sample.risk(values) - sample.empirical(values))
+                trials.append(Trial(f"{sample.setting}, loss {side}{name}", bound, gap))
     return coverage(trials, DELTA)
 
 
