@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from normscope.core.errors import InputError
 from normscope.lab import runner
 from normscope.lab.datasets import DATASETS
 from normscope.lab.executors import InProcess, Processes
-from normscope.lab.experiment import Comparison, Settings, experiments, find
-from normscope.lab.runner import load_experiment, run_experiment, verdict
+from normscope.lab.experiment import Comparison, Results, Settings, TrialResult, experiments, find
+from normscope.lab.runner import judged, load_experiment, run_experiment, run_trials, verdict
 from normscope.lab.tasks import Failure, Record, Task, tasks
 
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "2", "images": "200"}
@@ -211,6 +212,25 @@ def test_a_trial_is_its_parameters(tmp_path: Path) -> None:
 )
 def test_verdicts(agreements: list[bool | None], word: str) -> None:
     assert verdict([Comparison("", "", "", agrees) for agrees in agreements]) == word
+
+
+def test_answers_are_counted_seed_by_seed() -> None:
+    """On average 2 is larger than 1, but only in two of three seeds; a row of which the paper says nothing has no count."""
+
+    def judge(results: Results) -> list[Comparison]:
+        return [Comparison("x", "above 1", "", results.mean("x") > 1), Comparison("y", "", "")]
+
+    experiment = replace(find("weight-norms"), judge=judge)
+    results = Results([TrialResult("", seed, {}, {"x": x}) for seed, x in enumerate((0.0, 2.0, 4.0))])
+    assert [row.seeds for row in judged(experiment, results)] == ["2 of 3", ""]
+    assert [row.seeds for row in judged(experiment, Results(results[:1]))] == ["", ""]
+
+
+def test_of_networks_that_the_paper_does_not_show_it_says_nothing(tmp_path: Path) -> None:
+    for name in ("weight-norms", "input-variance"):
+        groups = run_trials(name, TINY, tmp_path).groups("network", "normalizer")
+        said = {kinds: [row.agrees for row in find(name).judge(own) if row.agrees is not None] for kinds, own in groups.items()}
+        assert said["mlp", "none"] and not said["mlp", "batch"]
 
 
 @pytest.mark.parametrize("name", experiments())
