@@ -53,20 +53,24 @@ def condition_of_correlated(correlation: Tensor) -> Tensor:
 @claim(
     "A-S7.1", AKBAR, "Sections 6.1 and 7.1",
     "With BN inputs have unit variance in each direction, so that the Hessian is the identity and κ = 1, as by whitening.",
-    "They have unit variance along each axis, not in each direction: two features of correlation ρ keep κ = (1 + |ρ|)/(1 − |ρ|). BN "
-    "removes what scales do to κ, and nothing of what correlations do.",
+    "They have unit variance along each axis, not in each direction: two features of correlation ρ keep κ = (1 + |ρ|)/(1 − |ρ|). "
+    "BN removes what scales do to κ, and nothing of what correlations do.",
 )  # fmt: skip
 def condition_after_batch_norm(
-    generator: torch.Generator, stated: Callable[[Tensor], Tensor] = perfect_condition, correlations: tuple[float, ...] = (0.0, 0.5, 0.99)
+    generator: torch.Generator,
+    stated: Callable[[Tensor], Tensor] = perfect_condition,
+    correlations: tuple[float, ...] = (0.0, 0.5, 0.99),
 ) -> Outcome:
-    """Least squares on two features, one 1000 times as large, after BN: κ of the Hessian in the weights. Beside it, κ without BN."""
+    """Least squares on two features, one 1000 times as large, after BN: κ of the Hessian in the weights; beside it, without BN."""
     cases, plain = [], 0.0
     for wanted in correlations:
         first, noise = standardize(normal(generator, 400, 2), 0, 0.0).T
         noise = standardize(noise - first * (first @ noise) / 400, 0, 0.0)
         x = torch.stack([first, 1000 * (wanted * first + (1 - wanted**2) ** 0.5 * noise)], 1)
         normalized, targets = standardize(x, 0, 0.0), normal(generator, 400)
-        condition, before = (_condition(hessian(partial(_squares, inputs, targets), normal(generator, 2))) for inputs in (normalized, x))
+        condition, before = (
+            _condition(hessian(partial(_squares, inputs, targets), normal(generator, 2))) for inputs in (normalized, x)
+        )
         correlation = (normalized[:, 0] * normalized[:, 1]).mean()
         plain = max(plain, float(before))
         cases.append(Case(f"correlation {wanted:g}", stated(correlation), condition, condition_of_correlated(correlation)))

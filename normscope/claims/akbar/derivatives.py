@@ -80,7 +80,7 @@ def batch_norm_weight_gradient(generator: torch.Generator, stated: Callable[...,
         gamma, beta = 0.5 + normal(generator, 1)[0].abs(), normal(generator, 1)[0]
         deltas = gradient(loss, gamma * _hat(x @ w) + beta)
         claimed = stated(deltas, x @ w, x, gamma)
-        cases.append(Case(f"batch of {size}", claimed, gradient(lambda p, x=x: _loss_after(loss, gamma, beta, x @ p), w)))
+        cases.append(Case(f"batch of {size}", claimed, gradient(partial(_loss_of_neuron, loss, gamma, beta, x), w)))
         cases.append(Case(f"batch of {size}, cosine", claimed @ w / (claimed.norm() * w.norm()), scalar(0.0), scale=1.0))
     return identity(cases)
 
@@ -267,6 +267,10 @@ def _half_square(targets: Tensor) -> Map:
 def _loss_after(loss: Map, gamma: Tensor, beta: Tensor, z: Tensor) -> Tensor:
     """The loss of a = γẑ + β, one vector being normalized: a unit's batch (BN) or a sample's layer (LN)."""
     return loss(gamma * _hat(z) + beta)
+
+
+def _loss_of_neuron(loss: Map, gamma: Tensor, beta: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return _loss_after(loss, gamma, beta, x @ w)
 
 
 def _loss_of_weight_norm(loss: Map, vector: Tensor) -> Tensor:

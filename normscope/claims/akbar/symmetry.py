@@ -110,7 +110,8 @@ def whole_layers(layers: int, neurons: int) -> int:
 
 
 @claim(
-    "A-S4.1-group", AKBAR, "Section 4.1, geometry of BN's invariance", "With BN in k layers the scale symmetries form the group (ℝ⁺)^k.",
+    "A-S4.1-group", AKBAR, "Section 4.1, geometry of BN's invariance",
+    "With BN in k layers the scale symmetries form the group (ℝ⁺)^k.",
     "Every neuron has a scale of its own, as Table 1 says: the group is (ℝ⁺)^N for N neurons with BN.",
 )  # fmt: skip
 def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = whole_layers) -> Outcome:
@@ -134,7 +135,7 @@ def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = 
     "It represents exactly the same functions: BN subtracts b in training, and in eval mode the running mean holds it.",
 )  # fmt: skip
 def bias_before_batch_norm(generator: torch.Generator, statistics: str = "batch") -> Outcome:
-    """The output of a layer with BN with and without its bias, relative. statistics: "fixed" keeps the mean from before; it counts then."""
+    """The output of a layer with BN with and without its bias. statistics: "fixed" keeps the mean from before; the bias counts."""
     effects = {}
     for size in (0.1, 1.0, 100.0):
         layer, x = random_layer(generator, BATCH_AXIS), normal(generator, BATCH, INPUTS)

@@ -1,4 +1,4 @@
-"""Than 2025, Section 5.2: the sensitivity bound that Theorem 20 comes from, what labels do to it, and how it compares with others."""
+"""Than 2025, Section 5.2: the bound that Theorem 20 comes from, what labels do to it, and how it compares with others."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def sum_of_theorem(dimension: int, size: int) -> float:
 def more_efficient_than_lyu(
     generator: torch.Generator, stated: Callable[[int], float] = sum_of_lyu, dimensions: tuple[int, ...] = (2, 4, 8)
 ) -> Outcome:
-    """Sums that are added to F(D, h) for L = τ = C = 1: the factor by which each falls from m = 10⁴ to 10⁸; hidden constants cancel.
+    """Sums that are added to F(D, h) for L = τ = C = 1: the factor by which each falls from m = 10⁴ to 10⁸, free of constants.
 
     dimensions: of the inputs, uniform in a cube.
     """

@@ -184,7 +184,9 @@ def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., 
         slopes = 2 * (u.tanh() - labels) * (1 - u.tanh() ** 2)
         active = (features @ weight.T >= 0).double()
         claimed = stated(READOUT * member.scale, slopes, active, features, min(member.widths[1:]))
-        cases.append(Case(f"widths {member.widths}", claimed, gradient(partial(_output_error, torch.tanh, network, labels), weight)))
+        cases.append(
+            Case(f"widths {member.widths}", claimed, gradient(partial(_output_error, torch.tanh, network, labels), weight))
+        )
     return identity(cases)
 
 
@@ -194,9 +196,10 @@ def grows_with_factors(growth: float) -> float:
 
 
 @claim(
-    "T-R16", THAN, "Remark 16", "By Theorem 15 gradients are of size Ω(a_{i+1}⋯a_K), exponentially large, for any differentiable g.",
-    "(12) also has the factor (f∘g)'(u), and u = c∏a·1ᵀv grows with ∏a: where g saturates, as tanh and the sigmoid do, the gradient "
-    "falls exponentially in ∏a. With g the identity it grows as ∏a or faster.",
+    "T-R16", THAN, "Remark 16",
+    "By Theorem 15 gradients are of size Ω(a_{i+1}⋯a_K), exponentially large, for any differentiable g.",
+    "(12) also has the factor (f∘g)'(u), and u = c∏a·1ᵀv grows with ∏a: where g saturates, as tanh and the sigmoid do, the "
+    "gradient falls exponentially in ∏a. With g the identity it grows as ∏a or faster.",
 )  # fmt: skip
 def size_of_extreme_gradients(
     generator: torch.Generator, stated: Callable[[float], float] = grows_with_factors, activation: Map = torch.tanh
@@ -223,8 +226,8 @@ def product_of_later_norms(norms: Sequence[float], i: int) -> Tensor:
 @claim(
     "T-R17", THAN, "Remark 17 and the paragraph after Corollary 18",
     "The loss is O(s_{i+1}⋯s_K)-Lipschitz in W_i, so that deeper layers have smaller constants.",
-    "The norms before layer i count as well, through ‖h_{i-1}‖ ≤ s_1⋯s_{i-1}‖x‖: the constant is up to ∏_{j≠i} s_j · ‖x‖, which for "
-    "equal norms is the same in every layer. With normalizers it is right, for they bound ‖h_{i-1}‖.",
+    "The norms before layer i count as well, through ‖h_{i-1}‖ ≤ s_1⋯s_{i-1}‖x‖: the constant is up to ∏_{j≠i} s_j · ‖x‖, which "
+    "for equal norms is the same in every layer. With normalizers it is right, for they bound ‖h_{i-1}‖.",
 )  # fmt: skip
 def constant_of_every_layer(
     generator: torch.Generator, stated: Callable[[Sequence[float], int], Tensor] = product_of_later_norms
