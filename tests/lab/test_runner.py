@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -176,12 +177,46 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> Non
         ({"seeds": "[]"}, "at least one seed"),
         ({"data": "mnist"}, "no data set 'mnist': choose from digits"),
         ({"normalizers": "bath"}, "no normalizer 'bath'"),
+        ({"seeds": "first"}, "seeds are whole numbers from 0"),
+        ({"seeds": "0.5"}, "seeds are whole numbers from 0"),
+        ({"seeds": "-1"}, "seeds are whole numbers from 0"),
+        ({"epochs": "-1"}, "epochs is a whole number from 0, not -1"),
+        ({"batch_size": "0"}, "batch_size is a whole number from 1, not 0"),
+        ({"images": "all"}, "images is a whole number from 1, not all"),
+        ({"learning_rate": "NaN"}, "learning_rate is a number from 0, not nan"),
+        ({"networks": '{"mlp":3}'}, "networks gives mlp its options"),
     ],
 )
 def test_errors_name_the_choices(tmp_path: Path, changes: dict[str, str], words: str) -> None:
     with pytest.raises(InputError) as caught:
         run_experiment("weight-norms", settings=changes, out=tmp_path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, not a directory")
+    with pytest.raises(InputError, match=r"cannot write .*taken.*: Not a directory; make room there or choose another --out"):
+        run_experiment("weight-norms", settings=TINY, out=tmp_path / "taken")
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the first trial writes its result; with room again, the run goes on from its checkpoint."""
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name.startswith("result.json"):
+            write(path, content[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(InputError, match="No space left on device; make room") as caught:
+            run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
+    assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.tmp"))
+    run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
+    run_experiment("weight-norms", settings=TINY, out=tmp_path / "whole")
+    assert trial_records(tmp_path / "full") == trial_records(tmp_path / "whole")
 
 
 def test_unknown_and_unrun_experiments(tmp_path: Path) -> None:
