@@ -56,9 +56,9 @@ def grow_but_amplify(numbers):
     return figures.norms_and_variances({**numbers, name: -numbers[name]})
 
 
-def saves_less_when_deeper(needed):
+def saves_no_more_when_deeper(needed):
     shallow, deep = (needed[f"none, depth {depth}"] / needed[f"batch, depth {depth}"] for depth in (2, 6))
-    return deep < shallow
+    return deep <= shallow
 
 
 def wrong_rows(scale, slopes, active, features, rows):
@@ -134,7 +134,7 @@ VERDICTS = {
     "T-F1": measured(inflated),
     "T-F2": measured(backwards),
     "T-F3": measured(grow_but_amplify),
-    "T-S-data": measured(saves_less_when_deeper),
+    "T-S-data": measured(saves_no_more_when_deeper),
     "A-P4.1": (HOLDS, [({"stated": lambda layer, c: layer.scaled(-c)}, FALSE), ({"stated": symmetry.scale_and_divide_gamma}, FALSE)]),
     "A-P4.1-gamma": (FALSE, [({"stated": symmetry.scale_all}, HOLDS)]),
     "A-S4.1-group": (FALSE, [({"stated": lambda layers, neurons: neurons}, HOLDS), ({"stated": lambda layers, neurons: 2 * neurons}, FALSE)]),
