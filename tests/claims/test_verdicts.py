@@ -127,5 +127,14 @@ def test_coverage_is_judged_in_every_setting():
     assert coverage([*fine, Trial("easy", 0.0, 1.0)], 0.05).verdict == HOLDS
 
 
+def test_rounding_is_shown_as_nothing():
+    assert str(case(2.0, 1e-16, 0.0)) == "an instance: stated 2, true 0, corrected 0"
+    assert str(case(float("inf"), 1.0)) == "an instance: stated inf, true 1" and "nan" in str(case(float("nan"), 1.0))
+    assert (
+        "nothing beyond rounding" in presence({"here": 1e-16}, 0.1).instance
+        and "at most 0.01" in presence({"here": 0.01}, 0.1).instance
+    )
+
+
 def test_presence():
     assert presence({"here": 0.5}, 0.1).verdict == HOLDS and presence({"here": 1e-9}, 0.1).verdict == FALSE
