@@ -15,9 +15,9 @@ FIVE_LAYERS = '{"mlp":{"width":48,"depth":5}}'
 TOY_FLOW: Changes = {"degrees": "[90.0]"}
 CONDITIONING: Changes = {"learning_rates": "[0.05]", "steps": "400"}
 MARGINS: Changes = {"epochs": "130"}
-BAD_INIT: Changes = {"scales": "[0.001,1.0,100.0]", "epochs": "20"}
+BAD_INIT: Changes = {"scales": "[0.001,1.0,100.0]"}
 SADDLE_ESCAPE: Changes = {"rest": "1000", "steps": "1500"}
-LARGE_RATES: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.02,0.1,0.5,2.5]", "epochs": "7", "patience": "2"}
+LARGE_RATES: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.02,0.1,0.5,2.5]", "epochs": "12", "patience": "2"}
 SMOOTHNESS: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.1]", "epochs": "8"}
 
 
