@@ -39,10 +39,10 @@ def backwards(results):
 
 
 def inflated(results):
-    """The product of spectral norms is said to have grown by fifty orders of magnitude more."""
+    """The product of spectral norms is said to have reached the paper's 10^50."""
     changed = copy.deepcopy(list(results))
     for trial in changed:
-        trial.numbers["history"][-1]["products"]["weights_matrix"] += 50
+        trial.numbers["history"][-1]["products"]["weights_matrix"] = 50.0
     return Results(changed)
 
 
