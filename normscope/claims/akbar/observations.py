@@ -17,7 +17,7 @@ CONDITIONING: Changes = {"learning_rates": "[0.05]", "steps": "400"}
 MARGINS: Changes = {"epochs": "130"}
 BAD_INIT: Changes = {"scales": "[0.001,1.0,100.0]"}
 SADDLE_ESCAPE: Changes = {"rest": "1000", "steps": "1500"}
-LARGE_RATES: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.02,0.1,0.5,2.5]", "epochs": "12", "patience": "2"}
+LARGE_RATES: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.03,0.1,0.3,1.0,3.0]", "epochs": "12", "patience": "2"}
 SMOOTHNESS: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.1]", "epochs": "8"}
 
 
@@ -80,7 +80,7 @@ def saddle_escape(generator: torch.Generator, stated: Sees = as_measured) -> Out
     "BN widens the range of learning rates at which training is stable; without it a small rate reaches a similar accuracy.",
 )
 def large_learning_rates(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
-    """`max-learning-rate`: a rate is stable where the loss ends below half of what it was; five-fold steps from 0.02 to 2.5."""
+    """`max-learning-rate`: a rate is stable where the loss ends below half of what it was; three-fold steps from 0.03 to 3."""
     return observation("max-learning-rate", generator.initial_seed(), LARGE_RATES, stated)
 
 
