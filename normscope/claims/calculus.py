@@ -94,8 +94,9 @@ def random_weights(widths: Sequence[int], generator: torch.Generator) -> list[Te
     return [normal(generator, rows, columns) * (2 / columns) ** 0.5 for columns, rows in pairwise(widths)]
 
 
-def product(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack([scalar(value) for value in values]).prod()
+def product(values: Sequence[float | Tensor]) -> Tensor:
+    """1 for no values."""
+    return torch.tensor([float(value) for value in values], dtype=torch.float64).prod()
 
 
 def spectral_product(weights: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ formula, says *holds*.
 ```
 normscope claims                     every claim but the long ones, by paper
 normscope claims --only T-T13        one of them; --only may be repeated
+normscope claims --list              every id, with where it stands and what it says
 normscope claims --explain T-T13     the statement, the mathematics, where it stands, what is true instead
 normscope claims --json -            a list of objects with id, paper, statement, verdict, correction, evidence
 normscope claims --long              the long ones too
@@ -24,7 +25,8 @@ normscope claims --long              the long ones too
 
 Verdicts: *holds*; *holds as a bound* (not an equality, or reached by no instance that was tried); *false as stated* (with what is
 true instead, and a counterexample); *does not follow* (the argument has a gap); *measured* (an observation: the paper's figure and
-ours, which `normscope claims --only ID` prints with its settings). Measured claims are small versions that take seconds.
+ours, which `normscope claims --only ID` prints with its settings). Measured claims are experiments of the [lab](lab.md) with one
+seed, in a size that takes seconds; the name in `code` is that of the experiment to run for more.
 
 This page is made by `python -m normscope.claims`; a test fails when it is stale."""
 

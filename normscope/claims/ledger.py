@@ -26,8 +26,8 @@ PAPERS = {
 }
 THEMES = (  # modules that register claims, in the order of the ledger
     "than2025.normalizers", "than2025.networks", "than2025.weights", "than2025.optimization", "than2025.generalization",
-    "than2025.figures",
-    "akbar.symmetry", "akbar.derivatives", "akbar.dynamics", "akbar.experiments", "akbar.observations",
+    "than2025.comparisons", "than2025.figures",
+    "akbar.symmetry", "akbar.derivatives", "akbar.conditioning", "akbar.dynamics", "akbar.observations",
 )  # fmt: skip
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", MEASURED: "magenta"}
 
@@ -171,6 +171,11 @@ def run_claims(
             report(claim.id, done, len(wanted))
         results.append(claim.run(seed))
     return Ledger(tuple(results), tuple(claim for claim in chosen if claim not in wanted))
+
+
+def contents() -> str:
+    """Every claim in a line: its id, where it stands, and what it says."""
+    return "\n".join(f"{claim.id:<16}{claim.paper}, {claim.place}: {claim.statement}" for claim in load().values())
 
 
 def explanation(id: str) -> str:

@@ -11,6 +11,7 @@ import torch
 HOLDS, BOUND, FALSE, GAP, MEASURED = "holds", "holds as a bound", "false as stated", "does not follow", "measured"
 VERDICTS = (HOLDS, BOUND, FALSE, GAP, MEASURED)
 TOLERANCE = 1e-6  # relative, in float64
+ROUNDING = 1e-12  # relative: smaller numbers depend on the machine, and are shown as nothing
 SHARP = 0.9999  # a bound that some instance reaches to this part is called sharp
 
 Evidence = dict[str, float | int | bool | str]
@@ -68,8 +69,13 @@ class Case:
     def __str__(self) -> str:
         if self.true.numel() > 1:
             return f"{self.instance}: relative error {self.error:.3g}"
-        corrected = "" if self.corrected is None else f", corrected {float(self.corrected):.3g}"
-        return f"{self.instance}: stated {float(self.stated):.3g}, true {float(self.true):.3g}{corrected}"
+        corrected = "" if self.corrected is None else f", corrected {self._shown(self.corrected)}"
+        return f"{self.instance}: stated {self._shown(self.stated)}, true {self._shown(self.true)}{corrected}"
+
+    def _shown(self, value: torch.Tensor) -> str:
+        """What is rounding beside the others is 0, on every machine."""
+        size = max(abs(float(self.stated)), abs(float(self.true)), self.scale)
+        return "0" if isfinite(size) and abs(float(value)) <= ROUNDING * size else f"{float(value):.3g}"
 
 
 def identity(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
@@ -153,7 +159,9 @@ def presence(effects: dict[str, float], least: float, confirmed: bool | None = N
     """An effect is claimed to be there: it is where some instance shows at least so much of it."""
     name, effect = max(effects.items(), key=lambda item: item[1])
     verdict = HOLDS if effect >= least else FALSE
-    instance = f"{name}: at most {effect:.3g} is seen" if verdict == FALSE else ""
+    nothing = f"in {len(effects)} instances nothing beyond rounding is seen"
+    seen = f"{name}: at most {effect:.3g} is seen" if effect > ROUNDING else nothing
+    instance = seen if verdict == FALSE else ""
     return Outcome(verdict, {"instances": len(effects), "largest effect": effect, **evidence}, instance, confirmed)
 
 

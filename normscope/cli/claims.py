@@ -12,13 +12,17 @@ from normscope.cli.output import JsonFile, check_writable, progress, terminal, w
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this claim, such as T-T13; may be repeated.")] = None,
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
+    list: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
     json: JsonFile = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random instance and training.")] = 0,
 ) -> None:
     """Run the statements of both papers and print what the numbers say of each."""
-    from normscope.claims.ledger import explanation, run_claims
+    from normscope.claims.ledger import contents, explanation, run_claims
 
+    if list:
+        print(contents())
+        return
     if explain is not None:
         print(explanation(explain))
         return

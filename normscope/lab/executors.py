@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import traceback
 from collections import deque
@@ -76,6 +77,7 @@ class Processes:
 
 
 def _run_in_process(task: Task) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the runner alone answers, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run_task(task)

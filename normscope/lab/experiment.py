@@ -30,6 +30,10 @@ class Settings:
     data: str = "digits"
     seeds: tuple[int, ...] = (0,)
 
+    def __post_init__(self) -> None:
+        if not all(type(seed) is int and seed >= 0 for seed in self.seeds):
+            raise InputError(f"seeds are whole numbers from 0, such as 0,1,2, not {', '.join(map(str, self.seeds))}")
+
     def changed(self, changes: Mapping[str, str]) -> Settings:
         """With fields replaced by what a command line says: JSON, a word, or names separated by commas for tuples and mappings.
 
@@ -45,12 +49,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity: what the paper says, what was measured, and whether they agree; None where the paper says nothing."""
+    """One quantity: what the paper says, what was measured, and whether they agree; None where the paper says nothing.
+
+    seeds: where there are several, how many of them say the same alone, as "2 of 3"; the runner counts them.
+    """
 
     quantity: str
     paper: str
     ours: str
     agrees: bool | None = None
+    seeds: str = ""
 
 
 def side_by_side(with_bn: float, without: float, form: str = ".3g") -> str:
@@ -111,6 +119,10 @@ class Results(Sequence[TrialResult]):
         """By the values of some parameters, in order; in each group only the rest varies, such as the seed."""
         keys = dict.fromkeys(tuple(t.parameters[name] for name in names) for t in self.trials)
         return {key: self.where(**dict(zip(names, key, strict=True))) for key in keys}
+
+    def by_seed(self) -> list[Results]:
+        """The trials of each seed."""
+        return [Results([t for t in self.trials if t.seed == seed]) for seed in dict.fromkeys(t.seed for t in self.trials)]
 
     def by_label(self) -> dict[str, Results]:
         """By what the trials are called; in each group only the seed varies."""

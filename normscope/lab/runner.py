@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered
 from normscope.lab.executors import Executor, InProcess, Processes
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find
-from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, tasks
-from normscope.lab.workspace import write_atomically
+from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, run_task, tasks
+from normscope.lab.workspace import write_atomically, writing
 from normscope.recorder.store import plain
 
 SCHEMA = "normscope.lab/1"
@@ -60,7 +60,8 @@ class Outcome(Rendered):
         for name in ("quantity", "the paper", "here", ""):
             table.add_column(name, overflow="fold")
         for row in self.comparisons:
-            table.add_row(row.quantity, row.paper, row.ours, {True: "agrees", False: "differs", None: ""}[row.agrees])
+            answer = {True: "agrees", False: "differs", None: ""}[row.agrees]
+            table.add_row(row.quantity, row.paper, row.ours, f"{answer} ({row.seeds} seeds)" if row.seeds else answer)
         settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in content["settings"].items())
         notes = [f"{failure['label']} seed {failure['seed']} failed: {failure['error']}" for failure in self.failures]
         notes += [f"{lost['label']} seed {lost['seed']} was tried again" for lost in content["retried"]]
@@ -89,7 +90,8 @@ def run_experiment(
     chosen = (experiment.full if full else experiment.quick).changed(settings or {})
     work = tasks(experiment, chosen, Path(out) / "trials", data_directory, threads)
     if not work:
-        raise InputError(f"{name} has no trials with these settings: give at least one seed")
+        raise InputError(f"{name} has no trials with these settings: give at least one seed, and one of all else that it varies")
+    _made(Path(out) / "trials")
     if fresh:
         for task in work:
             shutil.rmtree(task.directory, ignore_errors=True)
@@ -101,6 +103,16 @@ def run_experiment(
     content["figures"] = [] if failures else _write_figures(experiment, _results(work), directory / "figures")
     write_atomically(_made(directory) / RESULT, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     return Outcome(directory, content)
+
+
+def run_trials(name: str, settings: Mapping[str, str], out: str | Path) -> Results:
+    """The trials of an experiment's quick settings with changes, one after another in this process; no judgement, no figures."""
+    experiment = find(name)
+    work = tasks(experiment, experiment.quick.changed(settings), Path(out) / "trials", None, threads=1)
+    for task in work:
+        if task.result is None:
+            run_task(task)
+    return _results(work)
 
 
 def load_experiment(name: str, full: bool = False, out: str | Path = DEFAULT) -> Outcome:
@@ -123,6 +135,18 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
     if not decided:
         return SILENT
     return AGREES if all(decided) else PARTLY if any(decided) else DIFFERS
+
+
+def judged(experiment: Experiment[Any, Any], results: Results) -> list[Comparison]:
+    """The judgement on all trials; where there are several seeds, each answer with how many of them give it alone."""
+    rows = list(experiment.judge(results))
+    alone = [list(experiment.judge(part)) for part in results.by_seed()]
+    if len(alone) == 1 or any(len(part) != len(rows) for part in alone):
+        return rows
+    same = [sum(part[index].agrees == row.agrees for part in alone) for index, row in enumerate(rows)]
+    return [
+        row if row.agrees is None else replace(row, seeds=f"{count} of {len(alone)}") for row, count in zip(rows, same, strict=True)
+    ]
 
 
 def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[list[Failure]]:
@@ -155,7 +179,7 @@ def _trial_result(task: Task, record: Record) -> TrialResult:
 def _content(
     experiment: Experiment[Any, Any], settings: Any, full: bool, work: Sequence[Task], failures: Sequence[Failure]
 ) -> dict[str, Any]:
-    comparisons = [] if failures else list(experiment.judge(_results(work)))
+    comparisons = [] if failures else judged(experiment, _results(work))
     return {
         "schema": SCHEMA,
         "experiment": experiment.name,
@@ -195,11 +219,13 @@ def _write_figures(experiment: Experiment[Any, Any], results: Results, directory
     plots: Mapping[str, Plot] = experiment.plots(results)
     for name, shown in plots.items():
         figure = plot(shown)
-        figure.write_html(directory / f"{name}.html", include_plotlyjs=True)
+        with writing(directory):
+            figure.write_html(directory / f"{name}.html", include_plotlyjs=True)
         write_atomically(directory / f"{name}.json", figure.to_json().encode())
     return list(plots)
 
 
 def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     return directory

@@ -63,6 +63,14 @@ class Training:
     frozen: tuple[str, ...] = ()
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        limits = {"images": 1, "epochs": 0, "batch_size": 1, "learning_rate": 0, "weight_decay": 0}
+        for name, least in limits.items():
+            value = getattr(self, name)
+            kinds = (int, float) if name in ("learning_rate", "weight_decay") else (int,)
+            if value is not None and (type(value) not in kinds or not least <= value):
+                raise InputError(f"{name} is a {'number' if float in kinds else 'whole number'} from {least}, not {value}")
+
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
@@ -85,6 +93,8 @@ class TrainingSettings(Settings):
     def training(self, network: str, normalizer: str, seed: int, **changes: Any) -> Training:
         """The training of one of the networks, with what an experiment varies in `changes`."""
         given = self.networks[network]
+        if not isinstance(given, Mapping):
+            raise InputError(f"networks gives {network} its options, such as {{}}, not {given}")
         options = {name: value for name, value in given.items() if name not in RECIPE}
         recipe = {name: given.get(name, getattr(self, name)) for name in RECIPE}
         return Training(network, normalizer, **{"options": options, "data": self.data, **recipe, "seed": seed, **changes})

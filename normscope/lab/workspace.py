@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -26,7 +28,8 @@ class Workspace:
     """The directory of a trial and what it may use there; everything written is whole or absent, whenever a kill comes."""
 
     def __init__(self, directory: Path, seed: int, data_directory: Path | None = None, report: Report | None = None) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.seed, self.data_directory = directory, seed, data_directory
         self._report = report
         self._last_report = -1.0
@@ -60,8 +63,10 @@ class Workspace:
         """Replace the checkpoint: tensors and plain values."""
         path = self.directory / CHECKPOINT
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            torch.save(state, file)
+        content = BytesIO()  # torch.save hides why a file cannot be written
+        torch.save(state, content)
+        with writing(path, temporary), temporary.open("wb") as file:
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -81,8 +86,21 @@ class Workspace:
 def write_atomically(path: Path, content: bytes) -> None:
     """The file is the old one or the new one, never a part."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with writing(path, temporary):
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+
+@contextmanager
+def writing(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """A disk that is full or a place that may not be written to is one line; what was written of a temporary file goes."""
+    try:
+        yield
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}; make room there or choose another --out") from error
 
 
 @lru_cache(2)

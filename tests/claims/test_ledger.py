@@ -11,7 +11,7 @@ from rich.console import Console
 
 import normscope as ns
 from normscope.claims.documentation import documentation
-from normscope.claims.ledger import CLAIMS, PAPERS, Ledger, Result, claim, explanation, find, load
+from normscope.claims.ledger import CLAIMS, PAPERS, Ledger, Result, claim, contents, explanation, find, load
 from normscope.claims.verdicts import VERDICTS, Outcome
 from normscope.core.errors import InputError
 
@@ -133,6 +133,11 @@ def test_unknown_ids_are_refused_in_one_line():
     for only in (["T-X"], "T-X"):
         with pytest.raises(InputError, match="no claim 'T-X'"):
             ns.run_claims(only)
+
+
+def test_contents_name_every_claim_once():
+    lines = contents().splitlines()
+    assert [line.split()[0] for line in lines] == list(load())
 
 
 def test_explanation():

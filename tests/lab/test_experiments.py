@@ -112,6 +112,11 @@ def test_data_that_do_not_fit_are_one_line(name: str, data: str, words: str, tmp
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_plain_networks_must_be_given_more_time(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="patience is at least 2"):
+        run_experiment("max-learning-rate", settings={"patience": "1"}, out=tmp_path)
+
+
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "images": "200", "epochs": "1", "seeds": "[0]"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from normscope.core.errors import InputError
 from normscope.lab import runner
 from normscope.lab.datasets import DATASETS
 from normscope.lab.executors import InProcess, Processes
-from normscope.lab.experiment import Comparison, Settings, experiments, find
-from normscope.lab.runner import load_experiment, run_experiment, verdict
+from normscope.lab.experiment import Comparison, Results, Settings, TrialResult, experiments, find
+from normscope.lab.runner import judged, load_experiment, run_experiment, run_trials, verdict
 from normscope.lab.tasks import Failure, Record, Task, tasks
 
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "2", "images": "200"}
@@ -175,12 +177,46 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> Non
         ({"seeds": "[]"}, "at least one seed"),
         ({"data": "mnist"}, "no data set 'mnist': choose from digits"),
         ({"normalizers": "bath"}, "no normalizer 'bath'"),
+        ({"seeds": "first"}, "seeds are whole numbers from 0"),
+        ({"seeds": "0.5"}, "seeds are whole numbers from 0"),
+        ({"seeds": "-1"}, "seeds are whole numbers from 0"),
+        ({"epochs": "-1"}, "epochs is a whole number from 0, not -1"),
+        ({"batch_size": "0"}, "batch_size is a whole number from 1, not 0"),
+        ({"images": "all"}, "images is a whole number from 1, not all"),
+        ({"learning_rate": "NaN"}, "learning_rate is a number from 0, not nan"),
+        ({"networks": '{"mlp":3}'}, "networks gives mlp its options"),
     ],
 )
 def test_errors_name_the_choices(tmp_path: Path, changes: dict[str, str], words: str) -> None:
     with pytest.raises(InputError) as caught:
         run_experiment("weight-norms", settings=changes, out=tmp_path)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, not a directory")
+    with pytest.raises(InputError, match=r"cannot write .*taken.*: Not a directory; make room there or choose another --out"):
+        run_experiment("weight-norms", settings=TINY, out=tmp_path / "taken")
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the first trial writes its result; with room again, the run goes on from its checkpoint."""
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name.startswith("result.json"):
+            write(path, content[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(InputError, match="No space left on device; make room") as caught:
+            run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
+    assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.tmp"))
+    run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
+    run_experiment("weight-norms", settings=TINY, out=tmp_path / "whole")
+    assert trial_records(tmp_path / "full") == trial_records(tmp_path / "whole")
 
 
 def test_unknown_and_unrun_experiments(tmp_path: Path) -> None:
@@ -211,6 +247,25 @@ def test_a_trial_is_its_parameters(tmp_path: Path) -> None:
 )
 def test_verdicts(agreements: list[bool | None], word: str) -> None:
     assert verdict([Comparison("", "", "", agrees) for agrees in agreements]) == word
+
+
+def test_answers_are_counted_seed_by_seed() -> None:
+    """On average 2 is larger than 1, but only in two of three seeds; a row of which the paper says nothing has no count."""
+
+    def judge(results: Results) -> list[Comparison]:
+        return [Comparison("x", "above 1", "", results.mean("x") > 1), Comparison("y", "", "")]
+
+    experiment = replace(find("weight-norms"), judge=judge)
+    results = Results([TrialResult("", seed, {}, {"x": x}) for seed, x in enumerate((0.0, 2.0, 4.0))])
+    assert [row.seeds for row in judged(experiment, results)] == ["2 of 3", ""]
+    assert [row.seeds for row in judged(experiment, Results(results[:1]))] == ["", ""]
+
+
+def test_of_networks_that_the_paper_does_not_show_it_says_nothing(tmp_path: Path) -> None:
+    for name in ("weight-norms", "input-variance"):
+        groups = run_trials(name, TINY, tmp_path).groups("network", "normalizer")
+        said = {kinds: [row.agrees for row in find(name).judge(own) if row.agrees is not None] for kinds, own in groups.items()}
+        assert said["mlp", "none"] and not said["mlp", "batch"]
 
 
 @pytest.mark.parametrize("name", experiments())

@@ -61,6 +61,30 @@ def batch_norm_backward_appendix(
     return identity(backward_cases(generator, stated))
 
 
+def weight_gradient(deltas: Tensor, z: Tensor, x: Tensor, gamma: Tensor) -> Tensor:
+    """(γ/σ)[Σ_k δ_k x_k − (1/m) Σ_k Σ_n δ_n x_k − (1/m) Σ_k ẑ_k x_k Σ_n δ_n ẑ_n]."""
+    hat, size = _hat(z), len(z)
+    direct, centred, along = deltas @ x, deltas.sum() * x.sum(0) / size, (deltas @ hat) * (hat @ x) / size
+    return gamma / _deviation(z) * (direct - centred - along)
+
+
+@claim(
+    "A-A.1.1-W", AKBAR, "Appendix A.1.1, ∂L/∂W",
+    "∂L/∂W_j = (γ/σ)[Σ_k δ_k x_kj − (1/m) Σ_k Σ_n δ_n x_kj − (1/m) Σ_k ẑ_k x_kj Σ_n δ_n ẑ_n], orthogonal to W.",
+)  # fmt: skip
+def batch_norm_weight_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = weight_gradient) -> Outcome:
+    """Against automatic differentiation for one neuron with inputs whose mean is not zero; then its cosine with W against 0."""
+    cases = []
+    for size in SIZES:
+        x, w, loss = 1 + normal(generator, size, 4), normal(generator, 4), _smooth_loss(normal(generator, size))
+        gamma, beta = 0.5 + normal(generator, 1)[0].abs(), normal(generator, 1)[0]
+        deltas = gradient(loss, gamma * _hat(x @ w) + beta)
+        claimed = stated(deltas, x @ w, x, gamma)
+        cases.append(Case(f"batch of {size}", claimed, gradient(partial(_loss_of_neuron, loss, gamma, beta, x), w)))
+        cases.append(Case(f"batch of {size}, cosine", claimed @ w / (claimed.norm() * w.norm()), scalar(0.0), scale=1.0))
+    return identity(cases)
+
+
 def printed_jacobian(z: Tensor) -> Tensor:
     """∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³."""
     centred, sigma = z - z.mean(), _deviation(z)
@@ -243,6 +267,10 @@ def _half_square(targets: Tensor) -> Map:
 def _loss_after(loss: Map, gamma: Tensor, beta: Tensor, z: Tensor) -> Tensor:
     """The loss of a = γẑ + β, one vector being normalized: a unit's batch (BN) or a sample's layer (LN)."""
     return loss(gamma * _hat(z) + beta)
+
+
+def _loss_of_neuron(loss: Map, gamma: Tensor, beta: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return _loss_after(loss, gamma, beta, x @ w)
 
 
 def _loss_of_weight_norm(loss: Map, vector: Tensor) -> Tensor:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from normscope.claims.calculus import EPSILON, gradient, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import AKBAR, claim
-from normscope.claims.verdicts import Case, Outcome, identity
+from normscope.claims.verdicts import Case, Outcome, identity, presence
 
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 INPUTS, OUTPUTS, BATCH = 5, 4, 12
 BATCH_AXIS, LAYER_AXIS = 0, -1
+VISIBLE = 1e-6  # a relative change that counts
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,49 @@ def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
 def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Outcome:
     """ẑ does not change, so a = γẑ + β becomes γẑ/c + β."""
     return identity(invariance_cases(generator, BATCH_AXIS, stated, scale_all))
+
+
+def whole_layers(layers: int, neurons: int) -> int:
+    """(ℝ⁺)^k: one scale for each of k layers."""
+    return layers
+
+
+@claim(
+    "A-S4.1-group", AKBAR, "Section 4.1, geometry of BN's invariance",
+    "With BN in k layers the scale symmetries form the group (ℝ⁺)^k.",
+    "Every neuron has a scale of its own, as Table 1 says: the group is (ℝ⁺)^N for N neurons with BN.",
+)  # fmt: skip
+def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = whole_layers) -> Outcome:
+    """Two layers with BN and tanh, no biases: the nullity of the Jacobian of the outputs in all weights, at ε = 0."""
+    cases = []
+    for widths in ((3, 4, 2), (5, 2, 6)):
+        x, sizes = normal(generator, 60, widths[0]), [after * before for before, after in pairwise(widths)]
+
+        def outputs(vector: Tensor, x: Tensor = x, widths: tuple[int, ...] = widths, sizes: list[int] = sizes) -> Tensor:
+            for part, (before, after) in zip(vector.split(sizes), pairwise(widths), strict=True):
+                x = standardize(x @ part.reshape(after, before).T, BATCH_AXIS, 0.0).tanh()
+            return x
+
+        true, neurons = nullity(jacobian(outputs, normal(generator, sum(sizes)))), sum(widths[1:])
+        cases.append(Case(f"widths {widths}", scalar(stated(len(sizes), neurons)), scalar(true), scalar(neurons)))
+    return identity(cases)
+
+
+@claim(
+    "A-S9.1-bias", AKBAR, "Section 9.1", "Leaving out the bias before BN slightly reduces what the model can represent.",
+    "It represents exactly the same functions: BN subtracts b in training, and in eval mode the running mean holds it.",
+)  # fmt: skip
+def bias_before_batch_norm(generator: torch.Generator, statistics: str = "batch") -> Outcome:
+    """The output of a layer with BN with and without its bias. statistics: "fixed" keeps the mean from before; the bias counts."""
+    effects = {}
+    for size in (0.1, 1.0, 100.0):
+        layer, x = random_layer(generator, BATCH_AXIS), normal(generator, BATCH, INPUTS)
+        biased, plain = replace(layer, bias=size * layer.bias), replace(layer, bias=0 * layer.bias)
+        z = x @ plain.weight.T
+        fixed = biased.gamma * (z + biased.bias - z.mean(0)) / z.std(0, correction=0) + biased.beta
+        output = biased(x) if statistics == "batch" else fixed
+        effects[f"bias of size {size:g}"] = float((output - plain(x)).norm() / plain(x).norm())
+    return presence(effects, VISIBLE, max(effects.values()) < VISIBLE)
 
 
 def radial(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,11 +250,13 @@ def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], 
         layer = _jacobian_of_layer(x, normal(generator, 5, inputs), normal(generator, 5), LAYER_AXIS)
         vector = jacobian(partial(weight_norm_output, x), normal(generator, inputs + 1))
         for kind, matrix in (("BN", neuron), ("LN", layer), ("WN", vector)):
-            true = matrix.shape[1] - int(torch.linalg.matrix_rank(matrix, rtol=1e-9))
-            cases.append(
-                Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(true), scalar(freedoms(kind, inputs)))
-            )
+            right = scalar(freedoms(kind, inputs))
+            cases.append(Case(f"{kind}, {inputs} inputs", scalar(stated(kind, inputs)), scalar(nullity(matrix)), right))
     return identity(cases)
+
+
+def nullity(matrix: Tensor) -> int:
+    return matrix.shape[1] - int(torch.linalg.matrix_rank(matrix, rtol=1e-9))
 
 
 def _jacobian_of_layer(x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:

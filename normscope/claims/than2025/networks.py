@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.claims.calculus import (
     ROUGH_EPSILON,
@@ -26,7 +26,7 @@ from normscope.claims.calculus import (
     uniform,
 )
 from normscope.claims.ledger import THAN, claim
-from normscope.claims.verdicts import Case, Outcome, constant, upper_bound
+from normscope.claims.verdicts import Case, Outcome, constant, implication, upper_bound
 
 WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))
 POINTS = 20  # random inputs a network
@@ -35,7 +35,7 @@ Weights = Sequence[Tensor]
 Deviations = Sequence[Tensor]  # √(σ² + ε) of each BN, one number a channel
 
 
-def steepest(function: Map, points: Sequence[Tensor]) -> Tensor:
+def steepest(function: Map, points: Sequence[Tensor] | Tensor) -> Tensor:
     """The largest ‖∂function/∂x‖ at the points: a lower bound on the constant."""
     return torch.stack([steepness(function, x) for x in points]).max()
 
@@ -52,6 +52,33 @@ def random_and_extremal(widths: Sequence[int], generator: torch.Generator) -> di
         f"random network {widths}": random_weights(widths, generator),
         f"extremal network {widths}": scaled_identities(factors, widths),
     }
+
+
+NAMED_ACTIVATIONS: dict[str, Map] = {
+    "ReLU": torch.relu,
+    "leaky ReLU": nn.functional.leaky_relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softmax": partial(torch.softmax, dim=-1),
+}
+STEEPER_ACTIVATIONS: dict[str, Map] = {"SiLU": nn.functional.silu, "GELU": nn.functional.gelu, "Mish": nn.functional.mish}
+
+
+@claim(
+    "T-D4", THAN, "Definition 4, the line after it",
+    "Most popular activations (ReLU, leaky ReLU, tanh, sigmoid, softmax) have Lipschitz constants of at most 1.",
+)  # fmt: skip
+def activation_slopes(generator: torch.Generator, stated: Mapping[str, Map] = NAMED_ACTIVATIONS) -> Outcome:
+    """Jacobians on a fine grid from −6 to 6, where two logits are equal, and at random points of several scales.
+
+    It holds for the five that are named. SiLU, which Figure 3's EfficientNet is built of, GELU and Mish exceed 1, so that the
+    theorems do not cover networks with them: each such layer adds a factor. stated: the activations.
+    """
+    grid = torch.linspace(-6, 6, 481, dtype=torch.float64)
+    points = [grid, torch.zeros(2, dtype=torch.float64), *(scale * normal(generator, 8) for scale in (0.1, 1.0, 10.0))]
+    cases = [Case(name, scalar(1.0), steepest(activation, points)) for name, activation in stated.items()]
+    others = {f"constant of {name}": float(steepest(activation, points)) for name, activation in STEEPER_ACTIVATIONS.items()}
+    return upper_bound(cases, **others)
 
 
 @claim("T-L5", THAN, "Lemma 5", "The Lipschitz constant of a feedforward network is at most ∏‖W_k‖.")
@@ -90,7 +117,7 @@ def residual_product(generator: torch.Generator, stated: Callable[[Weights], Ten
 
 def product_of_factors(factors: Sequence[float]) -> Tensor:
     """∏a_k."""
-    return product([scalar(factor) for factor in factors])
+    return product(factors)
 
 
 @claim("T-T6", THAN, "Theorem 6", "For all a_k in [0, s_k] some ReLU network has Lipschitz constant exactly ∏a_k.")
@@ -168,6 +195,51 @@ def batch_norm_network_bound(
             value = bound(network.weights, network.deviations)
             cases.append(Case(f"{network.name}, {form}", value, network.steepest, sharp))
     return upper_bound(cases)
+
+
+def calibrated_batch_norms(weights: Weights, data: Tensor) -> list[Map]:
+    """BN layer by layer with the mean and the deviation of the data that reach it, ε = 0."""
+    normalizers: list[Map] = []
+    for weight in weights:
+        data = data @ weight.T
+        normalizers.append(partial(_standardized, data.mean(0), data.std(0, correction=0)))
+        data = normalizers[-1](data).relu()
+    return normalizers
+
+
+def _standardized(mean: Tensor, deviation: Tensor, y: Tensor) -> Tensor:
+    return (y - mean) / deviation
+
+
+def falls_with_deviations(factor: float, layers: int) -> float:
+    """c^-K where every σ_k has become c times as large."""
+    return factor**-layers
+
+
+@claim(
+    "T-C10-variance", THAN, "Paragraph after Corollary 10",
+    "As the input variances increase, ‖h_no‖_Lip tends to be smaller: the penalty of BN is stronger.",
+    "Not where they increase with the weights: σ_k is measured behind W_k, so W_k → cW_k makes σ_k → cσ_k and leaves h_no, and "
+    "∏‖W_k‖ ∏1/σ_k, as they are. What counts is the ratio ‖W_k‖/σ_k, which no scale of the weights changes.",
+)  # fmt: skip
+def variance_of_larger_weights(
+    generator: torch.Generator, stated: Callable[[float, int], float] = falls_with_deviations
+) -> Outcome:
+    """Random networks whose BN has the statistics of data: the steepest Jacobian before and after every weight is c times as large.
+
+    stated: the factor that σ_k → cσ_k in all K layers brings, c^-K by Corollary 10 if nothing else changed.
+    """
+    cases, unchanged = [], 0.0
+    for widths in WIDTHS:
+        weights, data = random_weights(widths, generator), normal(generator, 64, widths[0])
+        before = steepest(partial(chain, weights, normalizers=calibrated_batch_norms(weights, data)), data[:POINTS])
+        for factor in (3.0, 100.0):
+            larger = [factor * weight for weight in weights]
+            after = steepest(partial(chain, larger, normalizers=calibrated_batch_norms(larger, data)), data[:POINTS])
+            what = f"network {widths}, every weight × {factor:g}, so every σ × {factor:g}"
+            cases.append(Case(what, stated(factor, len(weights)) * before, after))
+            unchanged = max(unchanged, abs(float(after / before) - 1))
+    return implication(cases, {"largest change of the constant": unchanged})
 
 
 def weights_and_least_deviations(weights: Weights, epsilon: float) -> Tensor:

@@ -33,6 +33,19 @@ def norm_of_inverses(deviations: Tensor) -> Tensor:
     return (1 / deviations).norm()
 
 
+def batch_norm_deviations(generator: torch.Generator) -> list[Tensor]:
+    """√(σ² + ε) of layers of widths 1 to 64: over six orders of magnitude, all equal, and one tiny."""
+    variances = [uniform(generator, -3, 3, width) for width in (1, 2, 3, 8, 64)]
+    spread = [(10**exponents + EPSILON).sqrt() for exponents in variances]
+    return [*spread, torch.ones(16, dtype=torch.float64), torch.tensor([1e-2, 10.0, 10.0], dtype=torch.float64)]
+
+
+def batch_norm_case(generator: torch.Generator, deviations: Tensor, stated: Callable[[Tensor], Tensor]) -> Case:
+    """The stated constant against the spectral norm of the Jacobian, and against its largest entry."""
+    true = steepness(batch_norm(deviations), normal(generator, len(deviations)))
+    return Case(f"{len(deviations)} channels", stated(deviations), true, (1 / deviations).abs().max())
+
+
 @claim(
     "T-L1", THAN, "Lemma 1", "The Lipschitz constant of BN is the ℓ2 norm of the vector of 1/√(σ_k² + ε).",
     "It is max_k 1/√(σ_k² + ε), for the Jacobian is diagonal; the ℓ2 norm is an upper bound, larger by up to √n.",
@@ -43,18 +56,20 @@ def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], T
     The constant is the spectral norm of that matrix, taken by automatic differentiation, for widths 1 to 64 and variances over
     six orders of magnitude, among them one tiny variance and all equal.
     """
-    variances = [uniform(generator, -3, 3, width) for width in (1, 2, 3, 8, 64)]
-    spreads = [(10**exponents + EPSILON).sqrt() for exponents in variances]
-    spreads += [torch.ones(16, dtype=torch.float64), torch.tensor([1e-2, 10.0, 10.0], dtype=torch.float64)]
-    cases = [
-        Case(
-            f"{len(spread)} channels",
-            stated(spread),
-            steepness(batch_norm(spread), normal(generator, len(spread))),
-            (1 / spread).max(),
-        )
-        for spread in spreads
-    ]
+    return constant([batch_norm_case(generator, deviations, stated) for deviations in batch_norm_deviations(generator)])
+
+
+@claim(
+    "T-S-BN", THAN, "Slides", "With γ the Lipschitz constant of BN is the ℓ2 norm of the vector of γ_k/√(σ_k² + ε).",
+    "It is max_k |γ_k|/√(σ_k² + ε).",
+)  # fmt: skip
+def scaled_batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Outcome:
+    """As T-L1 with random γ of both signs, one of them zero: the Jacobian is diag(γ_k/√(σ_k² + ε)). stated: of √(σ² + ε)/γ."""
+    cases = []
+    for deviations in batch_norm_deviations(generator):
+        gamma = normal(generator, len(deviations))
+        gamma[1:2] = 0
+        cases.append(batch_norm_case(generator, deviations / gamma, stated))
     return constant(cases)
 
 
@@ -139,8 +154,10 @@ def scaled_layer_norm_cases(
 
 
 @claim(
-    "T-S-LN", THAN, "Slides and summary", "‖LN‖_Lip ≤ (1 − 1/n)‖γ/σ‖: smaller layers are penalized more.",
-    "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n.",
+    "T-S-LN", THAN, "Slides and summary",
+    "‖LN‖_Lip ≤ (1 − 1/n)/σ (summary) or (1 − 1/n)‖γ/σ‖ (slides): smaller layers are penalized more.",
+    "‖LN‖_Lip ≤ max|γ|/σ, reached for every n ≥ 3 with γ = 1: there is no factor 1 − 1/n. The slides' form fails where one γ is "
+    "large; where all are equal, ‖γ/σ‖ is √n times too large and hides it.",
 )  # fmt: skip
 def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
     """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); γ = e₁ keeps one row of it."""
@@ -148,7 +165,7 @@ def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tenso
 
 
 @claim(
-    "T-S-GN", THAN, "Slides and summary", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖ for groups of n_g neurons.",
+    "T-S-GN", THAN, "Slides and summary", "‖GN‖_Lip ≤ (1 − 1/n_g)/σ, or (1 − 1/n_g)‖γ/σ‖, for groups of n_g neurons.",
     "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: there is no factor 1 − 1/n_g.",
 )  # fmt: skip
 def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:

@@ -57,7 +57,7 @@ def iteration_complexity(
         y = chain(weights, x) + normal(generator, 16, WIDTHS[-1])
         rate = 1 / prod(norms[1:]) ** 2
         dead = steps_to_stationarity([-weights[0].abs(), *weights[1:]], x, y, alpha, rate, [])
-        counted[f"steps from a live start, s = {size:g}"] = steps_to_stationarity(weights, x, y, alpha, rate, [])
+        counted[f"steps from a live start, s = {size:g}"] = _counted(steps_to_stationarity(weights, x, y, alpha, rate, []))
         claimed = scalar(HIDDEN_CONSTANT * stated(norms, alpha))
         cases.append(Case(f"dead first layer, s = {size:g} (iterations, constant {HIDDEN_CONSTANT:g})", claimed, scalar(dead)))
     return implication(cases, counted, least=True)
@@ -83,5 +83,9 @@ def convergence_rate(generator: torch.Generator, stated: Callable[[float, float]
     normalizers: list[Map] = [partial(standardize, axis=0)] * len(weights)
     counts = {name: steps_to_stationarity(weights, x, y, 1e-2, 1.0, kind) for name, kind in (("plain", []), ("BN", normalizers))}
     products = log10(float(prod(torch.linalg.matrix_norm(weight, 2) for weight in weights[1:])))
-    evidence: Evidence = {f"steps, {name}": count for name, count in counts.items()}
+    evidence: Evidence = {f"steps, {name}": _counted(count) for name, count in counts.items()}
     return implication(cases, evidence | {"log10 of the product of norms": products})
+
+
+def _counted(steps: int) -> int | str:
+    return steps if steps < LONGEST else f"more than {LONGEST}"

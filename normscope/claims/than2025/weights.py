@@ -25,10 +25,11 @@ from normscope.claims.calculus import (
 )
 from normscope.claims.ledger import THAN, claim
 from normscope.claims.than2025.networks import WIDTHS, Deviations, Weights, product_of_factors
-from normscope.claims.verdicts import Case, Outcome, constant, identity, upper_bound
+from normscope.claims.verdicts import Case, Outcome, constant, identity, implication, upper_bound
 
 SAMPLES = 12  # of Theorem 15's training set
 READOUT = 0.1  # its c
+HIDDEN_CONSTANT = 1e-3  # of Ω, below which a gradient is not of the stated size
 
 
 def product_from(weights: Weights, deviations: Deviations, i: int) -> Tensor:
@@ -183,8 +184,66 @@ def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., 
         slopes = 2 * (u.tanh() - labels) * (1 - u.tanh() ** 2)
         active = (features @ weight.T >= 0).double()
         claimed = stated(READOUT * member.scale, slopes, active, features, min(member.widths[1:]))
-        cases.append(Case(f"widths {member.widths}", claimed, gradient(partial(_tanh_error, network, labels), weight)))
+        cases.append(
+            Case(f"widths {member.widths}", claimed, gradient(partial(_output_error, torch.tanh, network, labels), weight))
+        )
     return identity(cases)
+
+
+def grows_with_factors(growth: float) -> float:
+    """∏a, Remark 16."""
+    return growth
+
+
+@claim(
+    "T-R16", THAN, "Remark 16",
+    "By Theorem 15 gradients are of size Ω(a_{i+1}⋯a_K), exponentially large, for any differentiable g.",
+    "(12) also has the factor (f∘g)'(u), and u = c∏a·1ᵀv grows with ∏a: where g saturates, as tanh and the sigmoid do, the "
+    "gradient falls exponentially in ∏a. With g the identity it grows as ∏a or faster.",
+)  # fmt: skip
+def size_of_extreme_gradients(
+    generator: torch.Generator, stated: Callable[[float], float] = grows_with_factors, activation: Map = torch.tanh
+) -> Outcome:
+    """The members of Theorem 15 with ∏a from 1 to 1000, squared error: ‖∂L/∂W_i‖ over that at ∏a = 1. activation: g."""
+    cases = []
+    for member in members(generator):
+        features, labels = normal(generator, SAMPLES, member.weight.shape[1]).abs(), normal(generator, SAMPLES)
+        sizes = {}
+        for growth in (1.0, 10.0, 1000.0):
+            later = scaled_identities([growth ** (1 / len(member.factors))] * len(member.factors), member.widths)
+            error = partial(_output_error, activation, partial(_from_weight, later, (), features), labels)
+            sizes[growth] = gradient(error, member.weight).norm()
+            claimed = HIDDEN_CONSTANT * stated(growth) * sizes[1.0]
+            cases.append(Case(f"widths {member.widths}, ∏a = {growth:g} (size of ∂L/∂W)", claimed, sizes[growth]))
+    return implication(cases, {"constant of Ω": HIDDEN_CONSTANT}, least=True)
+
+
+def product_of_later_norms(norms: Sequence[float], i: int) -> Tensor:
+    """s_{i+1}⋯s_K, layers counted from 0."""
+    return product_of_factors(norms[i + 1 :])
+
+
+@claim(
+    "T-R17", THAN, "Remark 17 and the paragraph after Corollary 18",
+    "The loss is O(s_{i+1}⋯s_K)-Lipschitz in W_i, so that deeper layers have smaller constants.",
+    "The norms before layer i count as well, through ‖h_{i-1}‖ ≤ s_1⋯s_{i-1}‖x‖: the constant is up to ∏_{j≠i} s_j · ‖x‖, which "
+    "for equal norms is the same in every layer. With normalizers it is right, for they bound ‖h_{i-1}‖.",
+)  # fmt: skip
+def constant_of_every_layer(
+    generator: torch.Generator, stated: Callable[[Sequence[float], int], Tensor] = product_of_later_norms
+) -> Outcome:
+    """W_k = s_k I, unit input: the Jacobian in W_i is ∏_{k≠i} s_k times one of norm ‖x‖. The constant of O is 1."""
+    cases = []
+    for size in (2.0, 8.0):
+        norms, width = [size] * 4, 3
+        weights = scaled_identities(norms, [width] * 5)
+        x = normal(generator, width).abs()
+        x = x / x.norm()
+        for i, weight in enumerate(weights):
+            true = steepness(partial(_from_weight, weights[i + 1 :], (), chain(weights[:i], x)), weight)
+            others = product_of_factors([*norms[:i], *norms[i + 1 :]])
+            cases.append(Case(f"4 layers of norm {size:g}, W_{i + 1}", stated(norms, i), true, others))
+    return upper_bound(cases)
 
 
 def _from_total_input(later: Weights, normalizers: Sequence[Map], y: Tensor) -> Tensor:
@@ -202,6 +261,6 @@ def _absolute_error(member: Member, weight: Tensor) -> Tensor:
     return (1e3 - member.output(weight)).abs().sum()
 
 
-def _tanh_error(network: Map, labels: Tensor, weight: Tensor) -> Tensor:
-    """Mean of (tanh(c·1ᵀh_K) − label)²."""
-    return (torch.tanh(READOUT * network(weight).sum(1)) - labels).square().mean()
+def _output_error(activation: Map, network: Map, labels: Tensor, weight: Tensor) -> Tensor:
+    """Mean of (g(c·1ᵀh_K) − label)²."""
+    return (activation(READOUT * network(weight).sum(1)) - labels).square().mean()

@@ -54,7 +54,7 @@ def plots(results: Results) -> dict[str, Plot]:
 
 EXPERIMENT = Experiment(
     name="affine-role",
-    source="Than 2025, Section 7, its first open question",
+    source="Than 2025, Section 6, the first open question",
     statement="The role of γ and β for the constants and for generalization is unclear.",
     quick=Settings(networks={"mlp": {"width": 64, "depth": 10}}, images=400, epochs=60),
     full=Settings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}}),

@@ -126,8 +126,8 @@ def _slope(group: Results, *path: str) -> float:
 
 EXPERIMENT = Experiment(
     name="capacity-count",
-    source="Than 2025, Corollary 11 and Section 7",
-    statement="Constants fall exponentially with the number of normalizers; open for residual and attention networks.",
+    source="Than 2025, Corollary 11 and Section 1",
+    statement="Constants fall exponentially with the number of normalizers, and naturally so in residual and attention networks.",
     quick=CapacitySettings(),
     full=CapacitySettings(
         networks={"resnet18": {"stem": "small"}, "vit": {"patch": 4, "width": 64, "depth": 6, "heads": 4}}, epochs=30, seeds=(0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results
-from normscope.lab.experiments.weight_norms import FULL, NEAR, QUICK, SHOWN
+from normscope.lab.experiments.weight_norms import FULL, NEAR, QUICK, SHOWN, STUDIED
 from normscope.lab.training import trained_numbers, with_and_without
 
 HEADLINE = -25.0  # log10 of ∏1/σ of ResNet-18 in the paper
@@ -26,21 +26,28 @@ def judge(results: Results) -> list[Comparison]:
         what = f"{network}, {normalizer}"
         start, end = (_variances(group, index) for index in (0, -1))
         grown = sum(after > before for before, after in zip(start, end, strict=True))
-        rows.append(Comparison(f"{what}: layers whose input variance grew", "several", f"{grown} of {len(end)}", grown > 1))
         large = sum(value > 1 for value in end)
-        rows.append(Comparison(f"{what}: layers with σ² > 1 at the end", "several", f"{large} of {len(end)}", large > 1))
+        studied = (network, normalizer) in STUDIED
+        for name, count in (("whose input variance grew", grown), ("with σ² > 1 at the end", large)):
+            paper, agrees = ("several", count > 1) if studied else ("", None)
+            rows.append(Comparison(f"{what}: layers {name}", paper, f"{count} of {len(end)}", agrees))
         for product, name in DEFINITIONS.items():
             if (normalizer == "none") == product.startswith("normalizers"):
                 continue
             first, last = (group.track("products", product)[1][index] for index in (0, -1))
-            headline = HEADLINES.get(product) if (network, normalizer) == ("resnet18", "batch") else None
-            paper = "" if headline is None else f"10^{headline:.1f}"
-            agrees = None if headline is None else abs(last - headline) <= NEAR
+            paper, agrees = _said(network, product, last) if studied else ("", None)
             rows.append(Comparison(f"{what}: {name}", paper, f"10^{first:.1f} → 10^{last:.1f}", agrees))
         tight = group.mean("audit", "products", "normalizers_tight")
         if normalizer != "none":
             rows.append(Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", f"10^{tight:.1f}"))
     return rows
+
+
+def _said(network: str, product: str, log10: float) -> tuple[str, bool | None]:
+    """What the paper says of a product, and whether it is so: headlines for ResNet-18, else that one σ a layer makes it small."""
+    if network == "resnet18" and product in HEADLINES:
+        return f"10^{HEADLINES[product]:.1f}", abs(log10 - HEADLINES[product]) <= NEAR
+    return ("exponentially small", log10 < 0) if product.endswith("_layer") else ("", None)
 
 
 def plots(results: Results) -> dict[str, Plot]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, side_by_side
+from normscope.core.errors import InputError
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, less, side_by_side
 from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
 
 MUCH = 5.0  # a rate this many times another is much larger; rates are about three-fold steps
@@ -29,6 +30,8 @@ class RateSettings(TrainingSettings):
 
 
 def trials(settings: RateSettings, seed: int) -> dict[str, Training]:
+    if settings.patience < 2:
+        raise InputError("patience is at least 2: without BN networks are trained so many times as long")
     found = {}
     for network in settings.networks:
         for rate in settings.learning_rates:
@@ -63,7 +66,7 @@ def judge(results: Results) -> list[Comparison]:
         with_bn, without = (group.where(learning_rate=small).mean("test_accuracy") for group in (normalized, plain))
         ours = side_by_side(with_bn, without, ".3f")
         name = f"{network}: test accuracy at {small:g}, the least rate that trains without BN"
-        rows.append(Comparison(name, "BN no better at the same small rate", ours, with_bn <= without + SIMILAR))
+        rows.append(Comparison(name, "BN no better at the same small rate", ours, less(with_bn, without, by=-SIMILAR)))
     return rows
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, TrialResult
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, TrialResult, less
 from normscope.lab.measurements import weight_norms
 from normscope.lab.training import Training, TrainingSettings, ends, train
 from normscope.lab.workspace import Workspace
@@ -16,6 +16,7 @@ PAIRS = {  # on a sphere ← in the flat space, and errors in the paper (VGG-13 
     "adamg": ("sgd", "6.05 % against 5.88 %, better on other networks"),
 }
 KEPT = 1e-3  # the part by which a norm may change on a sphere, by rounding
+AS_WELL = 0.005  # of test error; the paper's own figures differ by less, and one digit of the test part is 0.003
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def judge(results: Results) -> list[Comparison]:
         for spherical, (flat, paper) in PAIRS.items():
             if {spherical, flat} <= set(groups):
                 ours = f"{errors[spherical]:.2%} against {errors[flat]:.2%}"
-                agrees = errors[spherical] <= errors[flat]
+                agrees = less(errors[spherical], errors[flat], by=-AS_WELL)
                 rows.append(Comparison(f"{what}: test error, {spherical} against {flat}", paper, ours, agrees))
         for name, group in groups.items():
             change = max(map(norm_change, group))

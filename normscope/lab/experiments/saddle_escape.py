@@ -126,7 +126,8 @@ def judge(results: Results) -> list[Comparison]:
     }
     exact, beside = steps["batch", False, True], steps["batch", True, True]
     quiet, plain = steps["batch", True, False], steps["none", True, True]
-    rows = [Comparison("BN: steps of mini-batches to leave the exact saddle", "some", f"{exact:.0f}", math.isfinite(exact))]
+    name = "BN: steps of mini-batches to leave the exact saddle, where noise is the same for both neurons"
+    rows = [Comparison(name, "some", f"{exact:.0f}", math.isfinite(exact))]
     ours = f"{beside:.0f} mini-batches, {quiet:.0f} all data"
     rows.append(Comparison("BN: steps to leave it from beside it", "fewer with mini-batches", ours, beside < quiet))
     ours = side_by_side(beside, plain, ".0f")

@@ -54,7 +54,7 @@ def _small(group: Results) -> tuple[int, int]:
 
 EXPERIMENT = Experiment(
     name="small-variance",
-    source="Than 2025, Section 4.2, its third open question",
+    source="Than 2025, Section 4.2, and the third open question of its summary",
     statement="Variances before normalizers are large in trained networks, so ∏1/σ is small; what happens where they are not?",
     quick=Settings(networks={"mlp": {"width": 64, "depth": 10}}, epochs=60),
     full=Settings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}}),

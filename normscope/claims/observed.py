@@ -1,0 +1,45 @@
+"""Observations of the papers: experiments of the lab in a size that takes seconds, judged as the lab judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from normscope.claims.verdicts import Outcome, measured
+from normscope.lab.experiment import Comparison, Results, find
+from normscope.lab.runner import AGREES, run_trials, verdict
+
+Changes = Mapping[str, str]  # of an experiment's settings, as words on a command line
+Sees = Callable[[Results], Results]  # what the judgement is given of what was measured
+
+
+def as_measured(results: Results) -> Results:
+    return results
+
+
+def observation(experiment: str, seed: int, changes: Changes, stated: Sees = as_measured) -> Outcome:
+    """What the lab says of a small run: every row of its judgement, and whether all in which the paper says something agree."""
+    results = run_trials(experiment, {**changes, "seeds": f"[{seed}]"}, directory())
+    rows = find(experiment).judge(stated(results))
+    said = [row for row in rows if row.agrees is not None]
+    settings = ", ".join(f"{name} {value}" for name, value in changes.items())
+    theirs = "; ".join(dict.fromkeys(row.paper for row in said))
+    answers = {"rows that agree": f"{sum(bool(row.agrees) for row in said)} of {len(said)}"}
+    shown = {row.quantity: _shown(row) for row in rows}
+    return measured(theirs, verdict(rows) == AGREES, f"lab run {experiment} with {settings}", **answers, **shown)
+
+
+def directory() -> Path:
+    """Where trials are kept while this process runs: claims share those that are equal."""
+    return Path(_temporary().name)
+
+
+@lru_cache(1)
+def _temporary() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="normscope-claims-")
+
+
+def _shown(row: Comparison) -> str:
+    return row.ours if row.agrees is None else f"{row.ours} ({'as' if row.agrees else 'not'} {row.paper})"
