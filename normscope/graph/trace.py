@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,24 +18,34 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map, tree_map_only, tree_unflatten
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.canonical import canonical, is_float, is_identity
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
 
+EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 
 
-def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "eval", output: str | int | None = None) -> Graph:
+def trace(
+    model: torch.nn.Module | ExportedProgram,
+    example: Example,
+    mode: str = "eval",
+    output: str | int | None = None,
+    *,
+    ids: bool = False,
+) -> Graph:
     """Trace `model` on `example` into a graph.
 
     mode: "eval" and "train" trace one sample with the model in that mode; "batch" traces the whole example in train
     mode, the batch as one input (what batch statistics need). output: which one, where the model returns several.
+    ids: where no input is a floating-point tensor, the integer ones are inputs: a graph for its structure, without a metric.
     """
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -42,7 +54,7 @@ def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str 
     if mode != "batch" and size > 1:
         call = call.samples(slice(0, 1))
     program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(module_of(model), call, mode)
-    graph = Conversion(program, call, mode, output).graph()
+    graph = Conversion(program, call, mode, output, ids=ids and not call.floats()).graph()
     graph.validate()
     return recognise(graph)
 
@@ -64,7 +76,7 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
-    with in_mode(model, mode), warnings.catch_warnings():
+    with in_mode(model, mode), tensors_alone(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
@@ -76,16 +88,19 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                     'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
                 ) from error
             check_runs(model, call)
+            advice = (
+                "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
+            )
             raise ExportError(
-                f"{type(model).__name__} could not be traced: {_first_line(error)}; "
-                "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
+                f"{type(model).__name__} could not be traced in {mode} mode: {_first_line(error)}; "
+                f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
             ) from error
 
 
 def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), preserved_random_state():
             copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
@@ -105,6 +120,26 @@ def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
             module.training = flag
 
 
+@contextmanager
+def tensors_alone(model: torch.nn.Module) -> Iterator[None]:
+    """Let `model` return None for objects that torch.export does not know, such as the key-value caches of `transformers`."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def known(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda leaf: leaf if leaf is None or isinstance(leaf, EXPORTABLE) else None, forward(*args, **kwargs))
+
+    own = vars(model).get("forward")
+    model.forward = known
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
+
+
 def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
     """Refuse a model whose output for one sample depends on the other samples of the batch.
 
@@ -117,7 +152,7 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
         lambda t: torch.cat([t, torch.full_like(t, torch.nan) if t.is_floating_point() else t]) if t.dim() else t,
         (sample.args, sample.kwargs),
     )
-    with in_mode(model, mode), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with in_mode(model, mode), torch.no_grad(), preserved_random_state():
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         try:
             outputs = tree_flatten_with_path(model(*poisoned[0], **poisoned[1]))[0]
@@ -142,10 +177,10 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
 class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 
-    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None) -> None:
+    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None, ids: bool = False) -> None:
         if _mutates_shared(program.graph):
             program = program.run_decompositions({})
-        self.program, self.call, self.mode, self.wanted = program, call, mode, output
+        self.program, self.call, self.mode, self.wanted, self.ids = program, call, mode, output, ids
         self.inputs: list[Node] = []
         self.nodes: list[Node] = []
         self.notes: list[str] = []
@@ -192,8 +227,9 @@ class Conversion:
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given
-        if not given.is_floating_point() or given.dim() == 0:
-            what = "has no batch axis" if given.is_floating_point() else "is not floating-point"
+        variable = given.is_floating_point() or self.ids
+        if not variable or given.dim() == 0:
+            what = "has no batch axis" if variable else "is not floating-point"
             self.notes.append(f"{placeholder.name} {what} and is held fixed at the example's value")
             return Constant(given)
         shape = tuple(placeholder.meta["val"].shape)
@@ -247,8 +283,6 @@ class Conversion:
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluate an operation that does not depend on the input, in the model's own precision."""
-        if is_random(target):
-            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
         sources: list[str] = []
         learned: list[bool] = []
 
@@ -260,7 +294,7 @@ class Conversion:
 
         args, kwargs = tree_map_only(Constant, value, (args, kwargs))
         with torch.no_grad():
-            result = target(*args, **kwargs)
+            result = _undrawn(fx, target, args, kwargs) if is_random(target) else target(*args, **kwargs)
         names = tuple(dict.fromkeys(sources))
         return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names, any(learned)), result)
 
@@ -286,8 +320,18 @@ def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
 
 
 def is_random(target: Any) -> bool:
-    """Whether an operation draws random numbers."""
+    """Whether an operation may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _undrawn(fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operation that may draw random numbers but, like attention or dropout in eval mode, draws none here."""
+    with preserved_random_state():
+        states = random_states()
+        result = target(*args, **kwargs)
+        if not all(map(torch.equal, states, random_states())):
+            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
+    return result
 
 
 def operation_name(target: Any) -> str:
@@ -367,4 +411,6 @@ def _source_line(fx: FxNode) -> str:
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+    return (
+        f"{type(error).__name__}: {textwrap.shorten(text.splitlines()[0], 200, placeholder=' …')}" if text else type(error).__name__
+    )

@@ -308,6 +308,38 @@ def test_integer_inputs_are_held_fixed_with_a_note():
     assert graph.notes == tuple(ns.audit(model, (randn(1, 3), torch.tensor([2]))).notes[: len(graph.notes)])
 
 
+def test_ids_are_inputs_of_a_graph_for_its_structure():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    assert operations(trace(model, torch.tensor([[2, 0]]), ids=True)) == ["embedding", "layer_norm", "linear"]
+    with pytest.raises(InputError, match="metric"):
+        trace(model, torch.tensor([[2, 0]]))
+
+
+class Cached(nn.Module):
+    """Returns an object that is no tensor, as models with a key-value cache do."""
+
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    def forward(self, x: Tensor) -> dict:
+        return {"logits": 2 * x, "cache": self.Cache(x), "loss": None, "size": 3}
+
+
+def test_objects_that_are_no_tensors_are_no_outputs():
+    model = Cached()
+    assert float(ns.lipschitz(model, randn(1, 3)).upper) == pytest.approx(2)
+    assert isinstance(model(randn(1, 3))["cache"], Cached.Cache) and "forward" not in vars(model)
+
+
+def test_random_operations_that_draw_nothing_are_constants():
+    def forward(x: Tensor) -> Tensor:
+        constant = functional.dropout(torch.ones(1, 2, 3, 4), 0.5, training=False)
+        return x + functional.scaled_dot_product_attention(constant, constant, constant)[0, 0, 0]
+
+    assert operations(trace(Function(forward), randn(1, 4))) == ["add"]
+
+
 def test_a_batch_is_as_good_as_a_sample():
     model = sequential()
     alone, together = trace(model, randn(1, 4)), trace(model, randn(5, 4))
