@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
+import logging
 import operator
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,14 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map, tree_m
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state, random_states
-from normscope.graph.canonical import canonical, is_float, is_identity
+from normscope.graph.canonical import FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
 
 EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
+TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 
 
@@ -66,7 +69,20 @@ def _takes(program: ExportedProgram, call: Call) -> bool:
     return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
 
 
+class Undistributed(torch.nn.Module):
+    """What DistributedDataParallel computes, with its names, without its communication, which cannot be traced."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
 def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return Undistributed(model.module)
     return model.module() if isinstance(model, ExportedProgram) else model
 
 
@@ -76,8 +92,7 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
-    with in_mode(model, mode), tensors_alone(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with in_mode(model, mode), tensors_alone(model), _quiet():
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
@@ -118,6 +133,21 @@ def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
     finally:
         for module, flag in flags.items():
             module.training = flag
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.export from warning, logging and printing at length what an error then says in a line."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextmanager
@@ -272,14 +302,14 @@ class Conversion:
         meta = fx.meta.get("val")
         if is_identity(op, args, meta):
             return args[0]
-        several = op == "_native_batch_norm_legit_no_training"
+        several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
         op, target, args = canonical(op, target, args, meta)
         tensor = isinstance(meta, torch.Tensor)
         shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
         node = Node(fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx), shape, dtype)
         self.nodes.append(node)
-        return [node, None, None] if several else node
+        return [node, None, None, None, None] if several else node
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluate an operation that does not depend on the input, in the model's own precision."""
@@ -316,7 +346,7 @@ def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
     for position, (name, leaf) in enumerate(floats):
         if wanted in (name, position) or str(wanted) == name:
             return leaf
-    raise InputError(f"no output {wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+    raise InputError(f"no output {wanted!r}: choose from {', '.join(name or '0' for name, _ in floats) or 'none'}")
 
 
 def is_random(target: Any) -> bool:
@@ -379,11 +409,16 @@ def _mutates_shared(graph: torch.fx.Graph) -> bool:
             continue
         if changed.op == "placeholder" and not node.users:
             continue  # a counter such as num_batches_tracked
-        aliases = getattr(changed.target, "_schema", None)
-        view = aliases is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in aliases.returns)
-        if len(changed.users) > 1 or view or changed.op == "placeholder":
+        while len(changed.users) == 1 and _is_view(changed) and isinstance(changed.args[0], FxNode):
+            changed = changed.args[0]  # what is viewed is changed, too
+        if len(changed.users) > 1 or changed.op == "placeholder":
             return True
     return False
+
+
+def _is_view(node: FxNode) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
 
 
 def _needed(module: GraphModule) -> set[FxNode]:
