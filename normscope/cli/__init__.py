@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 the doctor found something, 2 an error that the user can m
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Annotated, Any
 
@@ -79,6 +78,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ and ≤ shows ? rather than a traceback
-    for name in ("torch.export", "torch._subclasses.fake_tensor"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log at length what the error then says in a line
     app(prog_name="normscope")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from normscope.cli.audit import check_writable, progress_bar, terminal
+from normscope.cli.options import seed_of
 from normscope.core.errors import InputError
 
 
@@ -18,7 +19,7 @@ def claims(
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random instance and training.")] = 0,
+    seed: Annotated[int, seed_of("every random instance and training")] = 0,
 ) -> None:
     """Run the statements of both papers and print what the numbers say of each."""
     from normscope.claims.ledger import explanation, run_claims

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normscope.cli.audit import check_writable, dtype_of, progress_bar, random_example, terminal
+from normscope.cli.options import seed_of
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def doctor(
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
     format: Annotated[str, typer.Option(metavar="text|github", help="How findings are printed.")] = "text",
     fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
-    seed: Annotated[int, typer.Option(help="Of the example and a model's random weights.")] = 0,
+    seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Find what is wrong with a model's normalization and say how to mend it."""
     from normscope.checkup.doctor import explanation

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normscope.cli.audit import check_writable, progress_bar, terminal
+from normscope.cli.options import seed_of
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def generalization(
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
-    seed: Annotated[int, typer.Option(help="Of a model's random weights, partitions and noise.")] = 0,
+    seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,
 ) -> None:
     """What theory guarantees about unseen data, and whether it says anything."""
     to_stdout = json == Path("-")

@@ -63,6 +63,11 @@ def test_a_model_that_cannot_be_traced_is_still_examined():
     assert "traced" in found.not_checked["NS101"]
 
 
+def test_an_example_on_which_the_model_does_not_run_is_a_mistake():
+    with pytest.raises(ns.InputError, match="does not run on inputs of shape"):
+        ns.doctor(nn.Linear(4, 2), randn(8, 3))
+
+
 def test_a_model_on_ids_has_a_structure():
     found = ns.doctor(nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2)), torch.tensor([[2, 0]]))
     assert [(finding.rule, finding.where) for finding in found] == [("NS102", "2")] and "NS404" in found.checked

@@ -44,6 +44,13 @@ def pairs():
     inputs, targets = real()
     return inputs, targets.argmax(1)
 
+def column():
+    return torch.nn.Linear(64, 1)
+
+def row():
+    inputs, targets = real()
+    return inputs.flatten(1), targets[:, 0]
+
 def batches():
     inputs, targets = real()
     return [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
@@ -91,6 +98,16 @@ def test_real_targets_and_batches() -> None:
     for data in ("real", "batches"):
         result = curvature("network.py:make", "--data", f"network.py:{data}", "--batch", "10", "--matrix", "gauss-newton")
         assert result.exit_code == 0 and "batches: 2 of 10" in result.stdout, result.stderr
+
+
+def test_real_targets_are_never_broadcast() -> None:
+    """Of a linear model with the squared error the Hessian does not depend on the targets, but its loss does."""
+    fits, does_not = (
+        curvature("network.py:column", "--data", "network.py:row"),
+        curvature("network.py:make", "--data", "network.py:row"),
+    )
+    assert fits.exit_code == 0 and fits.stderr == "", fits.stderr
+    assert does_not.exit_code == 2 and "shape of the outputs" in does_not.stderr and len(does_not.stderr.splitlines()) == 1
 
 
 def test_models_that_name_their_outputs_and_compute_their_loss() -> None:
