@@ -101,13 +101,10 @@ def test_real_targets_and_batches() -> None:
 
 
 def test_real_targets_are_never_broadcast() -> None:
-    """Of a linear model with the squared error the Hessian does not depend on the targets, but its loss does."""
-    fits, does_not = (
-        curvature("network.py:column", "--data", "network.py:row"),
-        curvature("network.py:make", "--data", "network.py:row"),
-    )
+    """torch would compare a column of 20 outputs with a row of 20 targets as 400 pairs, and only warn."""
+    fits, does_not = (curvature(f"network.py:{model}", "--data", "network.py:row") for model in ("column", "make"))
     assert fits.exit_code == 0 and fits.stderr == "", fits.stderr
-    assert does_not.exit_code == 2 and "shape of the outputs" in does_not.stderr and len(does_not.stderr.splitlines()) == 1
+    assert does_not.exit_code == 2 and "shape of the outputs" in does_not.stderr and "Warning" not in does_not.stderr
 
 
 def test_models_that_name_their_outputs_and_compute_their_loss() -> None:
