@@ -25,7 +25,7 @@ WORST_FIRST = (
 FINE = {  # rule → the column without which it sees nothing, and what may be said where it found nothing
     "loss-not-finite": ("loss", "The loss stayed finite."),
     "exploding-gradient": ("gradient_norm", "No gradient exploded."),
-    "vanishing-gradient": ("gradient_norm", "No layer's gradient vanished beside the others'."),
+    "vanishing-gradient": ("gradient_norm", "No layer's gradient vanished."),
     "variance-collapse": ("gain_tight", "The variance of what enters each normalizer stayed well above its ε."),
     "growing-": ("log10_weight_product", "No product over depth grew exponentially."),
     "effective-learning-rate-drift": (
