@@ -17,7 +17,7 @@ from normscope.checkup.subject import Subject
 from normscope.core.data import Data, Example
 from normscope.core.errors import InputError
 from normscope.core.randomness import preserved_random_state
-from normscope.graph.trace import check_runs
+from normscope.graph.exporting import check_runs
 
 IGNORE = re.compile(r"#\s*normscope:\s*ignore\s+((?:NS\d+[,\s]*)+)")
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import io
-import logging
 import operator
 import re
-import textwrap
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +12,18 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.core.errors import InputError, Refusal
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.canonical import FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity
+from normscope.graph.exporting import export, in_mode, module_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
 
-EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
-TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 
 
@@ -67,107 +58,6 @@ def _takes(program: ExportedProgram, call: Call) -> bool:
     names = set(program.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in names and hasattr(node.meta["val"], "shape")]
     return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
-
-
-class Undistributed(torch.nn.Module):
-    """What DistributedDataParallel computes, with its names, without its communication, which cannot be traced."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
-
-
-def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return Undistributed(model.module)
-    return model.module() if isinstance(model, ExportedProgram) else model
-
-
-def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
-    """torch.export in the stated mode; the model comes back as it was."""
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
-    with in_mode(model, mode), tensors_alone(model), _quiet():
-        try:
-            return torch.export.export(model, call.args, call.kwargs, strict=False)
-        except Exception as error:  # torch.export raises whatever the model or its own passes raise
-            if "more than 1 value per channel" in str(error):
-                raise Refusal(
-                    "batch statistics make every sample depend on the others",
-                    [f"{type(model).__name__} in train mode cannot take one sample alone"],
-                    'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
-                ) from error
-            check_runs(model, call)
-            advice = (
-                "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
-            )
-            raise ExportError(
-                f"{type(model).__name__} could not be traced in {mode} mode: {_first_line(error)}; "
-                f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
-            ) from error
-
-
-def check_runs(model: torch.nn.Module, call: Call) -> None:
-    """Raise if the model does not even run on the example: then tracing is not what failed."""
-    try:
-        with torch.no_grad(), preserved_random_state():
-            copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
-    except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {_first_line(error)}") from error
-
-
-@contextmanager
-def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
-    """Put every submodule into train or eval mode, and each back to what it was."""
-    flags = {module: module.training for module in model.modules()}
-    for module in flags:
-        module.training = mode != "eval"
-    try:
-        yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch.export from warning, logging and printing at length what an error then says in a line."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
-@contextmanager
-def tensors_alone(model: torch.nn.Module) -> Iterator[None]:
-    """Let `model` return None for objects that torch.export does not know, such as the key-value caches of `transformers`."""
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def known(*args: Any, **kwargs: Any) -> Any:
-        return tree_map(lambda leaf: leaf if leaf is None or isinstance(leaf, EXPORTABLE) else None, forward(*args, **kwargs))
-
-    own = vars(model).get("forward")
-    model.forward = known
-    try:
-        yield
-    finally:
-        if own is None:
-            del model.forward
-        else:
-            model.forward = own
 
 
 def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
@@ -336,7 +226,7 @@ class Conversion:
 
 def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
     """The only floating-point leaf of what a model returns, or the one of that name or position."""
-    leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
+    leaves = [(_name(path), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
     floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
     if wanted is None:
         if len(floats) == 1:
@@ -347,6 +237,11 @@ def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
         if wanted in (name, position) or str(wanted) == name:
             return leaf
     raise InputError(f"no output {wanted!r}: choose from {', '.join(name or '0' for name, _ in floats) or 'none'}")
+
+
+def _name(path: Any) -> str:
+    """['parts'][0] → parts.0"""
+    return keystr(path).replace("'", "").replace("][", ".").strip("[].")
 
 
 def is_random(target: Any) -> bool:
@@ -442,10 +337,3 @@ def _source_line(fx: FxNode) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', fx.meta.get("stack_trace") or "")
     own = [(file, line) for file, line in frames if "/torch/nn/" not in file.replace("\\", "/")]
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return (
-        f"{type(error).__name__}: {textwrap.shorten(text.splitlines()[0], 200, placeholder=' …')}" if text else type(error).__name__
-    )

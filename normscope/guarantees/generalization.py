@@ -45,7 +45,7 @@ class Guarantees(Rendered, Sequence[Bound]):
             for bound in self.bounds:
                 if bound.name == index:
                     return bound
-            raise KeyError(index)
+            raise KeyError(f"no bound {index!r}: there are {'; '.join(bound.name for bound in self.bounds)}")
         return self.bounds[index]
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from torch import nn
 
 from normscope.core.errors import InputError
 from normscope.core.randomness import preserved_random_state
-from normscope.graph.trace import in_mode
+from normscope.graph.exporting import in_mode
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -290,7 +290,7 @@ class Several(nn.Module):
         return {"logits": 2 * x, "parts": (3 * x, x.argmax(1)), "hidden": [4 * x]}
 
 
-@pytest.mark.parametrize("output, expected", [("logits", 2), (0, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("output, expected", [("logits", 2), (0, 2), (1, 3), (2, 4), ("parts.0", 3)])
 def test_output_chooses(output, expected):
     assert float(ns.lipschitz(Several(), randn(1, 3), output=output).upper) == pytest.approx(expected)
 
