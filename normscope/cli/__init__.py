@@ -31,6 +31,8 @@ class Commands(TyperGroup):
         except USAGE_ERROR as error:
             command = error.ctx.command_path if error.ctx else "normscope"
             code = _say(f"{error.format_message().rstrip('.')}; see {command} --help", code=2)
+        except OSError as error:  # a full disk names no file
+            code = _say(f"{error.filename or 'writing failed'}: {error.strerror or error}", code=2)
         except (KeyboardInterrupt, typer.Abort):
             code = 130
         sys.exit(code if isinstance(code, int) else 0)

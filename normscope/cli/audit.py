@@ -76,7 +76,7 @@ def audit(
         if json is not None and not to_stdout:
             result.to_json(json)
     except OSError as error:
-        raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
+        raise InputError(f"cannot write {error.filename or html or json}: {error.strerror}") from error
     if to_stdout:
         print(result.to_json())
     else:

@@ -43,5 +43,5 @@ def claims(
         try:
             ledger.to_json(json)
         except OSError as error:
-            raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
+            raise InputError(f"cannot write {error.filename or json}: {error.strerror}") from error
     terminal().print(ledger.render())
