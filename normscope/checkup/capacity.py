@@ -9,8 +9,7 @@ import torch
 
 from normscope.checkup.checks import Hit, check
 from normscope.checkup.subject import Subject
-from normscope.core.data import Call
-from normscope.graph.graph import Node
+from normscope.graph.graph import Node, cast
 from normscope.rules.attention import logit_scale
 from normscope.rules.normalizers import running_scale
 
@@ -84,12 +83,13 @@ def saturated_attention(subject: Subject) -> Iterator[Hit]:
     nodes = [node for node in subject.graph if node.op == "scaled_dot_product_attention" and len(node.inputs) >= 2]
     if not nodes:
         return
-    operands = [part for node in nodes for part in node.args[:2]]
+    dtype = subject.graph.compute_dtype
+    operands = [part for node in nodes for part in node.args[:2] if isinstance(part, Node)]
     with torch.no_grad():
-        inputs = [value[:1] for value in Call.of(subject.example).floats()]
-        values = subject.graph.run(inputs, subject.graph.compute_dtype, capture=operands)[1]
+        inputs = [value[:1] for value in subject.call.floats() or subject.call.tensors]
+        values = subject.graph.run(inputs, dtype, capture=operands)[1]
     for node in nodes:
-        query, key = (values[part] for part in node.args[:2])
+        query, key = (values[part] if isinstance(part, Node) else cast(part.value, dtype) for part in node.args[:2])
         shared = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
         logits = query @ key.repeat_interleave(shared, -3).mT * logit_scale(node) if query.dim() > 2 else query @ key.mT
         largest = float((logits.amax(-1) - logits.median(-1).values).max())

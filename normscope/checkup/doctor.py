@@ -16,6 +16,8 @@ from normscope.checkup.finding import SEVERITIES, Finding, Findings
 from normscope.checkup.subject import Subject
 from normscope.core.data import Data, Example
 from normscope.core.errors import InputError
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.exporting import check_runs
 
 IGNORE = re.compile(r"#\s*normscope:\s*ignore\s+((?:NS\d+[,\s]*)+)")
 
@@ -49,13 +51,16 @@ def doctor(
     found: list[Finding] = []
     checked: list[str] = []
     not_checked: dict[str, str] = {}
-    for rule in chosen:
-        reason = subject.missing(CHECKS[rule].needs)
-        if reason:
-            not_checked[rule] = reason
-            continue
-        found += CHECKS[rule].run(subject)
-        checked.append(rule)
+    with preserved_random_state():  # some models draw numbers in eval mode, too
+        for rule in chosen:
+            reason = subject.missing(CHECKS[rule].needs)
+            if reason:
+                not_checked[rule] = reason
+                continue
+            found += CHECKS[rule].run(subject)
+            checked.append(rule)
+    if subject.why_no_graph and not found:
+        check_runs(model, subject.call)  # nothing found in a model that does not run on the example says nothing
     kept = [finding for finding in found if finding.rule not in silenced(model, finding.where)]
     kept.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))
     return Findings(tuple(kept), tuple(checked), not_checked, model, example)

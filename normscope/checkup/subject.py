@@ -48,9 +48,9 @@ class Subject:
 
     @cached_property
     def graph(self) -> Graph | None:
-        """The model in eval mode, or None with `why_no_graph`."""
+        """The model in eval mode, on token ids too; or None with `why_no_graph`."""
         try:
-            return trace(self.model, self.example, "eval", self.output)
+            return trace(self.model, self.example, "eval", self.output, ids=True)
         except NormscopeError as error:
             self.why_no_graph = str(error).splitlines()[0]
             return None

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 the doctor found something, 2 an error that the user can m
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Annotated, Any
 
@@ -32,6 +31,8 @@ class Commands(TyperGroup):
         except USAGE_ERROR as error:
             command = error.ctx.command_path if error.ctx else "normscope"
             code = _say(f"{error.format_message().rstrip('.')}; see {command} --help", code=2)
+        except OSError as error:  # a full disk names no file
+            code = _say(f"{error.filename or 'writing failed'}: {error.strerror or error}", code=2)
         except (KeyboardInterrupt, typer.Abort):
             code = 130
         sys.exit(code if isinstance(code, int) else 0)
@@ -79,6 +80,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ and ≤ shows ? rather than a traceback
-    for name in ("torch.export", "torch._subclasses.fake_tensor"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log at length what the error then says in a line
     app(prog_name="normscope")

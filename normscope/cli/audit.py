@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from normscope.cli.examples import dtype_of, random_example
+from normscope.cli.options import seed_of
 from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
@@ -37,7 +38,7 @@ def audit(
     effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the example, the search and a model's random weights.")] = 0,
+    seed: Annotated[int, seed_of("the example, the search and a model's random weights")] = 0,
 ) -> None:
     """Bracket a model's Lipschitz constant and say what each layer does to it."""
     check_writable(json, html)
@@ -91,6 +92,8 @@ def certified_radii(model: Any, example: Any, spec: str, samples: int, output: s
     data = load_data(spec)
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data)):
         raise InputError(f"{spec} gives no (inputs, labels) pair of tensors")
+    if not len(data[0]):
+        raise InputError(f"{spec} gives no sample")
     shape = Call.of(example).floats()[0].shape[1:]
     inputs = data[0][:samples].to(Call.of(example).floats()[0].dtype)
     if inputs[0].numel() != shape.numel():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from normscope.cli.options import seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
 
 
@@ -15,7 +16,7 @@ def claims(
     list: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
     json: JsonFile = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random instance and training.")] = 0,
+    seed: Annotated[int, seed_of("every random instance and training")] = 0,
 ) -> None:
     """Run the statements of both papers and print what the numbers say of each."""
     from normscope.claims.ledger import contents, explanation, run_claims

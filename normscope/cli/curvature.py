@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.examples import dtype_of
+from normscope.cli.options import seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
 from normscope.core.errors import InputError
 
@@ -39,7 +40,7 @@ def curvature(
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
     json: JsonFile = None,
-    seed: Annotated[int, typer.Option(help="Of a model's random weights, dropout and the estimates.")] = 0,
+    seed: Annotated[int, seed_of("a model's random weights, dropout and the estimates")] = 0,
 ) -> None:
     """Largest and smallest eigenvalues, trace and condition number of a loss's Hessian."""
     check_writable(json)
@@ -95,7 +96,7 @@ def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Ten
 
     losses: dict[str, Any] = {
         "cross_entropy": lambda outputs, targets: functional.cross_entropy(scores(outputs), targets),
-        "mse": lambda outputs, targets: functional.mse_loss(scores(outputs), targets),
+        "mse": lambda outputs, targets: functional.mse_loss(*_alike(scores(outputs), targets)),
         "model": lambda outputs, targets: outputs["loss"],
     }
     name = name or usual_loss(batches)
@@ -116,6 +117,17 @@ def usual_loss(batches: Any) -> str:
         target = first[-1]
     real = getattr(target, "is_floating_point", lambda: isinstance(target, float))()
     return "mse" if real else "cross_entropy"
+
+
+def _alike(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in one shape, where a last axis of length 1 may be missing; torch would broadcast one over the other."""
+    if targets.dim() == outputs.dim() - 1:
+        targets = targets.unsqueeze(-1)
+    elif outputs.dim() == targets.dim() - 1:
+        outputs = outputs.unsqueeze(-1)
+    if outputs.shape != targets.shape:
+        raise InputError(f"real targets have the shape of the outputs, {tuple(outputs.shape)}, not {tuple(targets.shape)}")
+    return outputs, targets
 
 
 def scores(outputs: Any) -> Any:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from normscope.cli.options import seed_of
 from normscope.cli.output import progress_bar, terminal
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Trained:
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the weights, the order of the data and the search.")] = 0,
+    seed: Annotated[int, seed_of("the weights, the order of the data and the search")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = EPOCHS,
     runs: Annotated[Path, typer.Option(metavar="DIR", help="Where to record the three trainings.")] = RUNS,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.examples import dtype_of, random_example
+from normscope.cli.options import seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
@@ -38,7 +39,7 @@ def doctor(
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
     format: Annotated[str, typer.Option(metavar="text|github", help="How findings are printed.")] = "text",
     fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
-    seed: Annotated[int, typer.Option(help="Of the example and a model's random weights.")] = 0,
+    seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Find what is wrong with a model's normalization and say how to mend it."""
     from normscope.checkup.doctor import explanation

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normscope.cli.options import seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
@@ -33,7 +34,7 @@ def generalization(
     batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
-    seed: Annotated[int, typer.Option(help="Of a model's random weights, partitions and noise.")] = 0,
+    seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,
 ) -> None:
     """What theory guarantees about unseen data, and whether it says anything."""
     check_writable(json, html)

@@ -21,6 +21,8 @@ from normscope.core.errors import InputError
 
 FORMS = "package.module:callable, file.py:callable or file.pt2, for example normscope.lab.models:resnet18"
 SHOWN = 3  # names listed in an error
+STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints of a training loop keep it
+WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and torch.compile put before every name
 
 
 def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.nn.Module | ExportedProgram:
@@ -64,8 +66,12 @@ def _named(spec: str, unknown: str) -> Any:
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Load a state dict into `model`; every key must be there, none left over, and every shape must agree."""
-    given, own = _state(path), model.state_dict()
+    """Load a state dict into `model`; every key must be there, none left over, and every shape must agree.
+
+    Names may begin with what a wrapper of the trained model put there.
+    """
+    own = model.state_dict()
+    given = _unwrapped(_state(path), own)
     places = {key: value.data_ptr() for key, value in own.items() if isinstance(value, torch.Tensor)}
     filled = {places.get(key) for key in given}  # a tied weight is saved once
     problems = {
@@ -169,12 +175,20 @@ def _state(path: Path) -> Mapping[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each format has its own errors, pickle's among them
         raise InputError(f"{path} holds no plain state dict: save model.state_dict(), or use safetensors") from error
-    for key in ("state_dict", "model"):  # where checkpoints of a training loop keep it
+    for key in STATE_KEYS:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping):
         raise InputError(f"{path} holds a {type(state).__name__}, not a state dict: save model.state_dict()")
     return state
+
+
+def _unwrapped(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same without prefixes of wrappers that the model's own names do not have."""
+    for prefix in (*WRAPPERS, *WRAPPERS):  # either may be around the other
+        if given and all(key.startswith(prefix) for key in given) and not any(key.startswith(prefix) for key in own):
+            given = {key.removeprefix(prefix): value for key, value in given.items()}
+    return given
 
 
 def _shape(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -25,6 +26,10 @@ class Rendered:
         with console.capture() as captured:
             console.print(self.render())
         return captured.get().rstrip()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows in a terminal."""
+        printer.text("…" if cycle else str(self))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the same text, coloured, in the page's own font colour."""

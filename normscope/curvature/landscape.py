@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
+from normscope.core.rendering import Rendered
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import Hessian
 from normscope.curvature.slices import Direction, Slice, slice_of
@@ -21,7 +23,7 @@ MOST_DOUBLINGS = 60
 
 
 @dataclass(frozen=True)
-class Landscape:
+class Landscape(Rendered):
     """The loss and its gradient at θ − η∇L(θ) for several η (Santurkar, Tsipras, Ilyas & Mądry 2018).
 
     losses: L(θ − ηg). gradient_changes: ‖∇L(θ − ηg) − g‖, the predictiveness of the gradient (the smaller, the better).
@@ -33,6 +35,14 @@ class Landscape:
     losses: np.ndarray
     gradient_changes: np.ndarray
     objective: Objective = field(repr=False)
+
+    def render(self) -> Text:
+        rates, (least, greatest) = self.learning_rates, self.loss_range
+        return Text(
+            f"loss {self.loss:.4g}, gradient of norm {self.gradient_norm:.4g}\n"
+            f"at θ − η∇L(θ), η from {rates.min():.3g} to {rates.max():.3g}: loss from {least:.4g} to {greatest:.4g}, "
+            f"effective β {self.smoothness:.4g}"
+        )
 
     @property
     def lengths(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, first_line
+from normscope.core.wrapping import unwrapped
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.layout import Layout
 from normscope.curvature.twice import twice_differentiable
@@ -227,7 +228,7 @@ def snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Modul
     if dtype is not None and not dtype.is_floating_point:
         raise InputError(f"dtype is of real numbers, such as torch.float64, not {dtype}")
     _check_parameters(model)
-    model = getattr(model, "_orig_mod", model)  # torch.compile has no second derivatives
+    model = unwrapped(model)  # torch.compile has no second derivatives, and data parallelism no functional form
     try:
         twin = copy.deepcopy(model)
     except Exception as error:  # modules may hold anything

@@ -10,12 +10,14 @@ from typing import Any, Union
 
 import numpy as np
 import torch
+from rich.text import Text
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError
 from normscope.core.progress import Wanted, shown
+from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
@@ -62,7 +64,7 @@ class Condition:
         return f"κ {sign} {self.value:.4g} over eigenvalues above {self.threshold:g} of the largest"
 
 
-class Curvature:
+class Curvature(Rendered):
     """A symmetric matrix of second derivatives, by its products; `ns.hessian` makes one.
 
     mode, matrix, loss, parameters and grouping say what was measured; `print` shows them with what has been computed so far.
@@ -223,6 +225,9 @@ class Curvature:
         from normscope.curvature.rendering import text
 
         return text(self)
+
+    def render(self) -> Text:
+        return Text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured and computed so far as plain JSON values; docs/curvature.md documents every field."""

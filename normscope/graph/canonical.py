@@ -26,6 +26,12 @@ SPLITS = {
     "dsplit": 2,
 }  # axis
 
+FUNCTIONAL_BATCH_NORMS = (
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit",
+)
+
 Form = tuple[str, Any, tuple[Any, ...]]  # operation, target, arguments
 
 
@@ -48,8 +54,10 @@ def _without_unread_statistics(op: str, target: Any, args: tuple[Any, ...], resu
 
 
 def _functional_batch_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
-    """What functionalization makes of batch_norm in eval mode; its second and third result are never read."""
-    return "batch_norm", aten.batch_norm.default, (*args[:5], False, *args[5:7], False)
+    """What functionalization makes of batch_norm; of its results only the first is ever read."""
+    training, *rest = (False, *args[-2:]) if op == "_native_batch_norm_legit_no_training" else args[-3:]
+    statistics = (None, None) if training else args[3:5]
+    return "batch_norm", aten.batch_norm.default, (*args[:3], *statistics, training, *rest, False)
 
 
 def _rrelu(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
@@ -112,7 +120,7 @@ def _adjoint(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
 REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "batch_norm": _without_unread_statistics,
     "instance_norm": _without_unread_statistics,
-    "_native_batch_norm_legit_no_training": _functional_batch_norm,
+    **dict.fromkeys(FUNCTIONAL_BATCH_NORMS, _functional_batch_norm),
     "rrelu": _rrelu,
     "softplus": _softplus,
     "rms_norm": _rms_norm,

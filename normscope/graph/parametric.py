@@ -12,9 +12,10 @@ from torch.fx import Node as FxNode
 from normscope.core.data import Call
 from normscope.core.errors import InputError
 from normscope.graph.canonical import DROPOUTS, is_float
+from normscope.graph.exporting import export, module_of
 from normscope.graph.graph import Graph, Node
 from normscope.graph.patterns import recognise
-from normscope.graph.trace import Conversion, export, is_random, module_of
+from normscope.graph.trace import Conversion, is_random
 
 
 def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval") -> Graph:

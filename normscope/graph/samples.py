@@ -10,7 +10,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal
-from normscope.graph.trace import in_mode
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.exporting import in_mode
 
 TOLERANCE = 1e-4  # relative: what rounding may change in one sample when another one changes
 
@@ -31,7 +32,7 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
     A constant per sample is then meaningless. Each of two samples is kept while the other is replaced: its output must stay.
     """
     sample = Call.of(example).samples(slice(0, 1))
-    with in_mode(model, mode), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with in_mode(model, mode), torch.no_grad(), preserved_random_state():
         try:
             alone, together = _outputs(model, sample, 1), _outputs(model, sample, 2)
             for change in NEIGHBOURS:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,10 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import ExportError, InputError, Refusal
-from normscope.graph.canonical import canonical, is_float, is_identity
+from normscope.core.errors import InputError, Refusal
+from normscope.core.randomness import preserved_random_state, random_states
+from normscope.graph.canonical import FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity
+from normscope.graph.exporting import export, module_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.patterns import recognise
 
@@ -29,11 +27,19 @@ MODES = ("eval", "train", "batch")
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 
 
-def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "eval", output: str | int | None = None) -> Graph:
+def trace(
+    model: torch.nn.Module | ExportedProgram,
+    example: Example,
+    mode: str = "eval",
+    output: str | int | None = None,
+    *,
+    ids: bool = False,
+) -> Graph:
     """Trace `model` on `example` into a graph.
 
     mode: "eval" and "train" trace one sample with the model in that mode; "batch" traces the whole example in train
     mode, the batch as one input (what batch statistics need). output: which one, where the model returns several.
+    ids: where no input is a floating-point tensor, the integer ones are inputs: a graph for its structure, without a metric.
     """
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
@@ -42,7 +48,7 @@ def trace(model: torch.nn.Module | ExportedProgram, example: Example, mode: str 
     if mode != "batch" and size > 1:
         call = call.samples(slice(0, 1))
     program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(module_of(model), call, mode)
-    graph = Conversion(program, call, mode, output).graph()
+    graph = Conversion(program, call, mode, output, ids=ids and not call.floats()).graph()
     graph.validate()
     return recognise(graph)
 
@@ -54,64 +60,13 @@ def _takes(program: ExportedProgram, call: Call) -> bool:
     return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
 
 
-def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
-    return model.module() if isinstance(model, ExportedProgram) else model
-
-
-def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
-    """torch.export in the stated mode; the model comes back as it was."""
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
-    with in_mode(model, mode), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return torch.export.export(model, call.args, call.kwargs, strict=False)
-        except Exception as error:  # torch.export raises whatever the model or its own passes raise
-            if "more than 1 value per channel" in str(error):
-                raise Refusal(
-                    "batch statistics make every sample depend on the others",
-                    [f"{type(model).__name__} in train mode cannot take one sample alone"],
-                    'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
-                ) from error
-            check_runs(model, call)
-            raise ExportError(
-                f"{type(model).__name__} could not be traced: {_first_line(error)}; "
-                "a certificate needs a model that torch.export accepts (no control flow that depends on values)"
-            ) from error
-
-
-def check_runs(model: torch.nn.Module, call: Call) -> None:
-    """Raise if the model does not even run on the example: then tracing is not what failed."""
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
-    except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {_first_line(error)}") from error
-
-
-@contextmanager
-def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
-    """Put every submodule into train or eval mode, and each back to what it was."""
-    flags = {module: module.training for module in model.modules()}
-    for module in flags:
-        module.training = mode != "eval"
-    try:
-        yield
-    finally:
-        for module, flag in flags.items():
-            module.training = flag
-
-
 class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 
-    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None) -> None:
+    def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None, ids: bool = False) -> None:
         if _mutates_shared(program.graph):
             program = program.run_decompositions({})
-        self.program, self.call, self.mode, self.wanted = program, call, mode, output
+        self.program, self.call, self.mode, self.wanted, self.ids = program, call, mode, output, ids
         self.inputs: list[Node] = []
         self.nodes: list[Node] = []
         self.notes: list[str] = []
@@ -158,8 +113,9 @@ class Conversion:
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given
-        if not given.is_floating_point() or given.dim() == 0:
-            what = "has no batch axis" if given.is_floating_point() else "is not floating-point"
+        variable = given.is_floating_point() or self.ids
+        if not variable or given.dim() == 0:
+            what = "has no batch axis" if variable else "is not floating-point"
             self.notes.append(f"{placeholder.name} {what} and is held fixed at the example's value")
             return Constant(given)
         shape = tuple(placeholder.meta["val"].shape)
@@ -202,19 +158,17 @@ class Conversion:
         meta = fx.meta.get("val")
         if is_identity(op, args, meta):
             return args[0]
-        several = op == "_native_batch_norm_legit_no_training"
+        several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
         op, target, args = canonical(op, target, args, meta)
         tensor = isinstance(meta, torch.Tensor)
         shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
         node = Node(fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx), shape, dtype)
         self.nodes.append(node)
-        return [node, None, None] if several else node
+        return [node, None, None, None, None] if several else node
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluate an operation that does not depend on the input, in the model's own precision."""
-        if is_random(target):
-            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
         sources: list[str] = []
         learned: list[bool] = []
 
@@ -226,7 +180,7 @@ class Conversion:
 
         args, kwargs = tree_map_only(Constant, value, (args, kwargs))
         with torch.no_grad():
-            result = target(*args, **kwargs)
+            result = _undrawn(fx, target, args, kwargs) if is_random(target) else target(*args, **kwargs)
         names = tuple(dict.fromkeys(sources))
         return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names, any(learned)), result)
 
@@ -238,7 +192,7 @@ class Conversion:
 
 def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
     """The only floating-point leaf of what a model returns, or the one of that name or position."""
-    leaves = [(keystr(path).replace("'", "").strip("[]."), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
+    leaves = [(_name(path), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
     floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
     if wanted is None:
         if len(floats) == 1:
@@ -248,12 +202,27 @@ def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
     for position, (name, leaf) in enumerate(floats):
         if wanted in (name, position) or str(wanted) == name:
             return leaf
-    raise InputError(f"no output {wanted!r}: choose from {', '.join(name for name, _ in floats)}")
+    raise InputError(f"no output {wanted!r}: choose from {', '.join(name or '0' for name, _ in floats) or 'none'}")
+
+
+def _name(path: Any) -> str:
+    """['parts'][0] → parts.0"""
+    return keystr(path).replace("'", "").replace("][", ".").strip("[].")
 
 
 def is_random(target: Any) -> bool:
-    """Whether an operation draws random numbers."""
+    """Whether an operation may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _undrawn(fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operation that may draw random numbers but, like attention or dropout in eval mode, draws none here."""
+    with preserved_random_state():
+        states = random_states()
+        result = target(*args, **kwargs)
+        if not all(map(torch.equal, states, random_states())):
+            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
+    return result
 
 
 def operation_name(target: Any) -> str:
@@ -301,11 +270,16 @@ def _mutates_shared(graph: torch.fx.Graph) -> bool:
             continue
         if changed.op == "placeholder" and not node.users:
             continue  # a counter such as num_batches_tracked
-        aliases = getattr(changed.target, "_schema", None)
-        view = aliases is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in aliases.returns)
-        if len(changed.users) > 1 or view or changed.op == "placeholder":
+        while len(changed.users) == 1 and _is_view(changed) and isinstance(changed.args[0], FxNode):
+            changed = changed.args[0]  # what is viewed is changed, too
+        if len(changed.users) > 1 or changed.op == "placeholder":
             return True
     return False
+
+
+def _is_view(node: FxNode) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
 
 
 def _needed(module: GraphModule) -> set[FxNode]:
@@ -329,8 +303,3 @@ def _source_line(fx: FxNode) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', fx.meta.get("stack_trace") or "")
     own = [(file, line) for file, line in frames if "/torch/nn/" not in file.replace("\\", "/")]
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

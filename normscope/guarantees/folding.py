@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from normscope.certify.fold import foldable, folded_bias, folded_weight, is_transposed
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, NormscopeError
+from normscope.core.wrapping import unwrapped
 from normscope.geometry.quotient import canonical
 from normscope.graph.graph import Graph, Node
 from normscope.graph.trace import trace
@@ -54,7 +55,7 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
 
     That it computes the same is checked on the example.
     """
-    twin = copy.deepcopy(getattr(model, "_orig_mod", model)).double().eval().requires_grad_(True)
+    twin = copy.deepcopy(unwrapped(model)).double().eval().requires_grad_(True)
     before = copy.deepcopy(twin)
     graph = trace(twin, as_double(example), "eval")
     for path, owner in _owners(graph, twin).items():

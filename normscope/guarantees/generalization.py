@@ -45,7 +45,7 @@ class Guarantees(Rendered, Sequence[Bound]):
             for bound in self.bounds:
                 if bound.name == index:
                     return bound
-            raise KeyError(index)
+            raise KeyError(f"no bound {index!r}: there are {'; '.join(bound.name for bound in self.bounds)}")
         return self.bounds[index]
 
     def __len__(self) -> int:
@@ -159,5 +159,5 @@ def generalization(
 def _chosen(only: Sequence[str] | None) -> dict[str, Entry]:
     unknown = [name for name in only or () if name not in TABLE]
     if unknown:
-        raise InputError(f"no bound {unknown[0]!r}: choose from {', '.join(TABLE)}")
+        raise InputError(f"no bound {unknown[0]!r}: choose from {'; '.join(TABLE)}")
     return dict(TABLE) if only is None else {name: TABLE[name] for name in only}

@@ -168,6 +168,13 @@ def _gradients(watchman: Watchman, row: Row) -> Iterator[Symptom]:
         message = f"the gradient is {total / typical:.0f} times its usual norm"
         yield Symptom("exploding-gradient", order, evidence, message, fix)
     largest = float(norms[np.isfinite(norms)].max(initial=0))
+    recent = list(watchman.gradients)
+    if any(recent) and not any(recent[-FEWEST:]) and (norms == 0).any():
+        yield Symptom(
+            "vanishing-gradient", np.flatnonzero(norms == 0).tolist(), {"gradient_norm": 0.0, "samples": FEWEST},
+            "every gradient is zero: training stands still",
+            "look for a rectifier whose units are all off, or a loss that is saturated; go back and lower the learning rate",
+        )  # fmt: skip
     tiny = norms < VANISHING * largest
     if tiny.any():
         order = _worst(tiny, norms)

@@ -15,9 +15,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.core.data import Call
 from normscope.core.errors import InputError
+from normscope.core.randomness import preserved_random_state
 from normscope.graph.graph import Graph, Node
 from normscope.graph.trace import trace
-from normscope.recorder.randomness import preserved_random_state
 from normscope.rules.normalizers import NORMALIZERS, Normalizer, normalizer_of
 
 NORMALIZING = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -200,11 +200,11 @@ def _graph(model: nn.Module, example: Call) -> Graph:
         if example.args and example.kwargs:
             raise InputError("the model is called with positional and keyword arguments")
         try:
-            return trace(copied, given)
+            return trace(copied, given, ids=True)
         except InputError as error:
             if "choose one with output=" not in str(error):
                 raise
-            return trace(copied, given, output=0)
+            return trace(copied, given, output=0, ids=True)
 
 
 def pair_by_graph(model: nn.Module, graph: Graph) -> Pairing:

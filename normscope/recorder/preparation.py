@@ -41,17 +41,6 @@ class Table:
         return [plain(layer.name) for layer in self.layers]
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel or torch.compile."""
-    while True:
-        if "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
-
-
 def outline(parameters: Mapping[str, torch.Tensor]) -> list[list[Any]]:
     """Names and shapes of all parameters: what makes two models the same for a run."""
     return [[plain(name), list(parameter.shape)] for name, parameter in parameters.items()]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normscope.core.errors import InputError
-from normscope.graph.trace import in_mode
-from normscope.recorder.randomness import preserved_random_state
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.exporting import in_mode
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
+from normscope.core.wrapping import unwrapped
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
@@ -25,7 +26,7 @@ from normscope.recorder.findings import EarlyWarning
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard
-from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra, unwrapped
+from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Part
 from normscope.recorder.rows import assemble
@@ -189,7 +190,7 @@ class Watch:
         allowed = f"every {self.budget.every} steps" if self.budget.every else f"budget {100 * self.budget.share:g} %"
         return (
             f"normscope: {found['sampled_steps']} of {found['steps']} steps sampled; overhead {100 * found['overhead']:.2f} % "
-            f"({allowed}), set-up {found['setup_seconds']:.1f} s; {len(self.findings)} findings; {self.run}"
+            f"({allowed}), set-up {found['setup_seconds']:.1f} s; findings: {len(self.findings)}; {self.run}"
         )
 
     # the loop ----------------------------------------------------------------------------------------------------------

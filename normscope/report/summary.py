@@ -25,7 +25,7 @@ WORST_FIRST = (
 FINE = {  # rule → the column without which it sees nothing, and what may be said where it found nothing
     "loss-not-finite": ("loss", "The loss stayed finite."),
     "exploding-gradient": ("gradient_norm", "No gradient exploded."),
-    "vanishing-gradient": ("gradient_norm", "No layer's gradient vanished beside the others'."),
+    "vanishing-gradient": ("gradient_norm", "No layer's gradient vanished."),
     "variance-collapse": ("gain_tight", "The variance of what enters each normalizer stayed well above its ε."),
     "growing-": ("log10_weight_product", "No product over depth grew exponentially."),
     "effective-learning-rate-drift": (
@@ -59,6 +59,10 @@ class Problem:
         return f"{self.where}: {self.message}" + (f" (first at step {self.step:,})" if self.step is not None else "")
 
 
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number < 1e6 else f"{number:.1e}"
+
+
 @dataclass(frozen=True)
 class Outlier:
     """A layer whose last value of a metric is far from the other layers' median."""
@@ -69,7 +73,10 @@ class Outlier:
     factor: float  # of the median
 
     def __str__(self) -> str:
-        size = f"{self.factor:,.0f} times" if self.factor >= 1 else f"1/{1 / self.factor:,.0f} of" if self.factor else "0 against"
+        if self.factor == 0:
+            size = "0 against"
+        else:
+            size = f"{_count(self.factor)} times" if self.factor >= 1 else f"1/{_count(1 / self.factor)} of"
         return f"{self.layer}: {quantity(self.metric).words} {self.value:.3g}, {size} the median"
 
 

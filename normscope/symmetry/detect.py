@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_map_only
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError
+from normscope.graph.exporting import check_runs, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
-from normscope.graph.trace import check_runs, module_of
 from normscope.rules.forms import Fixed, Form, Forms, Parameter
 from normscope.rules.registry import registry
 from normscope.symmetry.absorbed import Absorbers

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.data import Call
+from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Graph, Node
-from normscope.graph.trace import in_mode
 from normscope.rules.normalizers import normalizer_of
 
 EPSILON_ARGUMENT = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}

@@ -63,6 +63,41 @@ def test_a_model_that_cannot_be_traced_is_still_examined():
     assert "traced" in found.not_checked["NS101"]
 
 
+def test_an_example_on_which_the_model_does_not_run_is_a_mistake():
+    with pytest.raises(ns.InputError, match="does not run on inputs of shape"):
+        ns.doctor(nn.Linear(4, 2), randn(8, 3))
+
+
+def test_a_model_on_ids_has_a_structure():
+    found = ns.doctor(nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2)), torch.tensor([[2, 0]]))
+    assert [(finding.rule, finding.where) for finding in found] == [("NS102", "2")] and "NS404" in found.checked
+
+
+def test_attention_of_constant_queries_is_checked():
+    """Perceivers and DETR ask with parameters, decoders with the ids that are held fixed."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.queries = nn.Parameter(torch.full((1, 2, 4), 100.0))
+
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(self.queries, x, x)
+
+    found = ns.doctor(Asks(), torch.eye(4)[None] * torch.arange(4.0))
+    assert [finding.rule for finding in found] == ["NS404"]
+
+
+def test_a_model_that_draws_in_eval_mode_leaves_random_state_alone():
+    class Draws(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + 0 * torch.rand([])
+
+    model, state = Draws(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.get_rng_state()
+    ns.doctor(model, randn(8, 4), data=randn(16, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_select_ignore_and_comments():
     assert {f.rule for f in ns.doctor(*_patient("NS101"), select=["NS1"])} == {"NS101"}
     assert not ns.doctor(*_patient("NS101"), ignore=["NS101"])

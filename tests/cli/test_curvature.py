@@ -43,6 +43,13 @@ def pairs():
     inputs, targets = real()
     return inputs, targets.argmax(1)
 
+def column():
+    return torch.nn.Linear(64, 1)
+
+def row():
+    inputs, targets = real()
+    return inputs.flatten(1), targets[:, 0]
+
 def batches():
     inputs, targets = real()
     return [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
@@ -85,6 +92,13 @@ def test_real_targets_and_batches() -> None:
     for data in ("real", "batches"):
         result = curvature("network.py:make", "--data", f"network.py:{data}", "--batch", "10", "--matrix", "gauss-newton")
         assert result.exit_code == 0 and "batches: 2 of 10" in result.stdout, result.stderr
+
+
+def test_real_targets_are_never_broadcast() -> None:
+    """torch would compare a column of 20 outputs with a row of 20 targets as 400 pairs, and only warn."""
+    fits, does_not = (curvature(f"network.py:{model}", "--data", "network.py:row") for model in ("column", "make"))
+    assert fits.exit_code == 0 and fits.stderr == "", fits.stderr
+    assert does_not.exit_code == 2 and "shape of the outputs" in does_not.stderr and "Warning" not in does_not.stderr
 
 
 def test_models_that_name_their_outputs_and_compute_their_loss() -> None:

@@ -45,6 +45,15 @@ def test_json_alone_on_stdout():
     assert {finding["rule"] for finding in json.loads(result.stdout)["findings"]} == {"NS101"}
 
 
+def test_a_full_disk_is_one_line(monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    result = doctor("models.py:net", "--input", "4", "--sarif", "found.sarif")
+    assert result.exit_code == 2 and result.stderr == "normscope: writing failed: No space left on device\n"
+
+
 def test_select_and_ignore():
     assert "NS101" not in doctor("network.py:net", "--input", "4", "--ignore", "NS1").stdout.split("checked")[0]
     assert "1 found by 1 checks" in doctor("network.py:net", "--input", "4", "--select", "NS101").stdout

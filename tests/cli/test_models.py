@@ -124,6 +124,13 @@ def test_weights_are_loaded(place: Path, name: str) -> None:
     assert isinstance(model, nn.Linear) and bool((model.weight == 7).all()) and bool((model.bias == 5).all())
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+def test_weights_of_a_wrapped_model_are_loaded(place: Path, prefix: str) -> None:
+    torch.save({"model_state_dict": {f"{prefix}weight": torch.full((2, 3), 7.0), f"{prefix}bias": torch.zeros(2)}}, "wrapped.pt")
+    model = load_model("network.py:make", Path("wrapped.pt"))
+    assert isinstance(model, nn.Linear) and bool((model.weight == 7).all())
+
+
 def test_a_tied_weight_is_saved_once(place: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight

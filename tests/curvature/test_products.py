@@ -249,6 +249,16 @@ def test_the_model_may_change_afterwards():
     assert (made.dense() - dense_hessian(BN)).abs().max() <= 1e-10
 
 
+@pytest.mark.parametrize("wrapper", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_a_wrapped_model_is_the_model(wrapper):
+    case = CASES["batch norm"]
+    plain, wrapped = (
+        ns.hessian(model, case.loss, case.data(), case.mode, batch_size=case.batch_size)
+        for model in (case.model(), wrapper(case.model()))
+    )
+    torch.testing.assert_close(wrapped.dense(), plain.dense())
+
+
 def test_under_no_grad_the_answer_is_the_same():
     with torch.no_grad():
         assert (curvature(BN).dense() - dense_hessian(BN)).abs().max() <= 1e-10

@@ -84,7 +84,7 @@ REFUSED = {  # a model, an example, the mode, the class of the error, words that
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line(name):
+def test_refused_in_one_line(name, capfd):
     model, example, mode, kind, words = REFUSED[name]
     with pytest.raises(kind) as caught:
         ns.lipschitz(model, example, mode=mode)
@@ -92,6 +92,7 @@ def test_refused_in_one_line(name):
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
     assert isinstance(caught.value, ns.NormscopeError)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_refusal_lists_every_cause_once():

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.utils import parametrizations
 
 import normscope as ns
@@ -290,7 +290,7 @@ class Several(nn.Module):
         return {"logits": 2 * x, "parts": (3 * x, x.argmax(1)), "hidden": [4 * x]}
 
 
-@pytest.mark.parametrize("output, expected", [("logits", 2), (0, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("output, expected", [("logits", 2), (0, 2), (1, 3), (2, 4), ("parts.0", 3)])
 def test_output_chooses(output, expected):
     assert float(ns.lipschitz(Several(), randn(1, 3), output=output).upper) == pytest.approx(expected)
 
@@ -306,6 +306,68 @@ def test_integer_inputs_are_held_fixed_with_a_note():
     graph = trace(model, (randn(1, 3), torch.tensor([2])))
     assert len(graph.inputs) == 1 and any("fixed" in note for note in graph.notes)
     assert graph.notes == tuple(ns.audit(model, (randn(1, 3), torch.tensor([2]))).notes[: len(graph.notes)])
+
+
+def test_ids_are_inputs_of_a_graph_for_its_structure():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    assert operations(trace(model, torch.tensor([[2, 0]]), ids=True)) == ["embedding", "layer_norm", "linear"]
+    with pytest.raises(InputError, match="metric"):
+        trace(model, torch.tensor([[2, 0]]))
+
+
+class Cached(nn.Module):
+    """Returns an object that is no tensor, as models with a key-value cache do."""
+
+    class Cache:
+        def __init__(self, keys: Tensor) -> None:
+            self.keys = keys
+
+    def forward(self, x: Tensor) -> dict:
+        return {"logits": 2 * x, "cache": self.Cache(x), "loss": None, "size": 3}
+
+
+def test_a_distributed_model_keeps_its_names(tmp_path):
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+        assert [node.path for node in trace(model, randn(1, 4))] == ["", "module.0", "module.1"]
+        assert ns.symmetries(model, randn(5, 4)).of_kind("scale")[0].parameters == ("module.0.weight",)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_objects_that_are_no_tensors_are_no_outputs():
+    model = Cached()
+    assert float(ns.lipschitz(model, randn(1, 3)).upper) == pytest.approx(2)
+    assert isinstance(model(randn(1, 3))["cache"], Cached.Cache) and "forward" not in vars(model)
+
+
+def test_random_operations_that_draw_nothing_are_constants():
+    def forward(x: Tensor) -> Tensor:
+        constant = functional.dropout(torch.ones(1, 2, 3, 4), 0.5, training=False)
+        return x + functional.scaled_dot_product_attention(constant, constant, constant)[0, 0, 0]
+
+    assert operations(trace(Function(forward), randn(1, 4))) == ["add"]
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("read_again", [True, False])
+def test_in_place_dropout_leaves_batch_norm_as_it_is(tracked, read_again):
+    """With a second reader the graph is made functional, and batch normalization is another operation there."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=tracked)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.norm(self.conv(x)).flatten(1)
+            dropped = functional.dropout(features, 0.5, self.training, inplace=True)
+            return dropped + features if read_again else dropped
+
+    report = ns.symmetries(Model(), randn(4, 3, 2, 2))
+    assert [group.parameters for group in report.of_kind("scale")] == [("conv.weight",)]
+    assert not report.check() or read_again
 
 
 def test_a_batch_is_as_good_as_a_sample():

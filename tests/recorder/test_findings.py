@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.recorder.findings import RUNNING_IN, EarlyWarning, Watchman, line
+from normscope.recorder.findings import FEWEST, RUNNING_IN, EarlyWarning, Watchman, line
 from tests.recorder.loops import Loop, mlp, sgd
 
 LAYERS: list[dict[str, Any]] = [
@@ -53,6 +53,12 @@ def test_a_healthy_training_has_no_findings() -> None:
 def test_a_gradient_that_was_zero_does_not_explode() -> None:
     still = {"gradient_norm": np.zeros(4)}
     assert warned([*(healthy(step, **still) for step in range(30)), healthy(30)]) == []
+
+
+def test_gradients_that_have_all_become_zero_are_a_finding() -> None:
+    still = {"gradient_norm": np.where(np.isnan(healthy(0)["gradient_norm"]), np.nan, 0.0)}
+    (found,) = warned([*(healthy(step) for step in range(9)), *(healthy(step, **still) for step in range(9, 60))])
+    assert found.rule == "vanishing-gradient" and "stands still" in found.message and found.step == 9 + FEWEST - 1
 
 
 SYMPTOMS: dict[str, tuple[str | None, dict[str, Any]]] = {

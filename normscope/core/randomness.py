@@ -21,3 +21,8 @@ def preserved_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(arrays)
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of torch's global generators: the processor's, and those of devices in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]

@@ -1,0 +1,12 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+
+def seed_of(what: str) -> Any:
+    """--seed, in the range that every generator takes."""
+    return typer.Option(min=0, max=2**63 - 1, help=f"Of {what}.")

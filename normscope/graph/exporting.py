@@ -1,0 +1,132 @@
+"""A module as torch.export sees it: in one mode, on one call, whatever wraps it or is returned beside tensors."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import logging
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
+
+from normscope.core.data import Call
+from normscope.core.errors import ExportError, InputError, Refusal
+from normscope.core.randomness import preserved_random_state
+
+EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
+TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+
+class Undistributed(torch.nn.Module):
+    """What DistributedDataParallel computes, with its names, without its communication, which cannot be traced."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return Undistributed(model.module)
+    return model.module() if isinstance(model, ExportedProgram) else model
+
+
+def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
+    """torch.export in the stated mode; the model comes back as it was."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
+    with in_mode(model, mode), tensors_alone(model), _quiet():
+        try:
+            return torch.export.export(model, call.args, call.kwargs, strict=False)
+        except Exception as error:  # torch.export raises whatever the model or its own passes raise
+            if "more than 1 value per channel" in str(error):
+                raise Refusal(
+                    "batch statistics make every sample depend on the others",
+                    [f"{type(model).__name__} in train mode cannot take one sample alone"],
+                    'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
+                ) from error
+            check_runs(model, call)
+            advice = (
+                "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
+            )
+            raise ExportError(
+                f"{type(model).__name__} could not be traced in {mode} mode: {_first_line(error)}; "
+                f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
+            ) from error
+
+
+def check_runs(model: torch.nn.Module, call: Call) -> None:
+    """Raise if the model does not even run on the example: then tracing is not what failed."""
+    try:
+        with torch.no_grad(), preserved_random_state():
+            copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
+        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {_first_line(error)}") from error
+
+
+@contextmanager
+def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
+    """Put every submodule into train or eval mode, and each back to what it was."""
+    flags = {module: module.training for module in model.modules()}
+    for module in flags:
+        module.training = mode != "eval"
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.export from warning, logging and printing at length what an error then says in a line."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+@contextmanager
+def tensors_alone(model: torch.nn.Module) -> Iterator[None]:
+    """Let `model` return None for objects that torch.export does not know, such as the key-value caches of `transformers`."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def known(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda leaf: leaf if leaf is None or isinstance(leaf, EXPORTABLE) else None, forward(*args, **kwargs))
+
+    own = vars(model).get("forward")
+    model.forward = known
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return (
+        f"{type(error).__name__}: {textwrap.shorten(text.splitlines()[0], 200, placeholder=' …')}" if text else type(error).__name__
+    )
