@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 
 from normscope.core.errors import InputError
 from normscope.lab.experiment import Plot
-from normscope.report.theme import SEQUENTIAL, figure
+from normscope.report.theme import COLORS, SEQUENTIAL, figure
 
+DASHES = ("solid", "dash", "dot", "dashdot")  # of lines whose colours return
 TRACES: dict[str, Callable[..., Any]] = {
     "lines": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="lines"),
     "lines+points": lambda name, x, y: go.Scatter(name=name, x=x, y=y, mode="lines+markers"),
@@ -24,6 +25,9 @@ def plot(shown: Plot) -> go.Figure:
     if shown.kind not in TRACES:
         raise InputError(f"no kind of plot {shown.kind!r}: choose from {', '.join(TRACES)}")
     traces = [TRACES[shown.kind](name, list(x), [float(value) for value in y]) for name, (x, y) in shown.series.items()]
+    for index, trace in enumerate(traces):
+        if "lines" in (trace.mode if trace.type == "scatter" else ""):
+            trace.line.dash = DASHES[index // len(COLORS) % len(DASHES)]
     drawn = figure(*_contours(shown), *traces, title=shown.title, x=shown.x, y=shown.y, log_x=shown.log_x, log_y=shown.log_y)
     for name, level in shown.levels.items():
         drawn.add_hline(level, line_dash="dash", line_color="#7F7F7F", annotation_text=name, annotation_position="top left")

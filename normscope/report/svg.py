@@ -13,9 +13,12 @@ from plotly.colors import sample_colorscale
 
 from normscope.report.theme import COLORS, SEQUENTIAL
 
-WIDTH, HEIGHT = 720, 440
-LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 90  # margins; the legend is in the right one, words below lean
+WIDTH, HEIGHT = 745, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 215, 40, 90  # margins; the legend is in the right one, words below lean
 LEANING = 22  # degrees
+SPARE = 40  # of the lower margin, where numbers stand instead of words
+DECADES = 3  # of a logarithmic axis: with fewer, 2 and 5 are marked too
+STROKES = {"dash": "6 4", "dot": "2 3", "dashdot": "6 3 2 3"}  # the kinds of lines that have gaps
 CELLS = 41  # of a surface, along an axis
 GREY, INK = "#b0b0b0", "#666666"  # readable on white and on black
 
@@ -52,14 +55,19 @@ class Axis:
         """(place, label) of round values."""
         if self.words:
             return [(place, word) for word in self.words if (place := self.place(word)) is not None]
-        step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-300)))
-        while (self.high - self.low) / step > 8:
-            step *= 2
-        while (self.high - self.low) / step < 3:
-            step /= 2
-        numbers = [step * index for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         pixels = (self.end - self.start) / (self.high - self.low)
-        return [(self.start + (number - self.low) * pixels, _label(number, self.log)) for number in numbers]
+        return [(self.start + (number - self.low) * pixels, _label(number, self.log)) for number in self._round()]
+
+    def _round(self) -> list[float]:
+        """Round numbers on the axis, at most 8; of a logarithmic one their logarithms."""
+        if not self.log:
+            return _multiples(_step(self.low, self.high), self.low, self.high)
+        if self.high - self.low >= DECADES:
+            return _multiples(math.ceil((self.high - self.low) / 8), self.low, self.high)
+        marked = [digit * 10.0**decade for decade in range(math.floor(self.low), math.ceil(self.high)) for digit in (1, 2, 5)]
+        low, high = 10.0**self.low, 10.0**self.high
+        shown = [number for number in marked if low <= number <= high]
+        return [math.log10(number) for number in (shown if len(shown) > 1 else _multiples(_step(low, high), low, high))]
 
     def _number(self, value: Any) -> float | None:
         if self.words:
@@ -92,14 +100,15 @@ def svg(figure: go.Figure) -> str:
         else:
             parts += _curve(trace, across, up, color)
         if len(traces) > 1:
-            parts.append(_text(WIDTH - RIGHT + 12, TOP + 16 * index, _short(trace.name), color, size=11))
+            parts += _key(trace, TOP + 16 * index, color)
     for shape, note in zip(layout.shapes or (), layout.annotations or (), strict=False):
         place = up.place(shape.y0)
         if place is not None:
             parts.append(f'<path d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="5 4"/>')
             parts.append(_text(LEFT + 4, place - 4, note.text, INK, size=11))
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" fill="none">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT if across.words else HEIGHT - SPARE}" '
+        'font-family="system-ui, sans-serif" fill="none">'
     )
     return "\n".join([head, *parts, "</svg>\n"])
 
@@ -112,7 +121,8 @@ def _frame(layout: Any, across: Axis, up: Axis) -> list[str]:
     for place, label in up.ticks():
         parts.append(f'<path d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}" stroke="{GREY}" stroke-width="0.4"/>')
         parts.append(_text(LEFT - 6, place + 4, label, INK, "end", 11))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, layout.xaxis.title.text, INK, "middle"))
+    below = HEIGHT - 14 if across.words else HEIGHT - SPARE - 14
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, below, layout.xaxis.title.text, INK, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, layout.yaxis.title.text, INK, "middle")}</g>')
     return parts
@@ -126,7 +136,7 @@ def _word(place: float, text: str) -> str:
 def _curve(trace: Any, across: Axis, up: Axis, color: str) -> list[str]:
     """A line, broken where a value has no place, or points."""
     places = [(across.place(x), up.place(y)) for x, y in zip(trace.x, trace.y, strict=True)]
-    if "lines" not in (trace.mode or "lines"):
+    if not _is_line(trace):
         return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places if x is not None and y is not None]
     path, pen_down = "", False
     for x, y in places:
@@ -135,7 +145,23 @@ def _curve(trace: Any, across: Axis, up: Axis, color: str) -> list[str]:
             continue
         path += f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}"
         pen_down = True
-    return [f'<path d="{path}" stroke="{color}" stroke-width="1.6"/>']
+    return [f'<path d="{path}" {_stroke(trace, color)}/>']
+
+
+def _key(trace: Any, y: float, color: str) -> list[str]:
+    """A trace's name in the legend, after a piece of its line."""
+    left = WIDTH - RIGHT + 8
+    line = [f'<path d="M{left} {y - 4}h22" {_stroke(trace, color)}/>'] if _is_line(trace) else []
+    return [*line, _text(left + 28 if line else left, y, _short(trace.name), color, size=11)]
+
+
+def _is_line(trace: Any) -> bool:
+    return trace.type == "scatter" and "lines" in (trace.mode or "lines")
+
+
+def _stroke(trace: Any, color: str) -> str:
+    gaps = STROKES.get(trace.line.dash)
+    return f'stroke="{color}" stroke-width="1.6"' + (f' stroke-dasharray="{gaps}"' if gaps else "")
 
 
 def _bars(trace: Any, across: Axis, up: Axis, color: str, index: int, groups: int) -> list[str]:
@@ -178,7 +204,21 @@ def _short(text: str | None, length: int = 28) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def _step(low: float, high: float) -> float:
+    """Between two round numbers, of which 3 to 8 lie on an axis from low to high."""
+    step = 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
+    while (high - low) / step > 8:
+        step *= 2
+    while (high - low) / step < 3:
+        step /= 2
+    return step
+
+
+def _multiples(step: float, low: float, high: float) -> list[float]:
+    return [step * index for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def _label(number: float, log: bool) -> str:
     if log:
-        return f"10^{number:g}" if number == int(number) else f"{10**number:.2g}"
+        return f"{10**number:.4g}" if -3 < number < 4 else f"10^{number:g}"
     return f"{round(number, 10):g}"

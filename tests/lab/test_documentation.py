@@ -17,6 +17,7 @@ from normscope.lab.experiment import Plot
 from normscope.lab.runner import run_experiment
 from normscope.report.lab import plot
 from normscope.report.svg import svg
+from normscope.report.theme import COLORS
 from tests.lab.test_runner import TINY
 
 
@@ -84,6 +85,29 @@ def test_pictures_leave_out_what_cannot_be_shown(kind: str, log: bool) -> None:
     assert "nan" not in picture and "inf" not in picture and "a &lt; b" in picture
 
 
+def test_lines_whose_colours_return_are_told_apart() -> None:
+    many = Plot("t", "x", "y", {f"line {index}": ([0, 1], [index, index + 1.0]) for index in range(len(COLORS) + 2)})
+    drawn = plot(many)
+    assert len({(COLORS[index % len(COLORS)], trace.line.dash) for index, trace in enumerate(drawn.data)}) == len(many.series)
+    strokes = [path.attrib.get("stroke-dasharray") for path in ElementTree.fromstring(svg(drawn)) if "1.6" in path.attrib.values()]
+    assert strokes.count(None) == 2 * len(COLORS) and len(strokes) == 2 * len(many.series)  # each also in the legend
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.6, 4.0], {"1", "2"}),
+        ([1e-9, 1.0], {"10^-8", "10^-4", "1"}),
+        ([3.01, 3.02], {"3.01", "3.02"}),
+        ([90.0, 210.0], {"100", "200"}),
+    ],
+)
+def test_logarithmic_axes_mark_round_numbers(values: list[float], labels: set[str]) -> None:
+    picture = ElementTree.fromstring(svg(plot(Plot("t", "x", "y", {"one": ([3, 4], values)}, log_y=True))))
+    shown = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text") if text.attrib["text-anchor"] == "end"}
+    assert labels <= shown and len(shown) <= 8
+
+
 def test_a_constant_and_words_have_a_place() -> None:
     words = Plot("t", "x", "y", {"one": (["first", "second"], [3.0, 3.0])}, kind="bars")
     assert "second" in svg(plot(words))
@@ -108,6 +132,6 @@ def test_a_surface_is_drawn_in_cells_and_equal_axes_have_equal_units() -> None:
     for equal in (False, True):
         drawn = ElementTree.fromstring(svg(plot(replace(shown, equal=equal))))
         assert len(drawn.findall("{*}rect")) == 8
-        last = [line.get("d", "") for line in drawn.findall("{*}path")][-1]
+        last = [path for line in drawn.findall("{*}path") if "L" in (path := line.get("d", ""))][-1]
         x0, y0, x1, y1 = (float(number) for point in last[1:].split("L") for number in point.split())
         assert (x1 - x0 == pytest.approx(y0 - y1, abs=0.2)) == equal
