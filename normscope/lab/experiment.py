@@ -66,6 +66,15 @@ def side_by_side(with_bn: float, without: float, form: str = ".3g") -> str:
     return f"{with_bn:{form}} BN, {without:{form}} no BN"
 
 
+def power(log10: float) -> str:
+    """A number by its logarithm.
+
+    >>> power(-8.04), power(math.inf), power(-math.inf)
+    ('10^-8.0', '∞', '0')
+    """
+    return f"10^{log10:.1f}" if math.isfinite(log10) else {math.inf: "∞", -math.inf: "0"}.get(log10, "not a number")
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points, lines+points or bars.

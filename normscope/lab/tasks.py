@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from normscope.core.errors import InputError
 from normscope.lab.experiment import Experiment, find
-from normscope.lab.workspace import CHECKPOINT, PROGRESS, Report, Workspace, write_atomically
+from normscope.lab.workspace import CHECKPOINT, PROGRESS, Report, Workspace, write_atomically, writing
 from normscope.recorder.store import plain
 from normscope.version import __version__
 
 RESULT = "result.json"
+LOCK = ".lock"  # held by the process that runs the trial; let go when it dies
 VERSIONS = {"normscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 Record = dict[str, Any]  # a trial's result.json
@@ -94,10 +96,17 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def run_task(task: Task, report: Report | None = None) -> Record:
-    """Run a trial, or go on with it, and write its result.json."""
+    """Run a trial, or go on with it, and write its result.json; while another process is at it, wait for its result."""
+    workspace = Workspace(task.directory, task.seed, task.data_directory, report)
+    with writing(task.directory):
+        lock = FileLock(task.directory / LOCK).acquire()
+    with lock:
+        return task.result or _run(task, workspace)
+
+
+def _run(task: Task, workspace: Workspace) -> Record:
     start = time.perf_counter()
     with _threads(task.threads):
-        workspace = Workspace(task.directory, task.seed, task.data_directory, report)
         numbers = find(task.experiment).measure(task.trial, workspace)
     record: Record = {
         "label": task.label,

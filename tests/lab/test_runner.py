@@ -51,6 +51,13 @@ class Recording:
         yield from InProcess().run(tasks, lambda done: None)
 
 
+def test_a_trial_that_two_processes_want_is_run_once(tmp_path: Path) -> None:
+    experiment = find("weight-norms")
+    task, *_ = tasks(experiment, experiment.quick.changed(TINY), tmp_path, None, threads=1)
+    first, second = (record for _, record in Processes(2).run([task, task], lambda done: None))
+    assert first == second, "the time that it took included"
+
+
 def test_an_experiment_writes_its_result_and_figures(tmp_path: Path) -> None:
     outcome = run_experiment("weight-norms", settings=TINY, out=tmp_path)
     content = json.loads((tmp_path / "weight-norms" / "result.json").read_text())

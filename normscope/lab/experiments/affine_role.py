@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.training import Training, TrainingSettings, trained_numbers
 
 VARIANTS = {"γ and β": (), "γ alone": ("shift",), "β alone": ("scale",), "neither": ("scale", "shift")}  # → what is frozen
@@ -35,7 +35,7 @@ def trials(settings: Settings, seed: int) -> dict[str, Training]:
 def judge(results: Results) -> list[Comparison]:
     rows = []
     for label, group in results.by_label().items():
-        constants = ", ".join(f"{name} 10^{group.mean(*path):.1f}" for name, path in NUMBERS.items())
+        constants = ", ".join(f"{name} {power(group.mean(*path))}" for name, path in NUMBERS.items())
         rows.append(Comparison(f"{label}: constants", "an open question", constants))
         ends = f"test accuracy {group.mean('test_accuracy'):.3f}, gap of the loss {group.mean('gap_loss'):.3f}"
         rows.append(Comparison(f"{label}: generalization", "an open question", ends))

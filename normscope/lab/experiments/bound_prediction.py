@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 from normscope.guarantees.bound import Bound
 from normscope.guarantees.generalization import generalization
 from normscope.guarantees.losses import loss_of
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less, power
 from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace
 
@@ -95,7 +95,7 @@ def judge(results: Results) -> list[Comparison]:
     gaps = {normalizer: group.mean("gap") for (normalizer,), group in results.groups("normalizer").items()}
     plain = means.pop("none", math.nan)
     for normalizer, value in means.items():
-        shown = f"10^{plain:.1f} → 10^{value:.1f}, gap {gaps.get('none', math.nan):.3f} → {gaps[normalizer]:.3f}"
+        shown = f"{power(plain)} → {power(value)}, gap {gaps.get('none', math.nan):.3f} → {gaps[normalizer]:.3f}"
         rows.append(Comparison(f"certified sum, none → {normalizer}", "smaller with normalizers", shown, less(value, plain)))
     return rows
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from normscope.certify.robustness import local_brackets
 from normscope.core.errors import InputError
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less, power
 from normscope.lab.measurements import audited
 from normscope.lab.models.surgery import exchange
 from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
@@ -89,10 +89,10 @@ def judge(results: Results) -> list[Comparison]:
         name = NAMES.get(network, network)
         for side, what in {"upper_log10": "certified upper bound", "lower_log10": "witnessed lower bound"}.items():
             slope, (first, last) = _slope(group, side), _ends(group, side)
-            shown = f"×{10**slope:.3g} (10^{first:.1f} → 10^{last:.1f})"
+            shown = f"×{10**slope:.3g} ({power(first)} → {power(last)})"
             rows.append(Comparison(f"{name}: {what} a normalizer more", "falls exponentially", shown, less(10**slope, FALLS)))
         product = _ends(group, "audit", "products", "normalizers_tight")[1]
-        rows.append(Comparison(f"{name}: ∏max|γ|/σ of all", "exponentially small", f"10^{product:.1f}", less(product, 0.0)))
+        rows.append(Comparison(f"{name}: ∏max|γ|/σ of all", "exponentially small", power(product), less(product, 0.0)))
         gaps = " → ".join(f"{gap:.3f}" for gap in _ends(group, "gap_accuracy"))
         rows.append(Comparison(f"{name}: gap of accuracy, none → all normalizers", "", gaps))
     return rows

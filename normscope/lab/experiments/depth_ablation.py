@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import spearmanr
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.training import Training, TrainingSettings, trained_numbers, with_and_without
 
 STRONG = -0.5  # a rank correlation that counts as falling
@@ -40,7 +40,7 @@ def judge(results: Results) -> list[Comparison]:
         for (count,), part in group.groups("normalized").items():
             upper, accuracy = part.mean("audit", "bracket", "upper_log10"), part.mean("test_accuracy")
             what = f"{network}, {count} normalized: certified constant, test accuracy"
-            rows.append(Comparison(what, "", f"10^{upper:.1f}, {accuracy:.3f}"))
+            rows.append(Comparison(what, "", f"{power(upper)}, {accuracy:.3f}"))
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.experiments.weight_norms import FULL, NEAR, QUICK, SHOWN, STUDIED
 from normscope.lab.training import trained_numbers, with_and_without
 
@@ -36,17 +36,17 @@ def judge(results: Results) -> list[Comparison]:
                 continue
             first, last = (group.track("products", product)[1][index] for index in (0, -1))
             paper, agrees = _said(network, product, last) if studied else ("", None)
-            rows.append(Comparison(f"{what}: {name}", paper, f"10^{first:.1f} → 10^{last:.1f}", agrees))
+            rows.append(Comparison(f"{what}: {name}", paper, f"{power(first)} → {power(last)}", agrees))
         tight = group.mean("audit", "products", "normalizers_tight")
         if normalizer != "none":
-            rows.append(Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", f"10^{tight:.1f}"))
+            rows.append(Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", power(tight)))
     return rows
 
 
 def _said(network: str, product: str, log10: float) -> tuple[str, bool | None]:
     """What the paper says of a product, and whether it is so: headlines for ResNet-18, else that one σ a layer makes it small."""
     if network == "resnet18" and product in HEADLINES:
-        return f"10^{HEADLINES[product]:.1f}", abs(log10 - HEADLINES[product]) <= NEAR
+        return power(HEADLINES[product]), abs(log10 - HEADLINES[product]) <= NEAR
     return ("exponentially small", log10 < 0) if product.endswith("_layer") else ("", None)
 
 
@@ -60,7 +60,7 @@ def plots(results: Results) -> dict[str, Plot]:
         drawn[f"variances-{network}-{normalizer}"] = Plot(title, "epoch", "σ²", series, log_y=True)
         definitions = {name: key for key, name in DEFINITIONS.items() if key.startswith(part)}
         series = {name: group.track("products", key) for name, key in definitions.items()}
-        levels = {"the paper's ResNet-18": HEADLINE, "the slides": SLIDES} if network == "resnet18" else {}
+        levels = {"the paper's ResNet-18": HEADLINE, "the slides": SLIDES} if (network, normalizer) == ("resnet18", "batch") else {}
         title = f"Product over layers by definition, {network}, {normalizer}"
         drawn[f"products-{network}-{normalizer}"] = Plot(title, "epoch", "log10 of the product", series, levels=levels)
     return drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.training import Training, TrainingSettings, trained_numbers
 
 PRODUCT = ("products", "normalizers_layer")
@@ -32,10 +32,10 @@ def judge(results: Results) -> list[Comparison]:
     for label, group in results.by_label().items():
         track = group.track(*PRODUCT)[1]
         small, layers = _small(group)
-        ours = f"10^{track[0]:.1f} → 10^{track[-1]:.1f}; σ < 1 in {small} of {layers} layers at the end"
+        ours = f"{power(track[0])} → {power(track[-1])}; σ < 1 in {small} of {layers} layers at the end"
         rows.append(Comparison(f"{label}: ∏1/σ", "small once trained", ours, track[-1] < 0))
         upper, accuracy, gap = group.mean("audit", "bracket", "upper_log10"), group.mean("test_accuracy"), group.mean("gap_loss")
-        ends = f"10^{upper:.1f}; test accuracy {accuracy:.3f}, gap of the loss {gap:.3f}"
+        ends = f"{power(upper)}; test accuracy {accuracy:.3f}, gap of the loss {gap:.3f}"
         rows.append(Comparison(f"{label}: certified constant", "an open question", ends))
     return rows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, power
 from normscope.lab.training import Training, TrainingSettings, trained_numbers
 
 GREW = math.log10(2)  # from here on a variance counts as grown
@@ -50,7 +50,7 @@ def judge(results: Results) -> list[Comparison]:
     for label, group in results.by_label().items():
         mean = fmean(growth(trial) for trial in group)
         product = group.track("products", "normalizers_layer" if _normalized(group) else "activations_layer")[1][-1]
-        ours = f"×10^{mean:+.2f}; ∏1/σ = 10^{product:.1f} at the end, accuracy {group.mean('train_accuracy'):.2f}"
+        ours = f"×10^{mean:+.2f}; ∏1/σ = {power(product)} at the end, accuracy {group.mean('train_accuracy'):.2f}"
         rows.append(Comparison(f"{label}: median variance", "grows", ours, mean >= GREW))
     return rows
 

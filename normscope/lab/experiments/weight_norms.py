@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
-from normscope.lab.experiment import Comparison, Experiment, Plot, Results
+from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.training import TrainingSettings, trained_numbers, with_and_without
 
 HEADLINE = 50.0  # log10 of ∏‖W‖ of ResNet-18 in the paper
 NEAR = 5.0  # decades within which a headline is reproduced
+NEAR_ONE = 0.95  # an accuracy
 GROWN = 2.0  # decades that are orders of magnitude
 SHOWN = 11  # layers, as in the paper's figure
 PRODUCTS = {"weights_matrix": "∏‖W‖, spectral, as matrices", "weights_frobenius": "∏‖W‖_F"}
@@ -29,13 +28,14 @@ def judge(results: Results) -> list[Comparison]:
         for product, name in PRODUCTS.items():
             start, end = (group.track("products", product)[1][index] for index in (0, -1))
             paper, agrees = _said(network, start, end) if studied and product == "weights_matrix" else ("", None)
-            rows.append(Comparison(f"{what}: {name}", paper, f"10^{start:.1f} → 10^{end:.1f}", agrees))
+            rows.append(Comparison(f"{what}: {name}", paper, f"{power(start)} → {power(end)}", agrees))
         operators = group.mean("audit", "products", "weights_spectral")
-        rows.append(Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", f"10^{operators:.1f}"))
+        rows.append(Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", power(operators)))
         upper = group.mean("audit", "bracket", "upper_log10")
-        bound = f"10^{upper:.1f}" if isfinite(upper) else "none"
-        rows.append(Comparison(f"{what}: certified upper bound of the whole network", "", bound))
-        rows.append(Comparison(f"{what}: training accuracy", "near 1", f"{group.mean('train_accuracy'):.3f}"))
+        rows.append(Comparison(f"{what}: certified upper bound of the whole network", "", power(upper)))
+        accuracy = group.mean("train_accuracy")
+        paper, agrees = ("near 1", accuracy > NEAR_ONE) if studied else ("", None)
+        rows.append(Comparison(f"{what}: training accuracy", paper, f"{accuracy:.3f}", agrees))
     return rows
 
 
@@ -52,7 +52,7 @@ def plots(results: Results) -> dict[str, Plot]:
         "products": Plot(
             "Product of the weights' spectral norms", "epoch", "log10 ∏‖W‖",
             {what: group.track("products", "weights_matrix") for what, group in groups.items()},
-            levels={"the paper's ResNet-18": HEADLINE} if results.where(network="resnet18") else {},
+            levels={"the paper's ResNet-18": HEADLINE} if results.where(network="resnet18", normalizer="batch") else {},
         ),
         "accuracy": Plot(
             "Training accuracy", "epoch", "accuracy",
