@@ -148,7 +148,6 @@ ROWS: dict[str, Maker] = {  # on (1, 4)
     "gather": lambda x: x.gather(1, torch.tensor([[0, 0, 0]])),
     "getitem": lambda x: x.topk(2, 1).values,
     "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1),
-    "expand_as": lambda x: x.unsqueeze(1).expand_as(torch.zeros(1, 3, 4)),
     "broadcast_to": lambda x: torch.broadcast_to(x.unsqueeze(1), (len(x), 3, 4)),
     "repeat": lambda x: x.repeat(1, 3),
     "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
@@ -213,7 +212,6 @@ ROWS: dict[str, Maker] = {  # on (1, 4)
 }
 
 PLANES: dict[str, Maker] = {  # on (1, 2, 3)
-    "view_as": lambda x: x.view_as(torch.zeros(1, 6)),
     "reshape": lambda x: x.reshape(1, 6),
     "flatten": lambda x: x.flatten(1),
     "permute": lambda x: x.permute(0, 2, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,14 @@ class TrainingSettings(Settings):
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
+
+    def changed(self, changes: Mapping[str, str]) -> Settings:
+        """As for all settings; one of the recipe holds for every network, also where the experiment gives a network its own."""
+        networks = {
+            network: {name: value for name, value in given.items() if name not in changes}
+            for network, given in self.networks.items()
+        }
+        return super(TrainingSettings, replace(self, networks=networks)).changed(changes)
 
     def training(self, network: str, normalizer: str, seed: int, **changes: Any) -> Training:
         """The training of one of the networks, with what an experiment varies in `changes`."""

@@ -44,7 +44,7 @@ def _joined(value: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...])
 @rule(
     "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t", "mT", "mH",
     "swapdims", "moveaxis", "movedim", "swapaxes", "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "numpy_T", "adjoint", "view_as",
+    "numpy_T", "adjoint",
 )  # fmt: skip
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""
@@ -71,7 +71,7 @@ class Rearrangement(Rule):
 
 @rule(
     "slice", "select", "narrow", "index", "index_select", "gather", "diagonal",
-    "expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", "unfold", "im2col", "col2im",
+    "expand", "repeat", "repeat_interleave", "tile", "broadcast_to", "unfold", "im2col", "col2im",
     "sum", "mean", "cumsum", "tril", "triu", "constant_pad_nd", "avg_pool1d", "avg_pool2d", "avg_pool3d",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d",
     "upsample_nearest3d", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
@@ -162,7 +162,6 @@ SELECTIONS = (
     "index_select",
     "gather",
     "expand",
-    "expand_as",
     "repeat",
     "repeat_interleave",
     "tile",

@@ -50,8 +50,8 @@ def test_a_full_disk_is_one_line(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    result = doctor("models.py:net", "--input", "4", "--sarif", "found.sarif")
-    assert result.exit_code == 2 and result.stderr == "normscope: writing failed: No space left on device\n"
+    result = doctor("network.py:net", "--input", "4", "--sarif", "found.sarif")
+    assert result.exit_code == 2 and result.stderr == "normscope: cannot write found.sarif: No space left on device\n"
 
 
 def test_select_and_ignore():

@@ -80,7 +80,7 @@ def test_what_cannot_be_folded_is_counted_once():
     assert isinstance(made.one, Scale) and isinstance(made.two, Scale)
     layers = network(made, torch.zeros(1, 4, dtype=torch.float64)).layers
     assert [layer.name for layer in layers] == ["map", "one", "map", "two"]
-    assert layers[1].spectral == pytest.approx(float(made.one.weight.detach().abs().max())) and layers[0].shared
+    assert float(layers[1].spectral) == pytest.approx(float(made.one.weight.detach().abs().max())) and layers[0].shared
 
 
 def matrix_of(function, shape: tuple[int, ...]) -> torch.Tensor:

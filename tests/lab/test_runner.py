@@ -51,6 +51,14 @@ class Recording:
         yield from InProcess().run(tasks, lambda done: None)
 
 
+def test_a_setting_that_is_given_holds_for_every_network() -> None:
+    experiment = find("weight-norms")
+    changed = experiment.quick.changed({"epochs": "3"})
+    assert {trial.epochs for trial in experiment.trials(changed, 0).values()} == {3}
+    own = experiment.quick.changed({"epochs": "3", "networks": '{"mlp":{"epochs":2}}'})
+    assert {trial.epochs for trial in experiment.trials(own, 0).values()} == {2}, "unless the network is given its own, too"
+
+
 def test_a_trial_that_two_processes_want_is_run_once(tmp_path: Path) -> None:
     experiment = find("weight-norms")
     task, *_ = tasks(experiment, experiment.quick.changed(TINY), tmp_path, None, threads=1)

@@ -106,7 +106,7 @@ def _scaled_numerator(top: Any, scale: Scale) -> Constant | None:
 def _inverse_scale(node: Any) -> Scale | None:
     if not isinstance(node, Node):
         return None
-    if node.op in ("expand", "expand_as", "broadcast_to"):
+    if node.op in ("expand", "broadcast_to"):
         return _inverse_scale(node.inputs[0])
     if node.op == "rsqrt" or (node.op == "pow" and is_number(node.args[1], -0.5)):
         return _variance(node.args[0])
@@ -123,7 +123,7 @@ def _scale(node: Any) -> Scale | None:
     """√v with ε inside, outside or as a floor."""
     if not isinstance(node, Node):
         return None
-    if node.op in ("expand", "expand_as", "broadcast_to"):
+    if node.op in ("expand", "broadcast_to"):
         return _scale(node.inputs[0])
     if node.op == "sqrt" or (node.op == "pow" and is_number(node.args[1], 0.5)):
         return _variance(node.args[0])

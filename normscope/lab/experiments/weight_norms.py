@@ -31,11 +31,12 @@ def judge(results: Results) -> list[Comparison]:
             rows.append(Comparison(f"{what}: {name}", paper, f"{power(start)} → {power(end)}", agrees))
         operators = group.mean("audit", "products", "weights_spectral")
         rows.append(Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", power(operators)))
-        upper = group.mean("audit", "bracket", "upper_log10")
-        rows.append(Comparison(f"{what}: certified upper bound of the whole network", "", power(upper)))
+        lower, upper = (power(group.mean("audit", "bracket", end)) for end in ("lower_log10", "upper_log10"))
+        rows.append(Comparison(f"{what}: certified bracket of the whole network", "", f"{lower} to {upper}"))
         accuracy = group.mean("train_accuracy")
         paper, agrees = ("near 1", accuracy > NEAR_ONE) if studied else ("", None)
         rows.append(Comparison(f"{what}: training accuracy", paper, f"{accuracy:.3f}", agrees))
+        rows.append(Comparison(f"{what}: test accuracy", "", f"{group.mean('test_accuracy'):.3f}"))
     return rows
 
 
