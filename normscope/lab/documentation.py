@@ -33,15 +33,18 @@ products that are tens of orders of magnitude apart, depending on which is meant
 
 
 def write_page(directories: Sequence[Path], page: Path) -> None:
-    """One section a result, with still pictures of its figures in `images/` beside the page.
+    """One section a result, named after its directory, with still pictures of its figures in `images/` beside the page.
 
     What someone wrote above the results stays.
     """
     head = _written(page)
-    outcomes = [outcome for directory in directories for outcome in load_results(directory)]
+    names = [directory.resolve().name for directory in directories]
+    if len({*names}) < len(names):
+        raise InputError(f"results go by the names of their directories, and these are the same: {', '.join(sorted(names))}")
+    outcomes = [(name, outcome) for name, directory in zip(names, directories, strict=True) for outcome in load_results(directory)]
     images = page.parent / "images" / page.stem
     images.mkdir(parents=True, exist_ok=True)
-    sections = [_section(outcome, images, page.parent) for outcome in outcomes]
+    sections = [_section(name, outcome, images, page.parent) for name, outcome in outcomes]
     page.write_text("\n".join([head + MARK, LEGEND, *sections]), encoding="utf-8")
 
 
@@ -63,17 +66,13 @@ def _written(page: Path) -> str:
     return head
 
 
-def _section(outcome: Outcome, images: Path, base: Path) -> str:
+def _section(name: str, outcome: Outcome, images: Path, base: Path) -> str:
     content = outcome.content
-    networks = ", ".join(dict.fromkeys(str(trial["parameters"].get("network", trial["label"])) for trial in content["trials"]))
-    lines = [f"## {content['experiment']}: {networks}", "", f"*{content['source']}.* {content['statement']}", ""]
+    lines = [f"## {content['experiment']}: {name}", "", f"*{content['source']}.* {content['statement']}", ""]
     lines += [f"**{outcome.verdict}.** {_effort(content)}", "", f"```\n{_command(content)}\n```", ""]
     lines += ["| quantity | the paper | here | |", "| --- | --- | --- | --- |"]
-    words = {True: "agrees", False: "differs", None: ""}
-    lines += [
-        f"| {_cell(row.quantity)} | {_cell(row.paper)} | {_cell(row.ours)} | {words[row.agrees]} |" for row in outcome.comparisons
-    ]
-    lines += ["", *_pictures(outcome, images, base, networks)]
+    lines += [f"| {_cell(row.quantity)} | {_cell(row.paper)} | {_cell(row.ours)} | {row.answer} |" for row in outcome.comparisons]
+    lines += ["", *_pictures(outcome, images / f"{content['experiment']}-{name}", base)]
     return "\n".join(lines)
 
 
@@ -91,10 +90,11 @@ def _command(content: Any) -> str:
 def _effort(content: Any) -> str:
     hours = sum(trial["seconds"] for trial in content["trials"]) / 3600
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    return f"Data: {content['settings']['data']}. {len(content['trials'])} trials, {hours:.2f} hours in all; {versions}."
+    trials = "1 trial" if len(content["trials"]) == 1 else f"{len(content['trials'])} trials"
+    return f"Data: {content['settings']['data']}. {trials}, {hours:.2f} hours in all; {versions}."
 
 
-def _pictures(outcome: Outcome, images: Path, base: Path, networks: str) -> list[str]:
+def _pictures(outcome: Outcome, start: Path, base: Path) -> list[str]:
     import plotly.io
 
     from normscope.report.svg import svg
@@ -102,7 +102,7 @@ def _pictures(outcome: Outcome, images: Path, base: Path, networks: str) -> list
     lines = []
     for name in outcome.content["figures"]:
         figure = plotly.io.from_json((outcome.directory / "figures" / f"{name}.json").read_text())
-        path = images / f"{outcome.content['experiment']}-{networks.replace(', ', '-')}-{name}.svg"
+        path = start.with_name(f"{start.name}-{name}.svg")
         path.write_text(svg(figure), encoding="utf-8")
         lines += [f"![{figure.layout.title.text}]({path.relative_to(base).as_posix()})", ""]
     return lines

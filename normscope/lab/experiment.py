@@ -60,6 +60,12 @@ class Comparison:
     agrees: bool | None = None
     seeds: str = ""
 
+    @property
+    def answer(self) -> str:
+        """agrees, differs, or nothing where the paper says nothing; of several seeds, how many say so."""
+        word = {True: "agrees", False: "differs", None: ""}[self.agrees]
+        return f"{word} ({self.seeds} seeds)" if self.seeds else word
+
 
 def side_by_side(with_bn: float, without: float, form: str = ".3g") -> str:
     """What was measured with BN and without, for a comparison."""

@@ -60,8 +60,7 @@ class Outcome(Rendered):
         for name in ("quantity", "the paper", "here", ""):
             table.add_column(name, overflow="fold")
         for row in self.comparisons:
-            answer = {True: "agrees", False: "differs", None: ""}[row.agrees]
-            table.add_row(row.quantity, row.paper, row.ours, f"{answer} ({row.seeds} seeds)" if row.seeds else answer)
+            table.add_row(row.quantity, row.paper, row.ours, row.answer)
         settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in content["settings"].items())
         notes = [f"{failure['label']} seed {failure['seed']} failed: {failure['error']}" for failure in self.failures]
         notes += [f"{lost['label']} seed {lost['seed']} was tried again" for lost in content["retried"]]

@@ -22,6 +22,7 @@ from normscope.curvature.spectrum import Condition
 from normscope.guarantees.bound import MEASURE, RISK, Bound, shown
 from normscope.guarantees.generalization import SCHEMA as GENERALIZATION
 from normscope.guarantees.generalization import Guarantees
+from normscope.lab.experiment import Comparison
 from normscope.lab.runner import SCHEMA as LAB
 from normscope.report import audit_page
 from normscope.report.curvature import densities, eigenvalues
@@ -224,15 +225,8 @@ def _correction(record: Record) -> str:
 def lab_section(records: Sequence[Record]) -> Section:
     """What the paper says beside what was measured."""
     record = _one(records)
-    rows = [
-        [
-            words(row["quantity"]),
-            words(row["paper"]),
-            words(row["ours"]),
-            {True: "agrees", False: "differs", None: "–"}[row["agrees"]],
-        ]
-        for row in record["comparisons"]
-    ]
+    compared = [Comparison(**row) for row in record["comparisons"]]
+    rows = [[words(row.quantity), words(row.paper), words(row.ours), row.answer or "–"] for row in compared]
     failures = [f"{failure['label']}, seed {failure['seed']}: {failure['error']}" for failure in record["failures"]]
     settings: list[list[Child]] = [[name, words(str(value))] for name, value in record["settings"].items()]
     parts: list[Part] = [

@@ -220,5 +220,6 @@ def _multiples(step: float, low: float, high: float) -> list[float]:
 
 def _label(number: float, log: bool) -> str:
     if log:
-        return f"{10**number:.4g}" if -3 < number < 4 else f"10^{number:g}"
+        large_or_small = not -3 < number < 4 and abs(number - round(number)) < 1e-9
+        return f"10^{round(number)}" if large_or_small else f"{10**number:.4g}"
     return f"{round(number, 10):g}"

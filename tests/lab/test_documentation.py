@@ -28,7 +28,7 @@ def test_a_page_holds_every_row_and_figure(tmp_path: Path) -> None:
     write_page([tmp_path / "out"], page)
     text = page.read_text()
     for outcome in outcomes:
-        assert f"## {outcome.content['experiment']}: mlp" in text
+        assert f"## {outcome.content['experiment']}: out" in text
         for row in outcome.comparisons:
             assert row.ours in text
     images = [line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
@@ -60,6 +60,16 @@ def test_the_command_of_a_page_runs_the_experiment_again(tmp_path: Path) -> None
     words = shlex.split(next(line for line in page.read_text().splitlines() if line.startswith("normscope")))[3:]
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     assert run_experiment(words[0], settings=settings, out=tmp_path / "out").content == first.content
+
+
+def test_results_of_two_directories_stay_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run_experiment("weight-norms", settings={**TINY, "seeds": "0" if name == "one" else "1"}, out=tmp_path / name)
+    write_page([tmp_path / "one", tmp_path / "two"], tmp_path / "page.md")
+    pictures = [(tmp_path / "images" / "page" / f"weight-norms-{name}-products.svg").read_text() for name in ("one", "two")]
+    assert pictures[0] != pictures[1]
+    with pytest.raises(InputError, match="these are the same: one, one"):
+        write_page([tmp_path / "one", tmp_path / "two" / ".." / "one"], tmp_path / "page.md")
 
 
 def test_no_results_is_one_line(tmp_path: Path) -> None:
@@ -100,6 +110,7 @@ def test_lines_whose_colours_return_are_told_apart() -> None:
         ([1e-9, 1.0], {"10^-8", "10^-4", "1"}),
         ([3.01, 3.02], {"3.01", "3.02"}),
         ([90.0, 210.0], {"100", "200"}),
+        ([1e-6, 4e-5], {"10^-6", "2e-06", "10^-5"}),
     ],
 )
 def test_logarithmic_axes_mark_round_numbers(values: list[float], labels: set[str]) -> None:
