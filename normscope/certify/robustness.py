@@ -162,9 +162,14 @@ def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float
 
 
 def _samples(example: Call, data: Data) -> Iterator[tuple[torch.Tensor, ...]]:
+    count = 0
     for call in calls(data, example):
         for index in range(call.batch_size):
-            yield tuple(part[index].to(torch.float64) for part in call.floats())
+            sample = tuple(part[index].to(torch.float64) for part in call.floats())
+            if not all(bool(part.isfinite().all()) for part in sample):
+                raise InputError(f"sample {count} of the data holds NaN or infinity: leave it out, or mend it")
+            yield sample
+            count += 1
 
 
 def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, ...], int]]:

@@ -118,7 +118,11 @@ class Values:
         return Interval(low, high)
 
     def norm(self, node: Node) -> float:
-        """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give."""
+        """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give.
+
+        Not less than that of the computed value at the middle, as others read it: between that and the exact value, norms are
+        convex.
+        """
         if node not in self.lengths:
             rule = registry.find(node)
             lengths = [math.inf if rule is None else rule.norm(node, self)]
@@ -131,6 +135,6 @@ class Values:
             if middle is not None and middle.dim():
                 farthest = float(torch.linalg.vector_norm(middle, dim=-1).max()) * OUTWARD
                 lengths.append(farthest + self.deviation(node))
-                at_middle = farthest + self.error(node) if math.isfinite(self.error(node)) else 0.0
+                at_middle = farthest * (1 + self._reading(node)) if math.isfinite(farthest) else 0.0
             self.lengths[node] = max(min(length for length in lengths if not math.isnan(length)), at_middle)
         return self.lengths[node]

@@ -160,6 +160,21 @@ def test_running_statistics_that_cancel_are_not_trusted():
     assert float(found.upper) >= 1 / float(x.std(correction=0))
 
 
+def test_a_region_is_no_worse_than_everywhere_where_digits_are_lost():
+    """Tokens of zeros with a tiny ε: the values at the middle are uncertain, but LN bounds its outputs whatever it reads."""
+
+    def layers(x):
+        for _ in range(3):
+            tokens = functional.layer_norm(x, (4,), eps=1e-12)
+            x = x + functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return x
+
+    x = torch.zeros(1, 3, 4)
+    x[0, 0] = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    everywhere, near = (ns.lipschitz(Function(layers), x, region=region, effort=0.1) for region in (None, Ball(x[0], 1e-3)))
+    assert near.upper <= everywhere.upper
+
+
 def test_masked_logits_keep_a_finite_error():
     """A mask of −∞ or of the dtype's least number leaves the softmax behind it as certain as without."""
     mask = torch.full((4, 4), -math.inf).triu(1)

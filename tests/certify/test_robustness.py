@@ -1,5 +1,7 @@
 """Radii: no attack inside a certified ball changes the answer, and the arithmetic is that of the definition."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,19 @@ def test_no_attack_succeeds_inside_a_certified_ball():
 def test_a_wrong_answer_has_no_radius():
     found = ns.certify_radius(MODEL, X[:1], (X, (Y + 1) % 4))
     assert set(found.radius) == {0.0} and found.certified_accuracy(0.0) == 0.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_samples_without_numbers_are_named(value):
+    data = torch.zeros(3, 8)
+    data[2, 5] = value
+    model = torch.nn.Linear(8, 3)
+    for certify in (
+        lambda: ns.certify_radius(model, data, (data, torch.zeros(3))),
+        lambda: ns.local_brackets(model, data, data, 0.1),
+    ):
+        with pytest.raises(ns.InputError, match="sample 2 of the data holds NaN or infinity"):
+            certify()
 
 
 def test_labels_are_needed():
