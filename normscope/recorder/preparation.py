@@ -21,6 +21,7 @@ from normscope.recorder.store import plain
 from normscope.version import __version__
 
 SCHEMA = "normscope.run/1"
+FOREIGN = "the optimizer holds none of the model's parameters, as that of another model would: pass the one that trains it"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,13 @@ def make_table(
     chosen = [layer for layer in layer_table(model, seen, pairing) if wanted is None or re.search(wanted, layer.name)]
     layers = tuple(replace(layer, effective_power=power, **_sharding(parameters, layer)) for layer in chosen)
     unknown = f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"
-    return Table(layers, pairing.handwritten, tuple(filter(None, [pairing.note, "" if power else unknown])))
+    notes = [pairing.note, "" if power else unknown, "" if _holds_one(optimizer, parameters) else FOREIGN]
+    return Table(layers, pairing.handwritten, tuple(filter(None, notes)))
+
+
+def _holds_one(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> bool:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in held for parameter in parameters.values())
 
 
 def _sharding(parameters: Mapping[str, torch.Tensor], layer: Layer) -> dict[str, Any]:

@@ -372,3 +372,15 @@ def test_loss_is_found_before_and_after_the_step_and_not_needed(tmp_path: Path) 
         assert table["step"].to_pylist() == [1, 2, 4, 6]
         expected = [math.nan] * 4 if place == "never" else [losses[step - 1] for step in (1, 2, 4, 6)]
         np.testing.assert_allclose(table["loss"].to_numpy(), expected, rtol=1e-6)
+
+
+def test_the_optimizer_of_another_model_is_noted(tmp_path: Path) -> None:
+    watched, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    for name, trained in {"own": watched, "foreign": other}.items():
+        optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+        with ns.watch(watched, optimizer, run=tmp_path / name, every=1, quiet=True):
+            (watched(torch.ones(4, 3)) + other(torch.ones(4, 3))).sum().backward()
+            optimizer.step()
+    assert not ns.load_run(tmp_path / "own").events("note")
+    (note,) = ns.load_run(tmp_path / "foreign").events("note")
+    assert "none of the model's parameters" in note["message"]
