@@ -64,12 +64,21 @@ def pairs(function: nn.Module, example: Tensor, mode: str, seed: int):
     for _ in range(PAIRS // 2):
         point = (start + power_of_ten(-2, 2) * noise(*start.shape)).requires_grad_(True)
         output = function(point)
-        (slope,) = torch.autograd.grad(output, point, noise(*output.shape), allow_unused=True)
+        slope = gradient(output, point, noise(*output.shape))
         for direction in (noise(*start.shape), slope if slope is not None else noise(*start.shape)):
             size = float(torch.linalg.vector_norm(direction))
             if math.isfinite(size) and size > 0:
                 step = power_of_ten(-3, 1) * float(torch.linalg.vector_norm(point.detach())) / size
                 yield point.detach(), (point + step * direction).detach()
+
+
+def gradient(output: Tensor, point: Tensor, weights: Tensor) -> Tensor | None:
+    """Of the weighted output; none where autograd cannot go back, as through a ReLU whose output was overwritten (seed 1428)."""
+    try:
+        return torch.autograd.grad(output, point, weights, allow_unused=True)[0]
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return None
 
 
 def check_on_regions(seed: int) -> None:
