@@ -28,9 +28,12 @@ def judge(results: Results) -> list[Comparison]:
         grown = sum(after > before for before, after in zip(start, end, strict=True))
         large = sum(value > 1 for value in end)
         studied = (network, normalizer) in STUDIED
-        for name, count in (("whose input variance grew", grown), ("with σ² > 1 at the end", large)):
+        for name, count, more in (
+            ("whose input variance grew", grown, ""),
+            ("with σ² > 1 at the end", large, f", largest {max(end):.3g}"),
+        ):
             paper, agrees = ("several", count > 1) if studied else ("", None)
-            rows.append(Comparison(f"{what}: layers {name}", paper, f"{count} of {len(end)}", agrees))
+            rows.append(Comparison(f"{what}: layers {name}", paper, f"{count} of {len(end)}{more}", agrees))
         for product, name in DEFINITIONS.items():
             if (normalizer == "none") == product.startswith("normalizers"):
                 continue

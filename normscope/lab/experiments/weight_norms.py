@@ -21,10 +21,11 @@ def judge(results: Results) -> list[Comparison]:
     rows = []
     for (network, normalizer), group in results.groups("network", "normalizer").items():
         what = f"{network}, {normalizer}"
-        large, layers = _norms_above_one(group)
+        norms = _final_norms(group)
+        large = sum(norm > 1 for norm in norms)
         studied = (network, normalizer) in STUDIED
-        paper, agrees = ("most", large > layers / 2) if studied else ("", None)
-        rows.append(Comparison(f"{what}: layers with ‖W‖ > 1", paper, f"{large} of {layers}", agrees))
+        paper, agrees = ("most", large > len(norms) / 2) if studied else ("", None)
+        rows.append(Comparison(f"{what}: layers with ‖W‖ > 1", paper, f"{large} of {len(norms)}, largest {max(norms):.3g}", agrees))
         for product, name in PRODUCTS.items():
             start, end = (group.track("products", product)[1][index] for index in (0, -1))
             paper, agrees = _said(network, start, end) if studied and product == "weights_matrix" else ("", None)
@@ -69,10 +70,9 @@ def plots(results: Results) -> dict[str, Plot]:
     return drawn
 
 
-def _norms_above_one(group: Results) -> tuple[int, int]:
-    """How many layers end with a spectral norm above 1, and how many there are, over all seeds."""
-    norms = [row["spectral_norm"] for trial in group for row in trial.numbers["history"][-1]["weights"].values()]
-    return sum(float(norm) > 1 for norm in norms), len(norms)
+def _final_norms(group: Results) -> list[float]:
+    """The spectral norms of all layers at the end, over all seeds."""
+    return [float(row["spectral_norm"]) for trial in group for row in trial.numbers["history"][-1]["weights"].values()]
 
 
 def _without_start(track: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
