@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import Refusal
+from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state
 from normscope.graph.exporting import in_mode
 
@@ -23,7 +23,11 @@ def _reach(sample: torch.Tensor) -> torch.Tensor:
 
 
 # What is put beside a sample: NaN spreads through whatever reads it; order statistics pass NaN over, but not both of the others.
-NEIGHBOURS: tuple[Change, ...] = (lambda x: x * torch.nan, lambda x: x + _reach(x), lambda x: x - _reach(x))
+NEIGHBOURS: dict[str, Change] = {
+    "NaN": lambda x: x * torch.nan,
+    "larger values": lambda x: x + _reach(x),
+    "smaller values": lambda x: x - _reach(x),
+}
 
 
 def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
@@ -35,13 +39,21 @@ def check_samples_independent(model: torch.nn.Module, example: Example, mode: st
     with in_mode(model, mode), torch.no_grad(), preserved_random_state():
         try:
             alone, together = _outputs(model, sample, 1), _outputs(model, sample, 2)
-            for change in NEIGHBOURS:
-                for kept in (0, 1):
-                    _check_kept(kept, alone, together, _outputs(model, sample, 2, 1 - kept, change))
-        except Refusal:
-            raise
         except Exception:  # a model that takes one sample only has no batch to mix
             return
+        for name, change in NEIGHBOURS.items():
+            for kept in (0, 1):
+                try:
+                    beside = _outputs(model, sample, 2, 1 - kept, change)
+                except Exception as error:  # a model's own code may raise anything
+                    if name == "NaN":  # which it need not take
+                        continue
+                    raise Refusal(
+                        "whether the samples of a batch influence each other cannot be told",
+                        [f"the model fails for a sample of {name}: {first_line(error)}"],
+                        "Pass an example around which the model is defined.",
+                    ) from error
+                _check_kept(kept, alone, together, beside)
 
 
 def _outputs(model: torch.nn.Module, sample: Call, copies: int, changed: int = -1, change: Change | None = None) -> dict[str, Any]:
@@ -50,6 +62,7 @@ def _outputs(model: torch.nn.Module, sample: Call, copies: int, changed: int = -
     def batch(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
+        value = value.nan_to_num(0, 0, 0) if value.is_floating_point() else value  # else nothing would be seen to change
         other = value if change is None or not value.is_floating_point() else change(value)
         return torch.cat([other if place == changed else value for place in range(copies)])
 

@@ -51,6 +51,13 @@ class NotANumber(nn.Linear):
         nn.init.constant_(self.weight, entry)
 
 
+def added_numbers(x: Tensor) -> Tensor:
+    """Mixes the samples, and raises for NaN where it is run rather than traced."""
+    if not torch.compiler.is_exporting() and x.isnan().any():
+        raise ValueError("not a number")
+    return x.cumsum(0)
+
+
 def batch_norm_in_train_mode() -> nn.Module:
     return nn.Sequential(nn.Conv1d(4, 3, 1), nn.BatchNorm1d(3))
 
@@ -69,6 +76,8 @@ REFUSED = {  # a model, an example, the mode, the class of the error, words that
     "ids": (nn.Embedding(5, 3), torch.tensor([[1, 2]]), "eval", ns.InputError, ["embeddings", "floating-point"]),
     "mixed samples": (Function(lambda x: x - x.mean(0)), randn(3, 4), "eval", ns.Refusal, ["samples", 'mode="batch"']),
     "samples added up": (Function(lambda x: x.cumsum(0)), randn(3, 4), "eval", ns.Refusal, ["samples"]),
+    "samples added up, numbers only": (Function(added_numbers), randn(3, 4), "eval", ns.Refusal, ["samples"]),
+    "samples added up, from NaN": (Function(lambda x: x.cumsum(0)), randn(3, 4) * math.nan, "eval", ns.Refusal, ["samples"]),
     "sorted samples": (Function(lambda x: x.sort(0)[0]), randn(3, 4), "eval", ns.Refusal, ["samples"]),
     "the larger of two samples": (Function(lambda x: torch.fmax(x, x.flip(0))), randn(2, 4), "eval", ns.Refusal, ["samples"]),
     "a loss": (Function(lambda x: x.sum()), randn(3, 4), "eval", ns.Refusal, ["samples"]),
