@@ -108,6 +108,11 @@ def _part(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return "slice", aten.slice.Tensor, (whole, axis, start, start + sizes[index])
 
 
+def strided(x: torch.Tensor, size: list[int], stride: list[int], offset: int = 0) -> torch.Tensor:
+    """as_strided of a tensor that holds all that is read, whatever its layout is here."""
+    return x.contiguous().as_strided(size, stride, offset)
+
+
 def _dot(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     """Of real vectors both are the same."""
     return "dot", aten.dot.default, args

@@ -62,7 +62,7 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                 "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
             )
             raise ExportError(
-                f"{type(model).__name__} could not be traced in {mode} mode: {_first_line(error)}; "
+                f"{type(model).__name__} could not be traced in {mode} mode: {described(error)}; "
                 f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
             ) from error
 
@@ -74,7 +74,7 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
             copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {_first_line(error)}") from error
+        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}") from error
 
 
 @contextmanager
@@ -125,7 +125,8 @@ def tensors_alone(model: torch.nn.Module) -> Iterator[None]:
             model.forward = own
 
 
-def _first_line(error: Exception) -> str:
+def described(error: BaseException) -> str:
+    """An error of somebody else as part of a one-line message: its type and its first line."""
     text = str(error).strip()
     return (
         f"{type(error).__name__}: {textwrap.shorten(text.splitlines()[0], 200, placeholder=' …')}" if text else type(error).__name__

@@ -40,6 +40,10 @@ class Constant:
     def double(self) -> torch.Tensor:
         return self.value.detach().to(torch.float64)
 
+    def stored_double(self) -> torch.Tensor:
+        """In float64 if it is floating-point; integers and truth values as they are."""
+        return cast(self.value.detach(), torch.float64)
+
 
 @dataclass(eq=False)
 class Node:
@@ -90,7 +94,7 @@ class Node:
         return self.kwargs.get(name, default)
 
     def evaluate(self, values: Mapping[Node, Any], dtype: torch.dtype, noise: Noise | None = None) -> Any:
-        """This node's value from those of its inputs; floating-point constants are cast to `dtype` on the way.
+        """This node's value from those of its inputs, in `dtype`: floating-point constants and `dtype=` arguments become that.
 
         `noise` perturbs what is read and what is computed.
         """
@@ -101,6 +105,8 @@ class Node:
                 return perturb(values[leaf])
             if isinstance(leaf, Constant):
                 return perturb(cast(leaf.value, dtype))
+            if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+                return dtype
             if isinstance(leaf, (list, tuple)) and any(isinstance(item, (Node, Constant)) for item in leaf):
                 return type(leaf)(value(item) for item in leaf)
             return leaf

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import re
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +15,24 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError, Refusal
+from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.randomness import preserved_random_state, random_states
-from normscope.graph.canonical import FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity
-from normscope.graph.exporting import export, module_of
+from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
+from normscope.graph.exporting import described, export, module_of
+from normscope.graph.functional import functional, functional_variant
 from normscope.graph.graph import Constant, Graph, Node
+from normscope.graph.naming import label, module_path, operation_name, source_line
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
+STRIDED = ("as_strided", "as_strided_copy")
 
-WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
+
+@dataclass(frozen=True)
+class Unread:
+    """A result that no graph holds; whatever reads it is refused."""
+
+    what: str
 
 
 def trace(
@@ -64,8 +72,7 @@ class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 
     def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None, ids: bool = False) -> None:
-        if _mutates_shared(program.graph):
-            program = program.run_decompositions({})
+        program = functional(program)
         self.program, self.call, self.mode, self.wanted, self.ids = program, call, mode, output, ids
         self.inputs: list[Node] = []
         self.nodes: list[Node] = []
@@ -140,44 +147,86 @@ class Conversion:
                 values[fx] = Constant(attribute) if isinstance(attribute, torch.Tensor) else attribute
                 continue
             args, kwargs = tree_map_only(FxNode, values.__getitem__, (fx.args, fx.kwargs))
-            values[fx] = self._operation(fx, args, dict(kwargs))
+            try:
+                values[fx] = self._operation(fx, args, dict(kwargs))
+            except NormscopeError:
+                raise
+            except Exception as error:  # whatever torch raises for one operation
+                raise ExportError(f"{label(fx)} cannot be part of a graph: {described(error)}") from error
         return None
 
     def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operation_name(fx.target)
-        if op in WRAPPERS:  # a no_grad or autocast block: the same function, inlined
-            body = next(i for i, arg in enumerate(args) if isinstance(arg, GraphModule))
-            inner = [node for node in args[body].graph.nodes if node.op == "placeholder"]
-            return self._convert(args[body], dict(zip(inner, args[body + 1 :], strict=False)))
         if op == "getitem" and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        self._check(fx, leaves)
         target, args, kwargs = _functional(fx.target, args, kwargs)
-        dynamic = any(isinstance(leaf, Node) for leaf in torch.utils._pytree.tree_leaves((args, kwargs)))
-        if not dynamic:
-            return self._fold(fx, target, args, kwargs)
+        dynamic = any(isinstance(leaf, Node) for leaf in leaves)
         meta = fx.meta.get("val")
+        if op in CASTS and is_identity(op, args, meta):
+            self._note_cast(args[0], meta.dtype)
+        if not dynamic:
+            return args[0] if op in CASTS and is_identity(op, args, meta) else self._fold(fx, target, args, kwargs)
+        args, kwargs = in_double(target, args, kwargs)
         if is_identity(op, args, meta):
             return args[0]
         several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
-        op, target, args = canonical(op, target, args, meta)
+        if op in STRIDED:
+            op, target, args = "as_strided", strided, self._inside(fx, args)
+        else:
+            op, target, args = canonical(op, target, args, meta)
         tensor = isinstance(meta, torch.Tensor)
         shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
-        node = Node(fx.name, op, target, args, kwargs, _module_path(fx), _source_line(fx), shape, dtype)
+        node = Node(fx.name, op, target, args, kwargs, module_path(fx), source_line(fx), shape, dtype)
         self.nodes.append(node)
-        return [node, None, None, None, None] if several else node
+        return [node, *[Unread(f"what {node.label} makes of its running statistics")] * 4] if several else node
+
+    def _check(self, fx: FxNode, leaves: list[Any]) -> None:
+        """Refuse what an operation reads or does that a graph of float64 values cannot show."""
+        for leaf in leaves:
+            if isinstance(leaf, Unread):
+                raise Refusal("statistics that move in training are read again", [f"{label(fx)} reads {leaf.what}"])
+            if isinstance(leaf, float) and math.isnan(leaf):
+                raise InputError(f"{label(fx)} computes with the number NaN: no bound exists; replace it by a number")
+        reinterprets = getattr(fx.target, "_overloadname", "") == "dtype" and operation_name(fx.target) == "view"
+        if reinterprets and fx.args[0].meta["val"].dtype != fx.meta["val"].dtype:  # type: ignore[union-attr]
+            source = leaves[0]
+            if not isinstance(source, Constant) or source.value.dtype != fx.args[0].meta["val"].dtype:  # type: ignore[union-attr]
+                raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
+
+    def _note_cast(self, source: Any, dtype: torch.dtype) -> None:
+        """Say once for each type that a cast to it is left out."""
+        before = source.value.dtype if isinstance(source, Constant) else source.dtype
+        note = f"casts to {str(dtype).removeprefix('torch.')} are identities here: all arithmetic is in float64"
+        if before != dtype and torch.finfo(dtype).bits < 64 and note not in self.notes:
+            self.notes.append(note)
+
+    def _inside(self, fx: FxNode, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of as_strided, if its input is all of the memory that is read, in order."""
+        source: torch.Tensor = fx.args[0].meta["val"]  # type: ignore[union-attr]
+        whole = source.is_contiguous() and source.storage_offset() == 0
+        if not whole or source.untyped_storage().nbytes() != source.numel() * source.element_size():
+            raise Refusal("memory is read that is not that of the tensor given", [label(fx)], "Index the tensor itself instead.")
+        return (*args[:3], args[3] or 0)
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Evaluate an operation that does not depend on the input, in the model's own precision."""
+        """Evaluate an operation that does not depend on the input: in float64, on the numbers as they are stored.
+
+        A view computes nothing and stays a view of what is stored, so that a weight is still seen to be the same tensor.
+        """
         sources: list[str] = []
         learned: list[bool] = []
+        exact = _is_view(target)
 
         def value(constant: Constant) -> torch.Tensor:
             sources.extend(constant.sources)
             learned.append(constant.learned)
-            schema = getattr(target, "_schema", None)
-            return constant.value.clone() if schema is not None and schema.is_mutable else constant.value
+            return constant.value if exact else constant.stored_double()
 
+        if not exact:
+            args, kwargs = in_double(target, args, kwargs, fx.meta.get("val"))
         args, kwargs = tree_map_only(Constant, value, (args, kwargs))
         with torch.no_grad():
             result = _undrawn(fx, target, args, kwargs) if is_random(target) else target(*args, **kwargs)
@@ -221,31 +270,16 @@ def _undrawn(fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, A
         states = random_states()
         result = target(*args, **kwargs)
         if not all(map(torch.equal, states, random_states())):
-            raise Refusal("the model draws random numbers", [f"{operation_name(target)} at {_module_path(fx) or 'the top level'}"])
+            raise Refusal("the model draws random numbers", [label(fx)])
     return result
-
-
-def operation_name(target: Any) -> str:
-    """`torch.ops.aten.relu_.default` → "relu"; operations of other libraries keep their namespace: "mylib.op"."""
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, name = target.namespace, target._schema.name.split("::")[1]
-    elif isinstance(target, torch._ops.OpOverloadPacket):
-        namespace, name = target._qualified_op_name.split("::")
-    else:
-        return str(getattr(target, "__name__", None) or getattr(target, "_name", target))
-    if name.endswith("_") and not name.startswith("_"):
-        name = name[:-1]
-    return name if namespace == "aten" else f"{namespace}.{name}"
 
 
 def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The out-of-place variant of `target`, with every argument of its signature filled in."""
     if not isinstance(target, torch._ops.OpOverload):
         return target, args, kwargs
-    name = target._schema.name.split("::")[1]
-    if name.endswith("_") and not name.startswith("_") and target.namespace == "aten":
-        packet = getattr(torch.ops.aten, name[:-1], None)
-        target = getattr(packet, target._overloadname, target)
+    if target._schema.is_mutable:
+        target = functional_variant(target) or target
     full: list[Any] = []
     named: dict[str, Any] = {}
     for position, argument in enumerate(target._schema.arguments):
@@ -259,27 +293,26 @@ def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return target, tuple(full), named
 
 
-def _mutates_shared(graph: torch.fx.Graph) -> bool:
-    """Whether an in-place operation changes a tensor that something else also reads (then functionalize)."""
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable or not node.args:
-            continue
-        changed = node.args[0]
-        if operation_name(node.target) == "batch_norm" or not isinstance(changed, FxNode):
-            continue
-        if changed.op == "placeholder" and not node.users:
-            continue  # a counter such as num_batches_tracked
-        while len(changed.users) == 1 and _is_view(changed) and isinstance(changed.args[0], FxNode):
-            changed = changed.args[0]  # what is viewed is changed, too
-        if len(changed.users) > 1 or changed.op == "placeholder":
-            return True
-    return False
+def in_double(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation that computes in float64: every floating-point `dtype` of them is.
+
+    made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.
+    """
+    args, kwargs = tree_map_only(torch.dtype, lambda dtype: torch.float64 if dtype.is_floating_point else dtype, (args, kwargs))
+    schema = getattr(target, "_schema", None)
+    if schema is None or not isinstance(made, torch.Tensor) or not made.is_floating_point():
+        return args, kwargs
+    names = [argument.name for argument in schema.arguments]
+    factory = "dtype" in names and not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    if factory and names.index("dtype") >= len(args):
+        kwargs = {**kwargs, "dtype": torch.float64}
+    return args, kwargs
 
 
-def _is_view(node: FxNode) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
+def _is_view(target: Any) -> bool:
+    """Whether an operation returns its argument's own memory."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and not schema.is_mutable and any(value.alias_info is not None for value in schema.returns)
 
 
 def _needed(module: GraphModule) -> set[FxNode]:
@@ -292,14 +325,3 @@ def _needed(module: GraphModule) -> set[FxNode]:
             needed.add(node)
             stack.extend(node.all_input_nodes)
     return needed
-
-
-def _module_path(fx: FxNode) -> str:
-    stack = fx.meta.get("nn_module_stack")
-    return re.sub(r"@\d+$", "", list(stack.values())[-1][0]) if stack else ""
-
-
-def _source_line(fx: FxNode) -> str:
-    frames = re.findall(r'File "([^"]+)", line (\d+)', fx.meta.get("stack_trace") or "")
-    own = [(file, line) for file, line in frames if "/torch/nn/" not in file.replace("\\", "/")]
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""

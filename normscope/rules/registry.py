@@ -18,7 +18,7 @@ from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude, Real
 from normscope.graph.graph import Node
-from normscope.graph.trace import operation_name
+from normscope.graph.naming import operation_name
 from normscope.operators.dense import UNIT_ROUNDOFF
 from normscope.rules.forms import Form, Forms
 
