@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from normscope.core.data import Call
@@ -71,7 +72,8 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
         with torch.no_grad(), preserved_random_state():
-            copy.deepcopy(model)(*call.args, **call.kwargs)  # a copy: its buffers may move
+            given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (call.args, call.kwargs))
+            copy.deepcopy(model)(*given[0], **given[1])  # copies: its buffers may move, its input may be overwritten
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
         raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}") from error
@@ -79,15 +81,39 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
 
 @contextmanager
 def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
-    """Put every submodule into train or eval mode, and each back to what it was."""
-    flags = {module: module.training for module in model.modules()}
-    for module in flags:
-        module.training = mode != "eval"
+    """The model as its own `train()` or `eval()` makes it, and then as it was: attributes, flags, buffers."""
+    with untouched(model):
+        if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
+            model.training = mode != "eval"
+        else:
+            model.train(mode != "eval")
+        yield
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Whatever a model does to itself inside is undone: attributes that it sets, containers and buffers that it changes."""
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    held = {id(value): value for own in attributes for value in own.values() if isinstance(value, (list, dict, set))}
+    contents = [(value, copy.copy(value)) for value in held.values()]
+    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers() if not is_lazy(buffer)]
     try:
         yield
     finally:
-        for module, flag in flags.items():
-            module.training = flag
+        for module, own in zip(modules, attributes, strict=True):
+            vars(module).clear()
+            vars(module).update(own)
+        for value, content in contents:
+            if isinstance(value, list):
+                value[:] = content
+            else:
+                value.clear()
+                value.update(content)
+        with torch.no_grad():
+            for buffer, content, version in buffers:
+                if buffer._version != version:
+                    buffer.copy_(content)
 
 
 @contextmanager

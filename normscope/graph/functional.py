@@ -100,7 +100,6 @@ def _inlined(program: ExportedProgram) -> ExportedProgram:
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
         while wrappers := _wrappers(program):
             _inline(module, wrappers[0])
-    module.graph.eliminate_dead_code(lambda node: node.op not in ("get_attr", "placeholder"))
     return program
 
 
@@ -109,12 +108,12 @@ def _wrappers(program: ExportedProgram) -> list[FxNode]:
 
 
 def _inline(module: GraphModule, block: FxNode) -> None:
-    at = next(i for i, arg in enumerate(block.args) if isinstance(arg, FxNode) and arg.op == "get_attr")
-    body = module.get_submodule(str(block.args[at].target))  # type: ignore[union-attr]
+    at, name = next((i, arg) for i, arg in enumerate(block.args) if isinstance(arg, FxNode) and arg.op == "get_attr")
+    body: Any = module.get_submodule(str(name.target))
     values: dict[FxNode, Any] = {}
     given = iter(block.args[at + 1 :])
     outputs: Any = ()
-    for node in body.graph.nodes:  # type: ignore[union-attr]
+    for node in body.graph.nodes:
         if node.op == "placeholder":
             values[node] = next(given)
         elif node.op == "output":
@@ -128,11 +127,13 @@ def _inline(module: GraphModule, block: FxNode) -> None:
         user.replace_all_uses_with(outputs[user.args[1]])
         module.graph.erase_node(user)
     module.graph.erase_node(block)
+    if not name.users:
+        module.graph.erase_node(name)
 
 
 def _adopted(module: GraphModule, body: torch.nn.Module, target: str) -> str:
     """A name in `module` for what `body` calls `target`."""
-    name = f"{target}_{len(vars(module)['_modules']) + len(vars(module)['_buffers'])}".replace(".", "_")
+    name = target.replace(".", "_")
     while hasattr(module, name):
         name += "_"
     value: Any = body

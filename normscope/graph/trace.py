@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, t
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.randomness import preserved_random_state, random_states
+from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
@@ -47,18 +51,47 @@ def trace(
 
     mode: "eval" and "train" trace one sample with the model in that mode; "batch" traces the whole example in train
     mode, the batch as one input (what batch statistics need). output: which one, where the model returns several.
-    ids: where no input is a floating-point tensor, the integer ones are inputs: a graph for its structure, without a metric.
+    ids: where no input is a floating-point tensor, the integer ones are inputs: a graph for its structure, without a metric, in
+    which samples may influence each other.
+
+    The graph is compared with the model as it runs (agreement.py); where they differ, a Refusal says where and why.
     """
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
-    call = Call.of(example)
-    size = call.batch_size
-    if mode != "batch" and size > 1:
-        call = call.samples(slice(0, 1))
-    program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(module_of(model), call, mode)
-    graph = Conversion(program, call, mode, output, ids=ids and not call.floats()).graph()
-    graph.validate()
-    return recognise(graph)
+    whole = Call.of(example)
+    _check_flat(whole)
+    call = whole.samples(slice(0, 1)) if mode != "batch" and whole.batch_size > 1 else whole
+    structure, ids = ids, ids and not call.floats()
+    with in_one_line(model):
+        module = module_of(model)
+        program = model if isinstance(model, ExportedProgram) and _takes(model, call) else export(module, call, mode)
+        graph = Conversion(program, call, mode, output, ids=ids).graph()
+        graph.validate()
+        inputs, select = partial(float_inputs, ids=ids), partial(chosen_output, wanted=output)
+        agreement = Agreement(graph, module, mode, inputs, select, structure=structure)
+        return recognise(agreement.whole(whole) if mode == "batch" else agreement.per_sample(whole))
+
+
+@contextmanager
+def in_one_line(model: Any) -> Iterator[None]:
+    """No exception of torch or of a model leaves a trace: what is not ours already becomes an error of one line."""
+    try:
+        yield
+    except NormscopeError:
+        raise
+    except Exception as error:
+        raise ExportError(f"{type(model).__name__} could not be turned into a graph: {described(error)}") from error
+
+
+def _check_flat(call: Call) -> None:
+    named = {**{f"argument {i}": value for i, value in enumerate(call.args)}, **call.kwargs}
+    for name, value in named.items():
+        inner = torch.utils._pytree.tree_leaves(value)
+        if not isinstance(value, torch.Tensor) and any(isinstance(leaf, torch.Tensor) for leaf in inner):
+            raise InputError(
+                f"{name} of the example is a {type(value).__name__} of tensors: every tensor is an argument of its own here; "
+                "wrap the model in a module that takes them one by one"
+            )
 
 
 def _takes(program: ExportedProgram, call: Call) -> bool:
@@ -165,7 +198,7 @@ class Conversion:
         dynamic = any(isinstance(leaf, Node) for leaf in leaves)
         meta = fx.meta.get("val")
         if op in CASTS and is_identity(op, args, meta):
-            self._note_cast(args[0], meta.dtype)
+            self._note_cast(fx.all_input_nodes[0].meta["val"].dtype, meta.dtype)
         if not dynamic:
             return args[0] if op in CASTS and is_identity(op, args, meta) else self._fold(fx, target, args, kwargs)
         args, kwargs = in_double(target, args, kwargs)
@@ -196,9 +229,8 @@ class Conversion:
             if not isinstance(source, Constant) or source.value.dtype != fx.args[0].meta["val"].dtype:  # type: ignore[union-attr]
                 raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
 
-    def _note_cast(self, source: Any, dtype: torch.dtype) -> None:
+    def _note_cast(self, before: torch.dtype, dtype: torch.dtype) -> None:
         """Say once for each type that a cast to it is left out."""
-        before = source.value.dtype if isinstance(source, Constant) else source.dtype
         note = f"casts to {str(dtype).removeprefix('torch.')} are identities here: all arithmetic is in float64"
         if before != dtype and torch.finfo(dtype).bits < 64 and note not in self.notes:
             self.notes.append(note)

@@ -30,7 +30,7 @@ FUSED = {
 APART = {
     "over queries": lambda q, k, v: (q @ k.mT).softmax(-2) @ v,
     "blind": lambda q, k, v: (q @ k.mT + BLIND.clamp(min=-1e38)).softmax(-1) @ v,
-    "temperature of the input": lambda q, k, v: (q @ k.mT * q.mean().sigmoid()).softmax(-1) @ v,
+    "temperature of the input": lambda q, k, v: (q @ k.mT * q.mean((1, 2, 3), keepdim=True).sigmoid()).softmax(-1) @ v,
     "sigmoid": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
     "transposed weights": lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v,
     "keys and values apart": lambda q, k, v: torch.einsum("bhij,bhid->bhjd", (q @ k.mT).softmax(-1), v),

@@ -1,0 +1,277 @@
+"""The law of every trace: the graph, evaluated in float64, equals the model as it runs.
+
+What torch.export saw need not be what runs: a branch on `is_compiling()` or on the batch size, a `train()` of one's own, a
+counter. So model and graph are compared on the example, on other points and scales, and in batches of 1, 2, 3 and as many
+samples as the example has, sample by sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from normscope.core.data import Call
+from normscope.core.errors import NormscopeError, Refusal
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.double import InDouble
+from normscope.graph.exporting import described, in_mode
+from normscope.graph.graph import Graph, Node, check_finite
+
+SAFETY = 64  # times what random roundings of the size of the unit roundoff change
+BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
+
+Inputs = Callable[[Call], list[torch.Tensor]]
+Select = Callable[[Any], torch.Tensor]
+
+CAUSES = (
+    "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting() or a type; (b) state outside buffers, or random "
+    "numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
+    "Pass a model whose forward depends on its inputs, parameters and buffers alone."
+)
+ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.'
+
+
+@dataclass
+class Agreement:
+    """A graph beside the model that it was traced from; inputs, select: what of a call and of a result belongs to the graph.
+
+    structure: the graph is wanted for its structure, so that samples may influence each other and weights may be NaN.
+    """
+
+    graph: Graph
+    model: torch.nn.Module
+    mode: str
+    inputs: Inputs
+    select: Select
+    dropout: bool = True
+    structure: bool = False
+    double: bool = True  # whether the model runs in float64
+    compared: int = 0
+
+    def per_sample(self, call: Call) -> Graph:
+        """Check one sample at a time, alone and in batches; `call` is the whole example."""
+        first = call.samples(slice(0, 1))
+        self.check(first, [first], "the example")
+        if self.is_random:
+            return self._noted()
+        around, small, large = _others(first)
+        batches: list[tuple[str, list[Call]]] = [("points around it", [around, first]), ("other scales", [small, large, first])]
+        if _reads_batch(self.graph):  # rules refuse it, with better advice
+            return self._noted()
+        for name, samples in batches:
+            if not self.check(_together(samples), samples, name):
+                for sample in samples[:-1]:
+                    self.check(sample, [sample], name)
+        if call.batch_size > 3:
+            samples = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
+            fixed = any(not tensor.is_floating_point() and tensor.dim() for tensor in call.tensors)
+            self.check(call, samples, "the whole example", {0} if fixed else {0, call.batch_size - 1})
+        return self._noted()
+
+    def whole(self, call: Call) -> Graph:
+        """Check the whole example as one input."""
+        for name, point in (("the example", call), ("points around it", _others(call)[0])):
+            self.check(point, [point], name)
+        return self._noted()
+
+    @property
+    def is_random(self) -> bool:
+        """Whether something is drawn at random, as in train mode."""
+        return any("dropout" in node.op or node.op == "random" or (node.op == "rrelu" and bool(node.args[3])) for node in self.graph)
+
+    def _noted(self) -> Graph:
+        if self.compared:
+            return self.graph
+        if self.is_random or self.structure:
+            why = "the model draws random numbers" if self.is_random else "no point was found where the model gives numbers"
+            return replace(self.graph, notes=(*self.graph.notes, f"{why}: its graph was not compared with it"))
+        check_finite(self.graph)
+        raise Refusal(
+            "the graph could not be compared with the model",
+            ["no point was found where the model gives numbers"],
+            "Pass an example around which the model is defined.",
+        )
+
+    def check(self, call: Call, samples: Sequence[Call], where: str, places: set[int] | None = None) -> bool:
+        """Compare the model on a call with the graph on each of its samples; False where the model is not defined."""
+        returned = self._eager(call)
+        if returned is None:
+            return False
+        for place in range(len(samples)) if places is None else sorted(places):
+            expected = self._graph_output(samples[place])
+            if expected is None:
+                continue
+            found = _part(place, len(samples), returned, expected)
+            gap = _gap(found, expected)
+            if math.isnan(gap):  # where neither gives a number
+                continue
+            if self._agree(gap, expected, samples[place]):
+                self.compared += 1
+            elif not self.is_random:
+                self._refuse(samples[place], where, len(samples), gap)
+        return True
+
+    def _eager(self, call: Call, observe: Callable[[], Any] | None = None) -> torch.Tensor | None:
+        """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
+        for double in (True, False) if self.double else (False,):
+            with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
+                torch.manual_seed(0)
+                given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (call.args, call.kwargs))
+                try:
+                    if double:
+                        with InDouble(self.graph.dtype, self.dropout):
+                            returned = self.model(*given[0], **given[1])
+                    else:
+                        returned = self.model(*given[0], **given[1])
+                    return self.select(returned).detach().to(torch.float64)
+                except NormscopeError:
+                    return None
+                except Exception:  # a model's own code may raise anything, in float64 or elsewhere than on its example
+                    if double and not self.compared:
+                        self.double = False
+        return None
+
+    def _graph_output(self, call: Call, noise: Any = None, capture: Sequence[Node] = ()) -> Any:
+        """What the graph gives in float64; None where it is not defined."""
+        with torch.no_grad(), preserved_random_state():
+            torch.manual_seed(0)
+            try:
+                result, values = self.graph.run(self.inputs(call), torch.float64, capture, noise)
+            except (RuntimeError, ValueError, IndexError) as error:
+                if self.compared:
+                    return None
+                raise Refusal("the graph cannot be evaluated in float64", [described(error)]) from error
+        return values if capture else result
+
+    def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool:
+        """Whether a difference is rounding.
+
+        To first order rounding is a sum over operations: the unit roundoff, times what is computed, times how much of it reaches
+        the output. That sum is measured: every operand and every result is perturbed at random by a roundoff of its size. The
+        model rounds in float64, or in its own type; kernels that add in another order differ by a multiple of it.
+        """
+        dtype = torch.float64 if self.double else self.graph.dtype
+        unit = torch.finfo(dtype).eps / 2
+        size = float(expected.abs().nan_to_num(0, 0, 0).max())
+        if gap <= SAFETY * unit * size:
+            return True
+        generator = torch.Generator().manual_seed(0)
+        moved = self._graph_output(call, partial(_rounded, unit=unit, generator=generator))
+        spread = _gap(moved, expected)
+        return gap <= SAFETY * (spread + unit * size) and SAFETY * spread <= BLURRED * max(size, 1e-300)
+
+    def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
+        alone = self._eager(sample)
+        expected = self._graph_output(sample)
+        if batch > 1 and alone is not None and self._agree(_gap(alone, expected), expected, sample):
+            if self.structure:
+                return
+            raise Refusal(
+                "the samples of a batch influence each other, or its size changes the function, so there is no constant per sample",
+                [f"the output of one sample in a batch of {batch} differs by {gap:.3g} from that of the sample alone"],
+                ALONE,
+            )
+        raise Refusal(
+            "the traced graph is not the model",
+            [f"on {where} the outputs differ by {gap:.3g}{self._first_difference(sample)}"],
+            CAUSES,
+        )
+
+    def _first_difference(self, call: Call) -> str:
+        """The first module, in the order of calls, whose output is not that of its last node in the graph."""
+        outputs: dict[str, list[torch.Tensor]] = {}
+        last = {node.path: node for node in self.graph if node.path}
+        handles = [
+            module.register_forward_hook(lambda _, __, result, path=path: outputs.setdefault(path, []).append(result))
+            for path, module in self.model.named_modules()
+            if path in last
+        ]
+        try:
+            self._eager(call)
+            values = self._graph_output(call, capture=list(last.values()))
+        finally:
+            for handle in handles:
+                handle.remove()
+        for path, seen in outputs.items():
+            node = last[path]
+            if len(seen) != 1 or not isinstance(seen[0], torch.Tensor) or tuple(seen[0].shape) != node.shape:
+                continue
+            expected = values[node]
+            if _gap(seen[0].double(), expected) > BLURRED * float(expected.abs().max()):
+                return f", first at {node.label}"
+        return ", outside of every module whose output could be compared"
+
+
+def float_inputs(call: Call, ids: bool) -> list[torch.Tensor]:
+    """The tensors of a call that are inputs of its graph."""
+    tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return [tensor for tensor in tensors if tensor.is_floating_point() or ids]
+
+
+def _rounded(value: Any, unit: float, generator: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value * (1 + unit * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value))
+
+
+def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference; infinite where only one is a number, NaN where neither is anywhere."""
+    if found.shape != expected.shape:
+        return math.inf
+    either = ~(found.isnan() & expected.isnan()) & (found != expected)
+    if not bool(either.any()):
+        return math.nan if bool(expected.isnan().all()) else 0.0
+    return float((found - expected)[either].abs().nan_to_num(math.inf, math.inf, math.inf).max())
+
+
+def _part(place: int, count: int, together: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
+    """What belongs to one of the samples; all of it where no axis grows with the batch."""
+    if together.shape == alone.shape or together.dim() != alone.dim():
+        return together
+    grown = [axis for axis in range(alone.dim()) if together.shape[axis] != alone.shape[axis]]
+    axis = grown[0]
+    return together.narrow(axis, place * alone.shape[axis], alone.shape[axis]) if _is_stacked(together, alone, grown, count) else together
+
+
+def _is_stacked(together: torch.Tensor, alone: torch.Tensor, grown: list[int], count: int) -> bool:
+    return len(grown) == 1 and together.shape[grown[0]] == count * alone.shape[grown[0]]
+
+
+def _together(calls: Sequence[Call]) -> Call:
+    """Calls of one sample each as one call of several."""
+
+    def cat(*values: Any) -> Any:
+        return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
+
+    args = tuple(cat(*values) for values in zip(*(call.args for call in calls), strict=True))
+    return Call(args, {name: cat(*(call.kwargs[name] for call in calls)) for name in calls[0].kwargs})
+
+
+def _others(call: Call) -> list[Call]:
+    """Three calls like the given one: around it, much smaller and much larger in its floating-point inputs."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(value: Any, center: float, factor: float) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
+            return value
+        middle = value.nan_to_num(0, 0, 0)
+        size = float(middle.abs().max()) if middle.numel() else 1.0
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        return center * middle + factor * (size or 1.0) * noise
+
+    settings = ((1.0, 0.3), (0.0, 1e-2), (1.0, 5.0))
+    return [
+        Call(tuple(moved(value, *setting) for value in call.args), {name: moved(value, *setting) for name, value in call.kwargs.items()})
+        for setting in settings
+    ]
+
+
+def _reads_batch(graph: Graph) -> bool:
+    """Whether a batch normalization takes its statistics from the batch."""
+    return any(node.op == "batch_norm" and (bool(node.args[5]) or node.args[4] is None) for node in graph)

@@ -1,0 +1,63 @@
+"""A model as it runs, but in float64 throughout: the function that a certificate is about.
+
+Weights, buffers and inputs are the stored numbers, casts between floating-point types are identities, and so is every
+`dtype=`; what the model asks of its tensors (`x.dtype`, `torch.finfo(x.dtype).min`, a default ε) is answered as always.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+FACTORIES = (torch.arange, torch.linspace, torch.logspace, torch.full, torch.range)
+LITERALS = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor)  # numbers of the source, rounded as there
+ASKS_DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+DROPOUTS = (
+    torch.nn.functional.dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d, torch.nn.functional.dropout3d,
+    torch.nn.functional.alpha_dropout, torch.nn.functional.feature_alpha_dropout,
+)  # fmt: skip
+
+
+class InDouble(TorchFunctionMode):
+    """Every call of torch gets float64 in place of other floating-point tensors and types.
+
+    A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes.
+    dtype: what the model computes in. dropout: whether layers that drop at random do so.
+    """
+
+    def __init__(self, dtype: torch.dtype, dropout: bool = True) -> None:
+        super().__init__()
+        self.dtype, self.dropout = dtype, dropout
+        self.shadows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is ASKS_DTYPE:
+            asked = function(*args)
+            return self.dtype if asked == torch.float64 else asked
+        if function in LITERALS:
+            if function is torch.Tensor.new_tensor and kwargs.get("dtype") is None:
+                kwargs = {**kwargs, "dtype": self.dtype if args[0].is_floating_point() else args[0].dtype}
+            return function(*args, **kwargs)
+        if function in DROPOUTS and not self.dropout:
+            return self.double(args[0] if args else kwargs["input"])
+        args, kwargs = tree_map(self.double, (args, kwargs))
+        if function in (torch.rms_norm, torch.nn.functional.rms_norm) and len(args) < 4 and kwargs.get("eps") is None:
+            kwargs = {**kwargs, "eps": torch.finfo(self.dtype if self.dtype == torch.float64 else torch.float32).eps}
+        result = function(*args, **kwargs)
+        if function in FACTORIES and result.is_floating_point() and kwargs.get("dtype") is None:
+            return function(*args, **{**kwargs, "dtype": torch.float64})
+        return result
+
+    def double(self, value: Any) -> Any:
+        """float64 for any other floating-point type, and the shadow of a tensor of such a type."""
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value.is_floating_point else value
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        if id(value) not in self.shadows:
+            self.shadows[id(value)] = value, value.detach().to(torch.float64)
+        return self.shadows[id(value)][1]
