@@ -15,7 +15,7 @@ Example = Union[torch.Tensor, Sequence[Any], Mapping[str, Any]]
 Data = Union[torch.Tensor, Sequence[Any], Dataset, Iterable[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One call of a model: positional and keyword arguments, with axis 0 of every tensor the batch."""
 
@@ -53,6 +53,14 @@ class Call:
             return value[index] if isinstance(value, torch.Tensor) and value.dim() > 0 else value
 
         return Call(tuple(map(pick, self.args)), {key: pick(value) for key, value in self.kwargs.items()})
+
+    def copied(self) -> Call:
+        """The same call with tensors of its own, which whoever is called may change."""
+
+        def copy(value: Any) -> Any:
+            return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+        return Call(tuple(map(copy, self.args)), {key: copy(value) for key, value in self.kwargs.items()})
 
     def floats(self) -> list[torch.Tensor]:
         """The tensors that a distance is measured in."""

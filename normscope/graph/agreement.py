@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from normscope.core.data import Call
 from normscope.core.errors import NormscopeError, Refusal
@@ -24,6 +24,7 @@ from normscope.graph.exporting import described, in_mode
 from normscope.graph.graph import Graph, Node, check_finite
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
+LARGE = 4_000_000  # entries of all nodes: a model that computes more is compared in float64 on its example alone, else in its own type
 BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
 
 Inputs = Callable[[Call], list[torch.Tensor]]
@@ -53,6 +54,7 @@ class Agreement:
     structure: bool = False
     double: bool = True  # whether the model runs in float64
     compared: int = 0
+    outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
 
     def per_sample(self, call: Call) -> Graph:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
@@ -60,17 +62,19 @@ class Agreement:
         self.check(first, [first], "the example")
         if self.is_random:
             return self._noted()
-        around, small, large = _others(first)
-        batches: list[tuple[str, list[Call]]] = [("points around it", [around, first]), ("other scales", [small, large, first])]
         if _reads_batch(self.graph):  # rules refuse it, with better advice
             return self._noted()
-        for name, samples in batches:
+        around, small, large = _others(first)
+        if sum(math.prod(node.shape) for node in self.graph) > LARGE and self.graph.dtype == torch.float32:
+            self.double, small = False, first
+        for name, samples in (("points around it", [around, first]), ("other scales", [large, small, first])):
             if not self.check(_together(samples), samples, name):
-                for sample in samples[:-1]:
+                for sample in dict.fromkeys(samples[:-1]):
                     self.check(sample, [sample], name)
         if call.batch_size > 3:
             samples = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
             fixed = any(not tensor.is_floating_point() and tensor.dim() for tensor in call.tensors)
+            samples[0] = first
             self.check(call, samples, "the whole example", {0} if fixed else {0, call.batch_size - 1})
         return self._noted()
 
@@ -117,18 +121,18 @@ class Agreement:
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
-    def _eager(self, call: Call, observe: Callable[[], Any] | None = None) -> torch.Tensor | None:
+    def _eager(self, call: Call) -> torch.Tensor | None:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
         for double in (True, False) if self.double else (False,):
             with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
                 torch.manual_seed(0)
-                given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (call.args, call.kwargs))
+                given = call.copied()
                 try:
                     if double:
                         with InDouble(self.graph.dtype, self.dropout):
-                            returned = self.model(*given[0], **given[1])
+                            returned = self.model(*given.args, **given.kwargs)
                     else:
-                        returned = self.model(*given[0], **given[1])
+                        returned = self.model(*given.args, **given.kwargs)
                     return self.select(returned).detach().to(torch.float64)
                 except NormscopeError:
                     return None
@@ -139,6 +143,8 @@ class Agreement:
 
     def _graph_output(self, call: Call, noise: Any = None, capture: Sequence[Node] = ()) -> Any:
         """What the graph gives in float64; None where it is not defined."""
+        if noise is None and not capture and call in self.outputs:
+            return self.outputs[call]
         with torch.no_grad(), preserved_random_state():
             torch.manual_seed(0)
             try:
@@ -147,6 +153,8 @@ class Agreement:
                 if self.compared:
                     return None
                 raise Refusal("the graph cannot be evaluated in float64", [described(error)]) from error
+        if noise is None:
+            self.outputs[call] = result
         return values if capture else result
 
     def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool:
@@ -158,7 +166,7 @@ class Agreement:
         """
         dtype = torch.float64 if self.double else self.graph.dtype
         unit = torch.finfo(dtype).eps / 2
-        size = float(expected.abs().nan_to_num(0, 0, 0).max())
+        size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
         if gap <= SAFETY * unit * size:
             return True
         generator = torch.Generator().manual_seed(0)
@@ -226,7 +234,7 @@ def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
         return math.inf
     either = ~(found.isnan() & expected.isnan()) & (found != expected)
     if not bool(either.any()):
-        return math.nan if bool(expected.isnan().all()) else 0.0
+        return math.nan if expected.numel() and bool(expected.isnan().all()) else 0.0
     return float((found - expected)[either].abs().nan_to_num(math.inf, math.inf, math.inf).max())
 
 

@@ -39,6 +39,8 @@ def is_identity(op: str, args: tuple[Any, ...], result: Any) -> bool:
     """Whether the operation returns its first argument: no-ops, casts between floating-point types, dropout in eval mode."""
     if op in CASTS:
         return isinstance(result, torch.Tensor) and result.is_floating_point() and is_float(args[0])
+    if op in ("pad", "constant_pad_nd"):
+        return not args[1]
     return op in IDENTITIES or (op in DROPOUTS and args[2] is False)
 
 
@@ -78,7 +80,35 @@ def _rms_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
 
 def _copy(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     """copy(destination, source) is the source, broadcast; what was in the destination is lost."""
-    return _expand(op, target, args[1:], result) if is_float(args[1]) else (op, target, args)
+    source = args[1]
+    if isinstance(source, Constant) and not is_float(source):
+        source = Constant(source.value.to(torch.float64), source.sources, source.learned)
+    return _expand(op, target, (source,), result) if is_float(source) else (op, target, args)
+
+
+def _index(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """A constant mask picks the entries where it is true: integers say which."""
+    places: list[Any] = []
+    for place in args[1]:
+        mask = isinstance(place, Constant) and place.value.dtype in (torch.bool, torch.uint8)
+        places += [Constant(axis) for axis in place.value.bool().nonzero(as_tuple=True)] if mask else [place]
+    return op, target, (args[0], places, *args[2:])
+
+
+def _repeat_interleave(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """With a constant number of repeats for each entry it is a choice of entries."""
+    x, repeats, axis = args[:3] if len(args) > 2 else (None, None, None)
+    if not isinstance(x, Node) or not isinstance(repeats, Constant) or axis is None:
+        return op, target, args
+    count = x.shape[axis]
+    chosen = torch.arange(count).repeat_interleave(repeats.value.expand(count) if repeats.value.numel() == 1 else repeats.value)
+    return "index_select", aten.index_select.default, (x, axis, Constant(chosen))
+
+
+def _linear(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """A weight of one axis is a product with a vector."""
+    vector = isinstance(args[1], Constant) and len(args[1].shape) == 1 and args[2] is None
+    return ("matmul", aten.matmul.default, args[:2]) if vector else (op, target, args)
 
 
 def _expand(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
@@ -130,6 +160,9 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "softplus": _softplus,
     "rms_norm": _rms_norm,
     "copy": _copy,
+    "index": _index,
+    "repeat_interleave": _repeat_interleave,
+    "linear": _linear,
     "expand_as": _expand,
     "view": _reshape,
     "view_as": _reshape,

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 FACTORIES = (torch.arange, torch.linspace, torch.logspace, torch.full, torch.range)
 LITERALS = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor)  # numbers of the source, rounded as there
 ASKS_DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+NARROWING = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 DROPOUTS = (
     torch.nn.functional.dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d, torch.nn.functional.dropout3d,
     torch.nn.functional.alpha_dropout, torch.nn.functional.feature_alpha_dropout,
@@ -45,6 +46,8 @@ class InDouble(TorchFunctionMode):
         if function in DROPOUTS and not self.dropout:
             return self.double(args[0] if args else kwargs["input"])
         args, kwargs = tree_map(self.double, (args, kwargs))
+        if function in NARROWING:
+            return args[0].double()
         if function in (torch.rms_norm, torch.nn.functional.rms_norm) and len(args) < 4 and kwargs.get("eps") is None:
             kwargs = {**kwargs, "eps": torch.finfo(self.dtype if self.dtype == torch.float64 else torch.float32).eps}
         result = function(*args, **kwargs)

@@ -72,8 +72,8 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
         with torch.no_grad(), preserved_random_state():
-            given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (call.args, call.kwargs))
-            copy.deepcopy(model)(*given[0], **given[1])  # copies: its buffers may move, its input may be overwritten
+            given = call.copied()
+            copy.deepcopy(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
         raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}") from error

@@ -60,7 +60,8 @@ def trace(
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
     whole = Call.of(example)
     _check_flat(whole)
-    call = whole.samples(slice(0, 1)) if mode != "batch" and whole.batch_size > 1 else whole
+    call = whole if mode == "batch" else whole.samples(slice(0, 1))
+    call = call.copied()  # memory of its own: the model may write to it, or read beyond a view
     structure, ids = ids, ids and not call.floats()
     with in_one_line(model):
         module = module_of(model)
@@ -118,6 +119,8 @@ class Conversion:
         chosen = self._output(values)
         if not isinstance(chosen, Node):
             raise InputError("the output does not depend on any floating-point input: its constant is 0")
+        if 0 in chosen.shape:
+            raise InputError(f"the output has no entries (its shape is {chosen.shape}): its constant is 0")
         floats = [node.dtype for node in self.inputs if node.dtype is not None and node.dtype.is_floating_point]
         return Graph(
             (*self.inputs, *self.nodes), tuple(self.inputs), chosen, self.mode, self.mode == "batch",
@@ -192,6 +195,8 @@ class Conversion:
         op = operation_name(fx.target)
         if op == "getitem" and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
+        if op == "sym_size" and isinstance(args[0], Node):
+            return args[0].shape[args[1]]
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         self._check(fx, leaves)
         target, args, kwargs = _functional(fx.target, args, kwargs)
@@ -206,10 +211,14 @@ class Conversion:
             return args[0]
         several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
+        if isinstance(meta, torch.Tensor) and not all(isinstance(size, int) for size in meta.shape):
+            meta = _concrete(target, args, kwargs)
         if op in STRIDED:
             op, target, args = "as_strided", strided, self._inside(fx, args)
         else:
             op, target, args = canonical(op, target, args, meta)
+        if not any(isinstance(leaf, Node) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
+            return self._fold(fx, target, args, kwargs)
         tensor = isinstance(meta, torch.Tensor)
         shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
         node = Node(fx.name, op, target, args, kwargs, module_path(fx), source_line(fx), shape, dtype)
@@ -225,9 +234,7 @@ class Conversion:
                 raise InputError(f"{label(fx)} computes with the number NaN: no bound exists; replace it by a number")
         reinterprets = getattr(fx.target, "_overloadname", "") == "dtype" and operation_name(fx.target) == "view"
         if reinterprets and fx.args[0].meta["val"].dtype != fx.meta["val"].dtype:  # type: ignore[union-attr]
-            source = leaves[0]
-            if not isinstance(source, Constant) or source.value.dtype != fx.args[0].meta["val"].dtype:  # type: ignore[union-attr]
-                raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
+            raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
 
     def _note_cast(self, before: torch.dtype, dtype: torch.dtype) -> None:
         """Say once for each type that a cast to it is left out."""
@@ -339,6 +346,14 @@ def in_double(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: 
     if factory and names.index("dtype") >= len(args):
         kwargs = {**kwargs, "dtype": torch.float64}
     return args, kwargs
+
+
+def _concrete(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A result whose shape follows from constants, which torch.export does not look at: of zeros, for its shape and type."""
+    nodes = tree_map_only(Node, lambda node: torch.zeros(node.shape, dtype=node.dtype), (args, kwargs))
+    args, kwargs = tree_map_only(Constant, lambda constant: constant.value, nodes)
+    with torch.no_grad():
+        return target(*args, **kwargs)
 
 
 def _is_view(target: Any) -> bool:

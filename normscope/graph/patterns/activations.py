@@ -48,7 +48,7 @@ def _scaled(node: Node, factor: float, activation: Node) -> Node:
 def _gated(node: Node, x: Node, gate: Node) -> tuple[Node, float] | None:
     """The activation of which x · gate(x) is a multiple, and 1 over which, if it is a known one."""
     aten = torch.ops.aten
-    if x.shape != node.shape or gate.shape != node.shape:
+    if x.shape != node.shape or gate.shape != node.shape or len(gate.inputs) != 1:
         return None
     if gate.op == "sigmoid":
         sharpness, inner = factors_of(gate.input)
