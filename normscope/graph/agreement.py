@@ -24,7 +24,9 @@ from normscope.graph.exporting import described, in_mode
 from normscope.graph.graph import Graph, Node, check_finite
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
-LARGE = 4_000_000  # entries of all nodes: a model that computes more is compared in float64 on its example alone, else in its own type
+LARGE = (
+    4_000_000  # entries of all nodes: a model that computes more is compared in float64 on its example alone, else in its own type
+)
 BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
 
 Inputs = Callable[[Call], list[torch.Tensor]]
@@ -87,7 +89,14 @@ class Agreement:
     @property
     def is_random(self) -> bool:
         """Whether something is drawn at random, as in train mode."""
-        return any("dropout" in node.op or node.op == "random" or (node.op == "rrelu" and bool(node.args[3])) for node in self.graph)
+        return any(
+            "dropout" in node.op or node.op == "random" or (node.op == "rrelu" and bool(node.args[3])) for node in self.graph
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether what is drawn at random is an input of the graph."""
+        return any(node.op == "random" for node in self.graph.inputs)
 
     def _noted(self) -> Graph:
         if self.compared:
@@ -244,7 +253,11 @@ def _part(place: int, count: int, together: torch.Tensor, alone: torch.Tensor) -
         return together
     grown = [axis for axis in range(alone.dim()) if together.shape[axis] != alone.shape[axis]]
     axis = grown[0]
-    return together.narrow(axis, place * alone.shape[axis], alone.shape[axis]) if _is_stacked(together, alone, grown, count) else together
+    return (
+        together.narrow(axis, place * alone.shape[axis], alone.shape[axis])
+        if _is_stacked(together, alone, grown, count)
+        else together
+    )
 
 
 def _is_stacked(together: torch.Tensor, alone: torch.Tensor, grown: list[int], count: int) -> bool:
@@ -275,7 +288,10 @@ def _others(call: Call) -> list[Call]:
 
     settings = ((1.0, 0.3), (0.0, 1e-2), (1.0, 5.0))
     return [
-        Call(tuple(moved(value, *setting) for value in call.args), {name: moved(value, *setting) for name, value in call.kwargs.items()})
+        Call(
+            tuple(moved(value, *setting) for value in call.args),
+            {name: moved(value, *setting) for name, value in call.kwargs.items()},
+        )
         for setting in settings
     ]
 

@@ -84,7 +84,9 @@ def _is_fresh(node: FxNode) -> bool:
 def _written(node: FxNode) -> list[Any]:
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     positional = [node.args[i] for i, argument in enumerate(arguments) if i < len(node.args) and _is_written(argument)]
-    return positional + [node.kwargs[argument.name] for argument in arguments if argument.name in node.kwargs and _is_written(argument)]
+    return positional + [
+        node.kwargs[argument.name] for argument in arguments if argument.name in node.kwargs and _is_written(argument)
+    ]
 
 
 def _is_written(argument: Any) -> bool:

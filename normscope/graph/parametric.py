@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_leaves
 
 from normscope.core.data import Call
 from normscope.core.errors import InputError
+from normscope.graph.agreement import Agreement
 from normscope.graph.canonical import DROPOUTS, is_float
 from normscope.graph.exporting import export, module_of
 from normscope.graph.graph import Graph, Node
 from normscope.graph.patterns import recognise
-from normscope.graph.trace import Conversion, is_random
+from normscope.graph.trace import Conversion, check_flat, in_one_line, is_random
 
 
 def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval") -> Graph:
@@ -24,10 +26,19 @@ def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode:
     The whole example is one input, integer tensors and random draws included; dropout is kept as a node that evaluates
     to its input. All floating-point outputs of the model are gathered in one `outputs` node.
     """
-    program = export(module_of(model), call, mode)
-    graph = ParametricConversion(program, call, "eval" if mode == "eval" else "batch").graph()
-    graph.validate()
-    return recognise(graph)
+    check_flat(call)
+    with in_one_line(model):
+        module = module_of(model)
+        program = export(module, call.copied(), mode)
+        graph = ParametricConversion(program, call, "eval" if mode == "eval" else "batch").graph()
+        graph.validate()
+
+        def inputs(given: Call) -> list[torch.Tensor]:
+            tensors = iter(leaf for leaf in tree_leaves((given.args, given.kwargs)) if isinstance(leaf, torch.Tensor))
+            return [program.state_dict[node.path] if node.op == "parameter" else next(tensors) for node in graph.inputs]
+
+        agreement = Agreement(graph, module, mode, inputs, _gathered, dropout=False, structure=True)
+        return recognise(agreement.whole(call) if not agreement.draws else graph)
 
 
 class ParametricConversion(Conversion):
@@ -73,6 +84,10 @@ class ParametricConversion(Conversion):
         gathered = Node("outputs", "outputs", gather, (floats,), dtype=floats[0].dtype, shape=(sum(map(_entries, floats)),))
         self.nodes.append(gathered)
         return gathered
+
+
+def _gathered(returned: Any) -> torch.Tensor:
+    return gather([leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()])
 
 
 def gather(outputs: list[torch.Tensor]) -> torch.Tensor:

@@ -59,7 +59,7 @@ def trace(
     if mode not in MODES:
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
     whole = Call.of(example)
-    _check_flat(whole)
+    check_flat(whole)
     call = whole if mode == "batch" else whole.samples(slice(0, 1))
     call = call.copied()  # memory of its own: the model may write to it, or read beyond a view
     structure, ids = ids, ids and not call.floats()
@@ -84,7 +84,7 @@ def in_one_line(model: Any) -> Iterator[None]:
         raise ExportError(f"{type(model).__name__} could not be turned into a graph: {described(error)}") from error
 
 
-def _check_flat(call: Call) -> None:
+def check_flat(call: Call) -> None:
     named = {**{f"argument {i}": value for i, value in enumerate(call.args)}, **call.kwargs}
     for name, value in named.items():
         inner = torch.utils._pytree.tree_leaves(value)
@@ -332,7 +332,9 @@ def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return target, tuple(full), named
 
 
-def in_double(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def in_double(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operation that computes in float64: every floating-point `dtype` of them is.
 
     made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.

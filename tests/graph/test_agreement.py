@@ -1,0 +1,387 @@
+"""The law of every trace: the graph in float64 is the model as it runs, or the trace is refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import normscope as ns
+from normscope.core.data import Call
+from normscope.graph.agreement import Agreement, float_inputs
+from normscope.graph.graph import Constant, Graph
+from normscope.graph.trace import chosen_output, trace
+from tests.cases import RULE_CASES, VARIANTS, Function, randn
+from tests.networks import double
+
+
+@torch.library.custom_op("normscope_tests::store", mutates_args={"destination"})
+def store(source: Tensor, destination: Tensor) -> None:
+    destination.copy_(source * 100)
+
+
+# writes ------------------------------------------------------------------------------------------------------------------
+
+
+def table_in_halves(x: Tensor) -> Tensor:
+    table = torch.zeros(4)
+    left, _ = table.split(2)
+    left.copy_(torch.arange(2) * 50.0)
+    return x * table
+
+
+def rows(x: Tensor) -> Tensor:
+    table = torch.ones(2, 2)
+    for i, row in enumerate(table):
+        row.mul_(100 * i)
+    return (x.view(-1, 2, 2) * table).flatten(1)
+
+
+def chunk(x: Tensor) -> Tensor:
+    y = x * 1
+    y.chunk(2, 1)[0].mul_(100)
+    return y
+
+
+def unbound(x: Tensor) -> Tensor:
+    y = x * 1
+    y.unbind(1)[2].add_(x[:, 0])
+    return y
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    y = x * 1
+    with torch.no_grad():
+        y[:, 0] *= 100
+    return y
+
+
+def nested_blocks(x: Tensor) -> Tensor:
+    y = x * 1
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        z = y @ torch.eye(4)
+        with torch.enable_grad():
+            z[:, 0] *= 100
+        y[:, 1] *= 3
+    return y + z
+
+
+def into_out(x: Tensor) -> Tensor:
+    y = x * 1
+    torch.mul((x * 2)[:, :2], 50.0, out=y[:, :2])
+    return y
+
+
+def each_of_several(x: Tensor) -> Tensor:
+    y = x * 1
+    torch._foreach_mul_([y], 100.0)
+    return y
+
+
+def custom_write(x: Tensor) -> Tensor:
+    y = x * 1
+    torch.ops.normscope_tests.store(x * 2, y)
+    return y
+
+
+def through_eval_dropout(x: Tensor) -> Tensor:
+    y = x * 1
+    functional.dropout(y, 0.5, training=False).mul_(100)
+    return y
+
+
+def into_the_input(x: Tensor) -> Tensor:
+    x[:, :2].mul_(100)
+    return x + 1
+
+
+def copied_constant(x: Tensor) -> Tensor:
+    return (x * 2).copy_(torch.ones(4)) + x
+
+
+WRITES = {
+    function.__name__: function
+    for function in (
+        table_in_halves, rows, chunk, unbound, without_gradient, nested_blocks, into_out, each_of_several, custom_write,
+        into_the_input, copied_constant,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_no_write_is_lost(name):
+    model, example = Function(WRITES[name]), randn(3, 4)
+    kept = example.clone()
+    graph = trace(model, example)
+    assert torch.equal(example, kept)
+    for point in (randn(1, 4, seed=1), 30 * randn(1, 4, seed=2)):
+        assert torch.allclose(
+            graph.run([point], torch.float64)[0], model(point.clone()).double(), rtol=0.02
+        )  # some run in bfloat16
+
+
+class Counted(nn.Module):
+    """A buffer that the forward moves and then reads, as a moving average may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x * self.calls
+
+
+def test_a_buffer_that_moves_is_read_as_it_is_then():
+    model = Counted()
+    assert float(ns.lipschitz(model, randn(2, 4)).upper) == pytest.approx(1)
+    assert float(model.calls) == 0
+
+
+def test_paths_survive_where_blocks_and_writes_meet():
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y = self.body(x)
+            y[:, 0] *= 2
+            return y
+
+    assert {node.path for node in trace(Frozen(), randn(1, 4)) if node.op in ("linear", "relu")} == {"body.0", "body.1"}
+
+
+# what is not what torch.export saw ---------------------------------------------------------------------------------------
+
+
+class Switched(nn.Module):
+    """train() and eval() of its own."""
+
+    factor = 1.0
+
+    def train(self, mode: bool = True) -> Switched:
+        self.factor = 1.0 if mode else 100.0
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def test_eval_is_the_models_own():
+    model = Switched().train()
+    assert float(ns.lipschitz(model, randn(2, 4)).upper) == pytest.approx(100)
+    assert model.factor == 1.0 and model.training
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1.0 if self.calls % 2 else 5.0)
+
+
+def half_exported(x: Tensor) -> Tensor:
+    return nn.functional.relu(x) if torch.compiler.is_exporting() else nn.functional.relu(x) * (x > 3)
+
+
+DIFFERENT = {  # and words of the refusal
+    "compiled": (Function(lambda x: x if torch.compiler.is_compiling() else 100 * x), ["not the model", "(a)", "(c)"]),
+    "in a module": (nn.Sequential(nn.Linear(4, 4), Function(half_exported), nn.ReLU()), ["not the model"]),
+    "an alias that torch.export does not know": (Function(through_eval_dropout), ["not the model"]),
+    "batch size": (Function(lambda x: x * (100.0 if x.shape[0] > 1 else 1.0)), ["samples", "batch of 2"]),
+    "three samples": (Function(lambda x: x * (100.0 if x.shape[0] == 3 else 1.0)), ["samples", "batch of 3"]),
+    "the example's size": (Function(lambda x: x * (100.0 if x.shape[0] == 7 else 1.0)), ["samples", "batch of 7"]),
+    "Python's random numbers": (Function(lambda x: x * random.random()), ["not the model", "random"]),
+    "never a number": (Function(lambda x: x.abs().neg().sub(1).sqrt()), ["compared"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_runs_differently_is_refused(name):
+    model, words = DIFFERENT[name]
+    with pytest.raises(ns.Refusal) as caught:
+        trace(model, 4 * randn(7, 4))
+    assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
+
+
+def test_the_first_module_that_differs_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), Function(half_exported), nn.ReLU())
+    with pytest.raises(ns.Refusal, match="first at relu at 1"):
+        trace(model, 4 * randn(1, 4))
+
+
+def test_a_model_is_left_as_it_was():
+    model = nn.Sequential(Counting(), nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(0)
+    drawn = torch.get_rng_state()
+    for mode in ("eval", "batch"):
+        trace(model, randn(5, 4), mode)
+    assert model[0].calls == 0 and model[0].training and torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_no_exception_of_torch_leaves_a_trace():
+    class Raising(nn.Module):
+        def train(self, mode: bool = True) -> nn.Module:
+            raise OSError("no such mode")
+
+    with pytest.raises(ns.ExportError, match="no such mode"):
+        trace(Raising(), randn(1, 4))
+
+
+def test_a_list_of_tensors_is_refused():
+    with pytest.raises(ns.InputError, match="argument 1"):
+        trace(Function(lambda x, more: x + more[0]), (randn(1, 4), [randn(1, 4)]))
+
+
+# types -------------------------------------------------------------------------------------------------------------------
+
+TYPED = {
+    "softmax": lambda x: functional.softmax(x, 1, dtype=torch.float32) @ torch.arange(16.0).view(4, 4),
+    "mean": lambda x: x.mean(1, keepdim=True, dtype=torch.float32),
+    "sum": lambda x: x.sum(1, dtype=torch.float64).float(),
+    "cumulative sum": lambda x: x.cumsum(1, dtype=torch.float32),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float64),
+    "a factory": lambda x: x * torch.linspace(0.1, 1, 4),
+    "a filled factory": lambda x: x * torch.full((4,), 0.1, dtype=torch.float32),
+    "half and back": lambda x: (x.half() * 3).float(),
+    "a table in another type": lambda x: x * torch.arange(4).to(torch.bfloat16).type_as(x),
+    "a literal": lambda x: x * torch.tensor(0.1, dtype=torch.float32),
+    "the least number": lambda x: x.clamp(min=torch.finfo(x.dtype).min),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TYPED)
+def test_types_do_not_round(name, dtype):
+    """Neighbours 1e-12 apart have different outputs: nothing on the way is rounded to float32."""
+    graph = trace(Function(TYPED[name]), randn(1, 4).to(dtype))
+    x = randn(1, 4).double()
+    outputs = [graph.run([point], torch.float64)[0] for point in (x, x + 1e-12)]
+    assert outputs[0].dtype == torch.float64 and not torch.equal(*outputs)
+    assert graph.run([x], dtype)[0].dtype == dtype
+
+
+def test_casts_are_told():
+    assert any("float16" in note for note in trace(Function(TYPED["half and back"]), randn(1, 4)).notes)
+    assert not trace(nn.Linear(4, 3), randn(1, 4)).notes
+
+
+REFUSED = {
+    "bits": (lambda x: x.half().view(torch.bfloat16).float(), "bits"),
+    "memory of another tensor": (lambda x: x[:, 2:].as_strided((x.shape[0], 2), (4, 1), 0), "as_strided"),
+    "a number that is none": (lambda x: x * float("nan"), "NaN"),
+    "no entries": (lambda x: x[:, :0], "no entries"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_graph_shows_is_refused(name):
+    function, word = REFUSED[name]
+    with pytest.raises((ns.Refusal, ns.InputError), match=word):
+        trace(Function(function), randn(2, 4))
+
+
+MASK = torch.tensor([True, False, True, True])
+CHOSEN = {
+    "a mask": (lambda x: x[:, MASK], 1.0),
+    "a mask, reshaped": (lambda x: x[:, MASK].reshape(x.shape[0], 3, 1), 1.0),
+    "repeats": (lambda x: x.repeat_interleave(torch.tensor([1, 2, 0, 1]), 1), 2**0.5),
+    "its own memory": (lambda x: x.relu().as_strided((x.shape[0], 2), (4, 1), 1), 1.0),
+    "a vector": (lambda x: functional.linear(x, torch.ones(4)), 2.0),
+    "no padding": (lambda x: functional.pad(x, []), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_choices_by_constants(name):
+    function, constant = CHOSEN[name]
+    assert float(ns.lipschitz(Function(function), randn(2, 4), effort=0.2).upper) == pytest.approx(constant)
+
+
+def test_constants_are_folded_in_double_precision():
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, (self.weight + 1e8) - 1e8)
+
+    torch.manual_seed(0)
+    model = Shifted(4, 4)
+    (node,) = [node for node in trace(model, randn(1, 4)) if node.op == "linear"]
+    assert torch.allclose(node.args[1].double(), model.weight.double(), rtol=0, atol=1e-7) and node.args[1].learned
+
+
+def test_a_view_of_a_weight_is_still_the_weight():
+    model = nn.Linear(4, 3)
+    (node,) = [node for node in trace(Function(lambda x: x @ model.weight.t()), randn(1, 4)) if node.op == "matmul"]
+    assert node.constants[0].value.data_ptr() == model.weight.data_ptr()
+
+
+# graphs that are wrong by little -------------------------------------------------------------------------------------------
+
+
+def moved(graph: Graph, factor: float) -> Graph:
+    """The graph with its last constant changed."""
+    node = next(node for node in reversed(graph.nodes) if node.constants)
+    args = [Constant(arg.double() * factor) if isinstance(arg, Constant) else arg for arg in node.args]
+    return graph.replace({node: replace(node, args=tuple(args))})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_graph_that_is_wrong_by_little_is_noticed(dtype):
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
+    example = randn(3, 4).to(dtype)
+    graph = trace(model, example)
+    call = Call.of(example)
+
+    def agreement(changed: Graph) -> Agreement:
+        return Agreement(changed, model, "eval", partial(float_inputs, ids=False), partial(chosen_output, wanted=None))
+
+    assert agreement(graph).per_sample(call) is graph
+    with pytest.raises(ns.Refusal, match="not the model"):
+        agreement(moved(graph, 1 + 1e-9)).per_sample(call)
+
+
+# every case ----------------------------------------------------------------------------------------------------------------
+
+
+def check_equal(model: nn.Module, example: Tensor, mode: str) -> None:
+    """Against a copy in double precision, which is not how the trace compares."""
+    graph, twin = trace(model, example, mode), double(model, mode)
+    point = example if graph.whole_batch else example[:1]
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        expected = twin(point.double())
+    found = graph.run([point], torch.float64)[0]
+    assert torch.allclose(found, expected.double(), rtol=1e-6, atol=1e-6 * float(expected.abs().max()), equal_nan=True)
+
+
+ALL = {**RULE_CASES, **VARIANTS}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ALL)
+def test_every_case_is_its_graph(name):
+    case = ALL[name]
+    check_equal(case.module, case.example, case.mode)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma2"])
+def test_attention_in_other_types(kind, attention):
+    transformers = pytest.importorskip("transformers")
+    settings = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{kind}Config")(intermediate_size=24, vocab_size=9, attn_implementation=attention, **settings)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    found = ns.lipschitz(model, {"inputs_embeds": randn(1, 4, 16)}, output="last_hidden_state", effort=0.1)
+    assert found.upper.finite and found.lower <= found.upper
