@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
+from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, register, rule
@@ -49,8 +50,12 @@ class Entrywise(Rule):
             least, largest = float(low.min()), float(high.max())
         steepest = max(-least, largest)
         if math.isinf(steepest):
-            return Gain.infinite(node, "its slope is unbounded on the values that may reach it; bound them by a region")
+            return Gain.infinite(node, self.unbounded(node))
         return Gain.of(steepest, method="slope")
+
+    def unbounded(self, node: Node) -> str:
+        """Why the slope has no bound."""
+        return "its slope is unbounded on the values that may reach it; bound them by a region"
 
     def terms(self, node: Node) -> float:
         return 1
@@ -70,9 +75,9 @@ class Entrywise(Rule):
     def norm(self, node: Node, context: Context) -> float:
         """|φ(x)| ≤ |φ(0)| + steepest · |x|."""
         least, largest = self.slopes(node)
-        at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))
+        at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))  # NaN for 1/x: then nothing is known
         size = max(-least, largest) * context.norm(node.input) + at_zero * math.sqrt(node.shape[-1] if node.shape else 1)
-        return size if math.isfinite(size) else math.inf
+        return size * (1 + 1e-12) + UNDERFLOW if math.isfinite(size) else math.inf
 
 
 def homogeneity(node: Node) -> float | None:
@@ -104,6 +109,14 @@ class ParametricReLU(Entrywise):
         channels = (1, *slopes.shape, *[1] * (len(x.shape) - 2)) if len(x.shape) > 1 else slopes.shape
         return forms.entrywise(forms.product(x, forms.opaque_of(forms.view(slopes, channels))))
 
+    def gain(self, node: Node, context: Context) -> Gain:
+        if not isinstance(node.args[1], Constant):
+            return Gain.infinite(node, "its slope depends on the input")
+        return super().gain(node, context)
+
+    def norm(self, node: Node, context: Context) -> float:
+        return super().norm(node, context) if isinstance(node.args[1], Constant) else math.inf
+
     def _negative_slopes(self, node: Node, shape: Sequence[int]) -> torch.Tensor:
         weight = node.args[1].double()
         return weight.reshape(-1, *(1 for _ in shape[2:])) if len(shape) > 1 else weight
@@ -113,6 +126,8 @@ class ParametricReLU(Entrywise):
         return torch.minimum(weight, torch.ones(())), torch.maximum(weight, torch.ones(()))
 
     def interval(self, node: Node, context: Context) -> Interval:
+        if not isinstance(node.args[1], Constant):
+            return Interval.unbounded(node.shape)
         bounds = context.interval(node.input)
         weight = self._negative_slopes(node, node.shape)
         below = Interval(bounds.low.clamp(max=0), bounds.high.clamp(max=0)) * Interval(weight, weight)
@@ -177,11 +192,29 @@ def _softplus(node: Node) -> Scalar:
     beta = _number(node.argument(1, "beta"), 1.0)
     threshold = _number(node.argument(2, "threshold"), 20.0)
     value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
-    # torch switches to the identity at threshold/β: a jump of e^-threshold/β, below float32's resolution by default
-    if threshold < 15 or beta == 0:
+    if beta == 0 or not math.isfinite(beta):
         return UNBOUNDED
     ends = ((0.0, 0.0), (math.inf, 1.0)) if beta > 0 else ((-math.inf, 1.0), (0.0, 0.0))
-    return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
+    if threshold >= 40:  # what graph/canonical.py makes of a threshold whose jump is rounding
+        return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
+    jump = threshold / beta  # beyond it torch returns x, which is e^-threshold/β away
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(beta * x > threshold, 1.0, torch.sigmoid(beta * x)).to(torch.float64)
+
+    beside = [jump * (1 - 1e-12), jump, jump * (1 + 1e-12)] if jump else [0.0]
+    return Scalar(value, slope, turns=[(place, -math.inf, math.inf) for place in beside], extrema=beside, ends=ends)
+
+
+class Softplus(Entrywise):
+    """ln(1 + e^(βx))/β, and x where βx exceeds the threshold."""
+
+    def unbounded(self, node: Node) -> str:
+        threshold = _number(node.argument(2, "threshold"), 20.0)
+        return (
+            f"torch returns x itself where βx > {threshold:g}, a jump that is more than the rounding of {node.dtype}; "
+            "use a threshold of 40, or a region that excludes that place"
+        )
 
 
 def _hardswish(node: Node) -> Scalar:
@@ -196,6 +229,8 @@ def _hardswish(node: Node) -> Scalar:
 
 
 def _power(node: Node) -> Scalar:
+    if node.op == "pow" and isinstance(node.args[0], Constant) and node.args[0].value.numel() > 1:
+        raise Refusal("no certificate: bases differ from entry to entry", [node.label], "Write it as exp(x · log(base)).")
     if node.op == "pow" and not isinstance(node.args[0], Node):
         return exponential(_number(node.args[0], 1.0))
     if node.op == "pow" and isinstance(node.args[1], Node):
@@ -276,11 +311,11 @@ class Wave(Entrywise):
 for _name in ("sin", "cos"):
     register(_name, Wave())
 register("leaky_relu", Entrywise(_leaky))
+register("softplus", Softplus(_softplus))
 for _names, _scalar in {
     ("elu", "selu", "celu"): _elu,
     ("gelu",): _gelu,
     ("quick_gelu",): lambda node: sigmoid_gate(node.args[1]),
-    ("softplus",): _softplus,
     ("hardtanh",): _hardtanh,
     ("hardswish",): _hardswish,
     ("softshrink",): lambda node: piecewise_linear(
@@ -334,8 +369,15 @@ class Clamp(Entrywise):
 for _name in ("clamp", "clamp_min", "clamp_max"):
     register(_name, Clamp())
 register("prelu", ParametricReLU())
-for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside"):
+for _name in (
+    "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside", "floor_divide", "remainder", "fmod",
+):  # fmt: skip
     register(_name, _jump("it jumps, so no finite constant exists"))
+for _name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin",
+):  # fmt: skip
+    register(_name, _jump("its answer depends on the input's values and jumps, so no finite constant exists"))
 
 
 @rule("threshold")

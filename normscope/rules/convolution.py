@@ -115,7 +115,7 @@ class ConvolutionRule(Rule):
         else:
             rows = length(weight.flatten(1), 1)
         terms = weight.numel() // min(weight.shape[:2])
-        return propagate(node, context, terms, rows.reshape(1, -1, *[1] * axes))
+        return propagate(node, context, terms, rows.reshape(-1, *[1] * axes))
 
     def linear(self, node: Node) -> bool:
         return len(node.inputs) == 1
