@@ -21,7 +21,7 @@ from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ONE, Magnitude
 from normscope.core.region import Region
-from normscope.core.rounding import above, length
+from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Graph, Node
 from normscope.rules.registry import Gain, registry
 
@@ -71,7 +71,7 @@ class Values:
         """at · reach from the exact value at the middle, and the error of the computed one."""
         if self.region is None or node not in self.at:
             return math.inf
-        return float(self.at[node]) * self.region.reach * (1 + 1e-9) + self.error(node)
+        return float(self.at[node] * self.region.reach) * (1 + 1e-9) + UNDERFLOW + self.error(node)
 
     def distances(self, node: Node) -> torch.Tensor | None:
         bounds, middle = self.interval(node), self.center(node)

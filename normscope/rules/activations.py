@@ -17,6 +17,7 @@ from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.scalars import (
     SATURATED,
     UNBOUNDED,
+    Function,
     Scalar,
     clamped,
     exact_gelu,
@@ -255,6 +256,17 @@ def _jump(reason: str) -> Rule:
     return Discontinuous()
 
 
+def _line(slope: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    return ((-math.inf, slope), (math.inf, slope))
+
+
+def _logarithm(function: Function, base: float) -> Scalar:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return (x * math.log(base)).reciprocal()
+
+    return Scalar(function, slope, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(UNDERFLOW, math.inf))
+
+
 FIXED: dict[str, Callable[[], Scalar]] = {
     "relu": lambda: relu_with_slope(0.0),
     "relu6": lambda: clamped(0.0, 6.0),
@@ -269,11 +281,20 @@ FIXED: dict[str, Callable[[], Scalar]] = {
     "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
     "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
     "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "erfc": lambda: smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
+    "special_expit": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "deg2rad": lambda: Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
+    "rad2deg": lambda: Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
+    "sinh": lambda: Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
+    "cosh": lambda: Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
+    "exp2": lambda: exponential(2.0),
+    "log2": lambda: _logarithm(torch.log2, 2.0),
+    "log10": lambda: _logarithm(torch.log10, 10.0),
     "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
     "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
     "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
     "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
-    "log": lambda: Scalar(torch.log, torch.reciprocal, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(5e-324, math.inf)),
+    "log": lambda: _logarithm(torch.log, math.e),
     "log1p": lambda: Scalar(
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
     ),
@@ -375,7 +396,7 @@ for _name in (
     register(_name, _jump("it jumps, so no finite constant exists"))
 for _name in (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin", "isnan", "isinf", "isfinite",
 ):  # fmt: skip
     register(_name, _jump("its answer depends on the input's values and jumps, so no finite constant exists"))
 

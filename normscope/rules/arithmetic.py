@@ -13,6 +13,7 @@ from normscope.core.rounding import UNDERFLOW, length
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.shape import CONSTANT_LIKE
 
 Operand = Node | Constant | float | int
 
@@ -123,6 +124,9 @@ class Product(Rule):
             constant = next(operand for operand in node.args[:2] if not isinstance(operand, Node))
             return scaled_by(node, _tensor(constant))
         first, second = (context.interval(source).magnitude for source in node.inputs)
+        fixed = [source.op in CONSTANT_LIKE for source in node.inputs]
+        if any(fixed):  # what is fixed does not change, however large the other factor is
+            first, second = 0.0 if fixed[1] else first, 0.0 if fixed[0] else second
         if math.isinf(first) or math.isinf(second):
             unbounded = " and ".join(
                 source.label for source, size in zip(node.inputs, (first, second), strict=True) if math.isinf(size)

@@ -24,7 +24,7 @@ EXACT_SIZE = 2000  # of an axis whose matrix is made
 CHUNK_ENTRIES = 4_000_000  # of inputs that are evaluated together
 
 
-@rule("sum", "mean", "trace", "cumsum", "col2im")
+@rule("sum", "nansum", "mean", "trace", "cumsum", "col2im")
 class Summation(Rule):
     """Every output is a sum of entries, or their mean.
 

@@ -67,20 +67,23 @@ class AdaptiveMaxPool(Rule):
         return pooled(node, forms, int(node.op[-2]))
 
 
-@rule("max", "min", "amax", "amin", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin")
+@rule("max", "min", "amax", "amin", "aminmax", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin", "logcumsumexp")
 class OrderStatistic(Rule):
     """The sorted values move no farther than the entries: each of these keeps a part of them (1-Lipschitz)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
         if self._of_two(node):
             return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
-        if node.op in ("cummax", "cummin"):
-            return Gain.of(math.sqrt(max(node.input.shape, default=1)), method="repeats")
+        if node.op in ("cummax", "cummin", "logcumsumexp"):  # of n results each is 1-Lipschitz
+            return Gain.of(math.sqrt(max(node.input.shape, default=1)) * (1 + 2**-50), method="repeats")
+        if node.op == "aminmax" and 1 in (*node.input.shape, math.prod(node.input.shape)):
+            return Gain.of(math.sqrt(2) * (1 + 2**-50), method="repeats")  # the least may be the largest
         return Gain.of(1, method="sorting")
 
     def interval(self, node: Node, context: Context) -> Interval:
         """Each sorted value increases with every entry."""
-        return Interval.unbounded(node.shape) if node.dtype is None else on_both_sides(node, context)
+        unknown = node.dtype is None or node.op == "logcumsumexp"
+        return Interval.unbounded(node.shape) if unknown else on_both_sides(node, context)
 
     @staticmethod
     def _of_two(node: Node) -> bool:

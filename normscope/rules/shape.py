@@ -108,7 +108,10 @@ class Selection(Rearrangement):
         return forms.opaque() if node.op in ("diag", "take") else forms.rearranged()
 
 
-@rule("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+CONSTANT_LIKE = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+
+
+@rule(*CONSTANT_LIKE)
 class ConstantLike(Rule):
     """Of its input only the shape is read."""
 
@@ -288,7 +291,7 @@ def _tensor(index: Constant | torch.Tensor) -> torch.Tensor:
     return index.value if isinstance(index, Constant) else index
 
 
-@rule("broadcast_tensors", "meshgrid")
+@rule("broadcast_tensors")
 class Several(Rule):
     """Several tensors at once, made of the entries of the inputs."""
 
