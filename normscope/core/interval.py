@@ -112,8 +112,6 @@ class Interval:
         return Interval.outward(low.amin(0), high.amax(0)).widened()
 
 
-
-
 def _product(a: torch.Tensor, b: torch.Tensor, underflow: float) -> torch.Tensor:
     """a · b, with 0 · ∞ = 0, and moved by `underflow` where rounding is absolute."""
     a, b = torch.broadcast_tensors(a, b)

@@ -56,7 +56,9 @@ def length(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> to
     exponent = exponent_of(values)
     axes = tuple(range(values.dim())) if dim is None else dim
     if values.dim() and axes != ():
-        summed = math.prod(values.shape) if dim is None else math.prod(values.shape[i] for i in torch.tensor(axes).reshape(-1).tolist())
+        summed = (
+            math.prod(values.shape) if dim is None else math.prod(values.shape[i] for i in torch.tensor(axes).reshape(-1).tolist())
+        )
         found = torch.linalg.vector_norm(times_power_of_two(values, -exponent), dim=axes)
     else:
         summed, found = 1, times_power_of_two(values, -exponent).abs()

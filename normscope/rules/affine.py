@@ -56,7 +56,9 @@ def dense_matrix(node: Node) -> torch.Tensor:
 
 def added(node: Node) -> object:
     """What an affine node adds to its product, or None."""
-    position = {"linear": 2, "addmm": 0, "baddbmm": 0, "addmv": 0, "bilinear": 3}.get(node.op, 2 if node.op.startswith("conv") else -1)
+    position = {"linear": 2, "addmm": 0, "baddbmm": 0, "addmv": 0, "bilinear": 3}.get(
+        node.op, 2 if node.op.startswith("conv") else -1
+    )
     return node.args[position] if 0 <= position < len(node.args) else None
 
 
@@ -74,30 +76,32 @@ class Linear(Rule):
     """x ↦ Wx + b on the last axis."""
 
     def matrix(self, node: Node) -> torch.Tensor:
-        return node.args[1].double()
+        weight = node.args[1].double()
+        return weight.reshape(-1, weight.shape[-1])  # a vector gives one number per sample
 
     def terms(self, node: Node) -> float:
         """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""
         return node.args[1].shape[-1] ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if not isinstance(node.args[0], Node) or len(node.inputs) > 1:
-            return Gain.infinite(node, "its weight depends on the input")
+        if not self.linear(node):
+            return Gain.infinite(node, "its weight or bias depends on the input")
         return Gain((spectral_norm(self.matrix(node)),), "exact")
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if len(node.inputs) > 1:
+        if not self.linear(node):
             return Interval.unbounded(node.shape)
-        return propagate(node, context, node.args[1].value.shape[-1], length(self.matrix(node), -1))
+        rows = length(self.matrix(node), -1).reshape(node.args[1].shape[:-1])
+        return propagate(node, context, node.args[1].shape[-1], rows)
 
     def norm(self, node: Node, context: Context) -> float:
-        if len(node.inputs) > 1:
+        if not self.linear(node) or not node.shape or len(node.args[1].shape) == 1:
             return math.inf
         bias = float(length(node.args[2].double())) if node.args[2] is not None else 0.0
         return (float(context.gain(node).factors[0]) * context.norm(node.input) + bias) * (1 + 1e-9) + 2 * UNDERFLOW
 
     def linear(self, node: Node) -> bool:
-        return len(node.inputs) == 1
+        return node.inputs == node.args[:1]
 
     def form(self, node: Node, forms: Forms) -> Form:
         x, weight, bias = (None if operand is None else forms.of(operand) for operand in node.args[:3])
@@ -179,7 +183,9 @@ class ConstantProduct(Rule):
         if node.op in ("mm", "matmul", "mv") and node.input is node.args[1] and node.args[0].value.dim() == 2:
             return spectral_norm(node.args[0].double())
         if node.input is added(node):
-            return Magnitude(abs(float(node.kwargs.get("beta", 1)))) * math.sqrt(copies(node.input.shape, node.shape)) * (1 + 2**-48)
+            return (
+                Magnitude(abs(float(node.kwargs.get("beta", 1)))) * math.sqrt(copies(node.input.shape, node.shape)) * (1 + 2**-48)
+            )
         if math.prod(node.input.shape) <= EXACT_SIZE and math.prod(node.input.shape) * math.prod(node.shape) <= 16_000_000:
             matrix = dense_matrix(node)
             several = len([c for c in node.constants if c is not added(node)]) > 1 or "alpha" in node.kwargs  # entries are computed

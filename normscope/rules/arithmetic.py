@@ -148,9 +148,7 @@ class Product(Rule):
         if away_a is None or away_b is None:
             return None
         first, second = (float(away.max()) if away.numel() else 0.0 for away in (away_a, away_b))
-        return tuple(
-            (size + UNDERFLOW) * _repeated(source, node) * (1 + 2**-50) for size, source in ((second, a), (first, b))
-        )
+        return tuple((size + UNDERFLOW) * _repeated(source, node) * (1 + 2**-50) for size, source in ((second, a), (first, b)))
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]:

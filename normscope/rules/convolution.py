@@ -52,7 +52,7 @@ def convolution_of(node: Node, scale: torch.Tensor | None = None) -> Convolution
 def absorbed_padding(node: Node) -> Node | None:
     """The padding node before a convolution that is part of its operator: it pads in space and the convolution does not."""
     _, padding, _, _, transposed = _settings(node)
-    pad, axes = node.args[0], node.args[1].value.dim() - 2
+    pad, axes = node.args[0], len(node.args[1].shape) - 2
     if transposed or not isinstance(pad, Node) or pad.op != "pad":
         return None
     padded_twice = padding == "same" or (padding != "valid" and any(_per_axis(padding, axes)))
@@ -99,13 +99,13 @@ class ConvolutionRule(Rule):
         return (math.prod(shape) / min(shape[:2])) ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if len(node.inputs) > 1 or not isinstance(node.args[0], Node):
-            return Gain.infinite(node, "its kernel depends on the input")
+        if not self.linear(node):
+            return Gain.infinite(node, "its kernel or bias depends on the input")
         bound, method = norm_of(node)
         return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if len(node.inputs) > 1:
+        if not self.linear(node):
             return Interval.unbounded(node.shape)
         weight = node.args[1].double()
         axes = weight.dim() - 2
@@ -118,7 +118,7 @@ class ConvolutionRule(Rule):
         return propagate(node, context, terms, rows.reshape(-1, *[1] * axes))
 
     def linear(self, node: Node) -> bool:
-        return len(node.inputs) == 1
+        return node.inputs == node.args[:1]
 
     def form(self, node: Node, forms: Forms) -> Form:
         """Channels are contracted group by group; positions and taps are mixed, alike for all channels."""

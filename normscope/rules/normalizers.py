@@ -141,7 +141,9 @@ class NormalizerRule(Rule):
         scale = smallest_scale(node, normalizer, context)
         if scale <= 0:
             return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a smaller region")
-        return Gain.of(Magnitude(self._shape_factor(node, normalizer)) / Magnitude(scale) * (1 + 2**-45), method="smallest variance")
+        return Gain.of(
+            Magnitude(self._shape_factor(node, normalizer)) / Magnitude(scale) * (1 + 2**-45), method="smallest variance"
+        )
 
     @staticmethod
     def _shape_factor(node: Node, normalizer: Normalizer) -> float:

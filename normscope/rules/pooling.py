@@ -76,7 +76,8 @@ class OrderStatistic(Rule):
             return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
         if node.op in ("cummax", "cummin", "logcumsumexp"):  # of n results each is 1-Lipschitz
             return Gain.of(math.sqrt(max(node.input.shape, default=1)) * (1 + 2**-50), method="repeats")
-        if node.op == "aminmax" and 1 in (*node.input.shape, math.prod(node.input.shape)):
+        axis = node.kwargs.get("dim")
+        if node.op == "aminmax" and (math.prod(node.input.shape) if axis is None else node.input.shape[axis]) == 1:
             return Gain.of(math.sqrt(2) * (1 + 2**-50), method="repeats")  # the least may be the largest
         return Gain.of(1, method="sorting")
 
