@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.networks import Function, network, randn
 
-__all__ = ["INFINITE", "RULE_CASES", "UNREACHABLE", "VARIANTS", "Case", "Function", "network", "randn"]
+__all__ = ["CONSTANT", "INFINITE", "RULE_CASES", "UNREACHABLE", "VARIANTS", "Case", "Function", "network", "randn"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,15 @@ ENTRYWISE: dict[str, Maker] = {
     "erf": torch.erf,
     "atan": torch.atan,
     "asinh": torch.asinh,
+    "erfc": torch.erfc,
+    "special_expit": torch.special.expit,
+    "deg2rad": torch.deg2rad,
+    "rad2deg": torch.rad2deg,
+    "sinh": within(-1, 1, torch.sinh),
+    "cosh": within(-1, 1, torch.cosh),
+    "exp2": within(-1, 1, torch.exp2),
+    "log2": within(0.5, 2, torch.log2),
+    "log10": within(0.5, 2, torch.log10),
     "exp": within(-1, 1, torch.exp),
     "expm1": within(-1, 1, torch.expm1),
     "log": within(0.5, 2, torch.log),
@@ -130,12 +139,36 @@ ENTRYWISE: dict[str, Maker] = {
     "mul": lambda x: x * VECTOR[:3],
     "multiply": lambda x: torch.multiply(x, VECTOR[:3]),
     "div": lambda x: x / VECTOR[:3],
+    "lerp": lambda x: torch.lerp(x, torch.ones(3), VECTOR[:3]),
+    "addcmul": lambda x: torch.addcmul(torch.ones(3), x, VECTOR[:3], value=-2.0),
+    "addcdiv": lambda x: torch.addcdiv(torch.ones(3), x, VECTOR[:3], value=-2.0),
+    "hypot": lambda x: torch.hypot(x, torch.ones(3)),
+    "logaddexp": lambda x: torch.logaddexp(x, torch.zeros(3)),
+    "logaddexp2": lambda x: torch.logaddexp2(x, torch.zeros(3)),
     "true_divide": lambda x: torch.true_divide(x, VECTOR[:3]),
 }
 
 ROWS: dict[str, Maker] = {  # on (1, 4)
     "glu": within(-12, 12, functional.glu),
     "t": lambda x: x.t().t(),
+    "ravel": lambda x: torch.ravel(x[0])[None],
+    "fliplr": torch.fliplr,
+    "flipud": lambda x: torch.flipud(x[0])[None],
+    "atleast_1d": lambda x: torch.atleast_1d(x[0])[None],
+    "atleast_2d": lambda x: torch.atleast_2d(x),
+    "atleast_3d": lambda x: torch.atleast_3d(x),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x.unsqueeze(1), torch.zeros(1, 3, 4))[0],
+    "diff": lambda x: x.diff(dim=1),
+    "scatter": lambda x: torch.zeros(1, 4).scatter(1, POSITIONS[None], x),
+    "scatter_add": lambda x: torch.zeros(1, 4).scatter_add(1, torch.zeros(1, 4, dtype=torch.long), x),
+    "index_add": lambda x: torch.zeros(1, 4).index_add(1, torch.zeros(4, dtype=torch.long), x, alpha=-2),
+    "index_fill": lambda x: x.index_fill(1, POSITIONS[:1], 2.0),
+    "diag_embed": lambda x: x.diag_embed(),
+    "diag": lambda x: torch.diag(x[0])[None],
+    "take": lambda x: torch.take(x, torch.tensor([[0, 0]])),
+    "nansum": lambda x: x.nansum(1),
+    "aminmax": lambda x: torch.aminmax(x, dim=1).max,
+    "logcumsumexp": lambda x: x[:, :1].logcumsumexp(1),
     "flip": lambda x: x.flip(1),
     "roll": lambda x: x.roll(1, 1),
     "unflatten": lambda x: x.unflatten(1, (2, 2)),
@@ -227,6 +260,9 @@ PLANES: dict[str, Maker] = {  # on (1, 2, 3)
     "squeeze": lambda x: x[:, :1].squeeze(1),
     "diagonal": lambda x: x.diagonal(0, 1, 2),
     "trace": lambda x: torch.trace(x[0])[None],
+    "rot90": lambda x: x.rot90(1, (1, 2)),
+    "diagonal_scatter": lambda x: torch.zeros(1, 3, 3).diagonal_scatter(x[:, 0], 0, 1, 2),
+    "take_along_dim": lambda x: torch.take_along_dim(x, torch.zeros(1, 2, 2, dtype=torch.long), 2),
     "tril": lambda x: x.tril(),
     "triu": lambda x: x.triu(),
     "scaled_dot_product_attention": lambda x: attention(x[:, :1, :1], KEYS, VALUES),
@@ -372,6 +408,19 @@ VARIANTS["scaled_dot_product_attention: keys"] = Case(
     Function(lambda x: attention(QUERIES[:, :1], functional.hardtanh(x)[:, :2, None], VALUES)), torch.zeros(1, 3)
 )
 
+# Rules that give the gain 0, with something tight around them.
+CONSTANT: dict[str, Case] = on(
+    (1, 4),
+    {
+        "zeros_like": lambda x: x + torch.zeros_like(x),
+        "ones_like": lambda x: x * torch.ones_like(x),
+        "full_like": lambda x: x * torch.full_like(x, 2.0),
+        "new_zeros": lambda x: x + x.new_zeros(4),
+        "new_ones": lambda x: x * x.new_ones(4),
+        "new_full": lambda x: x + x.new_full((4,), 2.0),
+    },
+)
+
 # Rules that give no finite gain: the function jumps.
 INFINITE: dict[str, Case] = on(
     (1, 3),
@@ -379,6 +428,23 @@ INFINITE: dict[str, Case] = on(
         "sign": torch.sign, "sgn": torch.sgn, "floor": torch.floor, "ceil": torch.ceil, "round": torch.round,
         "trunc": torch.trunc, "frac": torch.frac, "hardshrink": functional.hardshrink,
         "heaviside": lambda x: torch.heaviside(x, torch.ones(3)),
+        "floor_divide": lambda x: x // 2, "remainder": lambda x: x % 2, "fmod": lambda x: torch.fmod(x, 2),
+        "eq": lambda x: torch.where(x == 0, 1.0, x), "ne": lambda x: torch.where(x != 0, 1.0, x),
+        "lt": lambda x: torch.where(x < 0, 1.0, x), "le": lambda x: torch.where(x <= 0, 1.0, x),
+        "gt": lambda x: torch.where(x > 0, 1.0, x), "ge": lambda x: torch.where(x >= 0, 1.0, x),
+        "logical_and": lambda x: torch.where(torch.logical_and(x > 0, x > 1), 1.0, x),
+        "logical_or": lambda x: torch.where(torch.logical_or(x > 0, x > 1), 1.0, x),
+        "logical_xor": lambda x: torch.where(torch.logical_xor(x > 0, x > 1), 1.0, x),
+        "logical_not": lambda x: torch.where(torch.logical_not(x > 0), 1.0, x),
+        "__and__": lambda x: torch.where((x > 0) & (x > 1), 1.0, x), "__or__": lambda x: torch.where((x > 0) | (x > 1), 1.0, x),
+        "__xor__": lambda x: torch.where((x > 0) ^ (x > 1), 1.0, x),
+        "bitwise_and": lambda x: torch.where(torch.bitwise_and(x > 0, x > 1), 1.0, x),
+        "bitwise_or": lambda x: torch.where(torch.bitwise_or(x > 0, x > 1), 1.0, x),
+        "bitwise_xor": lambda x: torch.where(torch.bitwise_xor(x > 0, x > 1), 1.0, x), "bitwise_not": lambda x: torch.where(~(x > 0), 1.0, x),
+        "argmax": lambda x: torch.where(x.argmax(1, keepdim=True) > 0, 1.0, x),
+        "argmin": lambda x: torch.where(x.argmin(1, keepdim=True) > 0, 1.0, x),
+        "isnan": lambda x: torch.where(torch.isnan(x), 1.0, x), "isinf": lambda x: torch.where(torch.isinf(x), 1.0, x),
+        "isfinite": lambda x: torch.where(torch.isfinite(x), 1.0, x),
     },
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ R = max(b−C, C−a): a small graph is also relaxed with C in the middle of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,23 @@ def _relaxed(context: Composition, output: Node, nodes: list[Node], anywhere: bo
         return values[output].reshape(-1)
 
     _, pull = torch.func.vjp(linear_network, *zeros)
-    derivatives = dict(zip((*inputs, *inner), torch.vmap(pull)(torch.eye(rows, dtype=torch.float64)), strict=True))
-    return _bounds(context, {node: v.flatten(1) for node, v in derivatives.items()}, inputs, inner, pieces)
+    pulled = [part.flatten(1) for part in torch.vmap(pull)(torch.eye(rows, dtype=torch.float64))]
+    if not _is_adjoint(linear_network, pulled, zeros):
+        return None
+    return _bounds(context, dict(zip((*inputs, *inner), pulled, strict=True)), inputs, inner, pieces)
+
+
+def _is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor], like: list[torch.Tensor]) -> bool:
+    """Whether the rows that torch's backward gave are those of the network that runs forward.
+
+    It is not for every operation (nearest upsampling). Both sides are linear, so if they differ, they differ at a random point.
+    """
+    generator = torch.Generator().manual_seed(0)
+    point = [torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in like]
+    forward = network(*point)
+    back = [(rows @ part.reshape(-1), rows.abs() @ part.abs().reshape(-1)) for rows, part in zip(pulled, point, strict=True)]
+    found, size = (torch.stack(parts).sum(0) for parts in zip(*back, strict=True))
+    return bool(((forward - found).abs() <= 1e-9 * (size + forward.abs())).all())
 
 
 def _bounds(
@@ -208,4 +224,4 @@ def tighten(context: Composition, node: Node) -> None:
     middle, bounds = context.center(node), context.interval(node)
     assert middle is not None
     radius = found.radius.reshape(node.shape) + context.error(node)
-    context.intervals[node] = Interval(torch.maximum(bounds.low, middle - radius), torch.minimum(bounds.high, middle + radius))
+    context.intervals[node] = bounds.within(Interval.around(middle, radius))

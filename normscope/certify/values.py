@@ -21,6 +21,7 @@ from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ONE, Magnitude
 from normscope.core.region import Region
+from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Graph, Node
 from normscope.rules.registry import Gain, registry
 
@@ -51,10 +52,14 @@ class Values:
             raise InputError(f"the region holds points of shape {', '.join(str(s[1:]) for s in shapes)}, the model takes {wanted}")
         with torch.no_grad():
             values = self.graph.run(middle, torch.float64, capture=self.graph.nodes)[1]
-        self.centers = {n: v for n, v in values.items() if isinstance(v, torch.Tensor) and bool(v.isfinite().all())}
+        self.centers = {
+            node: value
+            for node, value in values.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(value.isfinite().all())
+        }
         for node, bounds in zip(self.graph.inputs, region.intervals(), strict=True):
             self.intervals[node] = bounds if self.whole_batch else Interval(bounds.low[None], bounds.high[None])
-            self.errors[node] = self._reading(node) * float(torch.linalg.vector_norm(self.centers[node]))
+            self.errors[node] = self._reading(node) * self._size(node)
 
     def gain(self, node: Node) -> Gain:
         raise NotImplementedError
@@ -66,20 +71,27 @@ class Values:
         """at · reach from the exact value at the middle, and the error of the computed one."""
         if self.region is None or node not in self.at:
             return math.inf
-        return float(self.at[node]) * self.region.reach * (1 + 1e-9) + self.error(node)
+        return float(self.at[node] * self.region.reach) * (1 + 1e-9) + UNDERFLOW + self.error(node)
 
     def distances(self, node: Node) -> torch.Tensor | None:
         bounds, middle = self.interval(node), self.center(node)
-        return None if middle is None else torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0)
+        if middle is None:
+            return None
+        return above(torch.maximum(bounds.high - middle, middle - bounds.low).clamp(min=0))
 
     def error(self, node: Node) -> float:
         for top in self._unknown(node, self.errors):
             rule, value = registry.find(top), self.center(top)
             error = math.inf if rule is None else rule.center_error(top, self)
             if value is not None:
-                error += self._reading(top) * float(torch.linalg.vector_norm(value))
+                error += self._reading(top) * self._size(top)
             self.errors[top] = math.inf if math.isnan(error) else error * OUTWARD
         return self.errors[node]
+
+    def _size(self, node: Node) -> float:
+        """‖ŷ‖ at the middle; infinite where the middle is too large for squares, or is not a number."""
+        middle = self.center(node)
+        return math.inf if middle is None else float(length(middle))
 
     def _reading(self, node: Node) -> float:
         """2κ': what the readers of a node may add to its relative error."""
@@ -112,10 +124,10 @@ class Values:
         middle = self.center(node)
         if middle is None:
             return bounds
-        deviation, read = self.deviation(node), self._reading(node) * middle.abs()
-        low = torch.minimum(torch.maximum(bounds.low, middle - deviation), middle - read)
-        high = torch.maximum(torch.minimum(bounds.high, middle + deviation), middle + read)
-        return Interval(low, high)
+        near = Interval.around(middle, torch.full_like(middle, self.deviation(node)))
+        read = Interval.around(middle, self._reading(node) * middle.abs())
+        both = bounds.within(near)
+        return Interval(torch.minimum(both.low, read.low), torch.maximum(both.high, read.high))
 
     def norm(self, node: Node) -> float:
         """The largest ℓ2 norm along the last axis: the least of what the rule, the interval and the middle give.
@@ -128,12 +140,12 @@ class Values:
             lengths = [math.inf if rule is None else rule.norm(node, self)]
             bounds = self.interval(node)
             if bounds.shape:
-                sizes = torch.linalg.vector_norm(torch.maximum(bounds.low.abs(), bounds.high.abs()), dim=-1)
-                lengths.append(float(sizes.max()) * OUTWARD)
+                sizes = length(bounds.sizes, -1)
+                lengths.append(float(sizes.max()) if sizes.numel() else 0.0)
             middle = self.center(node)
             at_middle = 0.0
             if middle is not None and middle.dim():
-                farthest = float(torch.linalg.vector_norm(middle, dim=-1).max()) * OUTWARD
+                farthest = float(length(middle, -1).max()) if middle.numel() else 0.0
                 lengths.append(farthest + self.deviation(node))
                 at_middle = farthest * (1 + self._reading(node)) if math.isfinite(farthest) else 0.0
             self.lengths[node] = max(min(length for length in lengths if not math.isnan(length)), at_middle)

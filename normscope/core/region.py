@@ -10,6 +10,7 @@ import torch
 
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
+from normscope.core.rounding import length
 
 Point = Union[torch.Tensor, Sequence[torch.Tensor], float]  # a number stands for every entry, where a shape is known
 
@@ -48,19 +49,19 @@ class Ball:
         return float(self.radius)
 
     def intervals(self) -> tuple[Interval, ...]:
-        return tuple(Interval(part - self.radius, part + self.radius).widened() for part in self.middle)
+        return tuple(Interval.around(part, torch.full_like(part, self.radius)) for part in self.middle)
 
     def project(self, points: torch.Tensor) -> torch.Tensor:
         """The nearest points of the region, for flat points (count, d)."""
         middle = torch.cat([part.reshape(-1) for part in self.middle]).to(points.dtype)
         away = points - middle
-        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        distance = length(away, -1)[..., None].to(points.dtype)
         shrink = (self.radius * (1 - 1e-6) / distance.clamp(min=1e-300)).clamp(max=1.0)
         return middle + away * shrink
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:
-        squared = sum(float((a.double() - b).square().sum()) for a, b in zip(point, self.middle, strict=True))
-        return squared**0.5 <= self.radius
+        away = [(a.double() - b).reshape(-1) for a, b in zip(point, self.middle, strict=True)]
+        return float(length(torch.cat(away))) <= self.radius
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,12 @@ class Box:
 
     @property
     def middle(self) -> tuple[torch.Tensor, ...]:
-        return tuple((a + b) / 2 for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+        return tuple(a / 2 + b / 2 for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
 
     @property
     def reach(self) -> float:
         sides = zip(self.middle, _parts(self.low), _parts(self.high), strict=True)
-        squared = sum(float(torch.maximum(m - a, b - m).square().sum()) for m, a, b in sides)  # the middle itself is rounded
-        return squared**0.5 * (1 + 2**-40)
+        return float(length(torch.cat([torch.maximum(m - a, b - m).reshape(-1) for m, a, b in sides])))  # the middle is rounded
 
     def intervals(self) -> tuple[Interval, ...]:
         return tuple(Interval(a, b) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from normscope.core.magnitude import ZERO, Magnitude
-from normscope.operators.dense import UNIT_ROUNDOFF, frobenius_norm, spectral_norm
+from normscope.core.rounding import UNIT_ROUNDOFF, exponent_of, times_power_of_two
+from normscope.operators.dense import frobenius_norm, spectral_norm
 
 EXACT_SIZE = 2000  # the smaller side of a matrix that is made dense
 EXACT_WORK = EXACT_SIZE**3  # multiplications of the Gram matrices of all groups
@@ -62,6 +63,10 @@ class Convolution:
 
     def norm(self) -> tuple[Magnitude, str]:
         """An upper bound on the operator norm, and the method that gave it."""
+        exponent = exponent_of(self.kernel)
+        if abs(exponent) > 300:  # sums of squares or of products would overflow or vanish: scale by a power of two, exactly
+            bound, method = replace(self, kernel=times_power_of_two(self.kernel.detach().double(), -exponent)).norm()
+            return bound * Magnitude.from_log(exponent * math.log(2)), method
         _, out, inner, _ = self.grouped_kernel.shape
         rows, columns = out * math.prod(self.output_size), inner * math.prod(self.size)
         if min(rows, columns) <= EXACT_SIZE and rows * columns * min(rows, columns) * self.groups <= EXACT_WORK:

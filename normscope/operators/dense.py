@@ -16,8 +16,8 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 
 from normscope.core.magnitude import INFINITY, ZERO, Magnitude
+from normscope.core.rounding import UNIT_ROUNDOFF
 
-UNIT_ROUNDOFF = 2.0**-53
 SLACK = 1e-8  # how far above Lanczos' value the first proof is tried
 MOST_LANCZOS_STEPS = 300
 BATCHED_SIZE = 96  # below this size a batch is handled in one call

@@ -10,12 +10,14 @@ import torch.nn.functional as functional
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
+from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.scalars import (
     SATURATED,
     UNBOUNDED,
+    Function,
     Scalar,
     clamped,
     exact_gelu,
@@ -49,8 +51,12 @@ class Entrywise(Rule):
             least, largest = float(low.min()), float(high.max())
         steepest = max(-least, largest)
         if math.isinf(steepest):
-            return Gain.infinite(node, "its slope is unbounded on the values that may reach it; bound them by a region")
+            return Gain.infinite(node, self.unbounded(node))
         return Gain.of(steepest, method="slope")
+
+    def unbounded(self, node: Node) -> str:
+        """Why the slope has no bound."""
+        return "its slope is unbounded on the values that may reach it; bound them by a region"
 
     def terms(self, node: Node) -> float:
         return 1
@@ -70,9 +76,9 @@ class Entrywise(Rule):
     def norm(self, node: Node, context: Context) -> float:
         """|φ(x)| ≤ |φ(0)| + steepest · |x|."""
         least, largest = self.slopes(node)
-        at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))
+        at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))  # NaN for 1/x: then nothing is known
         size = max(-least, largest) * context.norm(node.input) + at_zero * math.sqrt(node.shape[-1] if node.shape else 1)
-        return size if math.isfinite(size) else math.inf
+        return size * (1 + 1e-12) + UNDERFLOW if math.isfinite(size) else math.inf
 
 
 def homogeneity(node: Node) -> float | None:
@@ -104,6 +110,14 @@ class ParametricReLU(Entrywise):
         channels = (1, *slopes.shape, *[1] * (len(x.shape) - 2)) if len(x.shape) > 1 else slopes.shape
         return forms.entrywise(forms.product(x, forms.opaque_of(forms.view(slopes, channels))))
 
+    def gain(self, node: Node, context: Context) -> Gain:
+        if not isinstance(node.args[1], Constant):
+            return Gain.infinite(node, "its slope depends on the input")
+        return super().gain(node, context)
+
+    def norm(self, node: Node, context: Context) -> float:
+        return super().norm(node, context) if isinstance(node.args[1], Constant) else math.inf
+
     def _negative_slopes(self, node: Node, shape: Sequence[int]) -> torch.Tensor:
         weight = node.args[1].double()
         return weight.reshape(-1, *(1 for _ in shape[2:])) if len(shape) > 1 else weight
@@ -113,6 +127,8 @@ class ParametricReLU(Entrywise):
         return torch.minimum(weight, torch.ones(())), torch.maximum(weight, torch.ones(()))
 
     def interval(self, node: Node, context: Context) -> Interval:
+        if not isinstance(node.args[1], Constant):
+            return Interval.unbounded(node.shape)
         bounds = context.interval(node.input)
         weight = self._negative_slopes(node, node.shape)
         below = Interval(bounds.low.clamp(max=0), bounds.high.clamp(max=0)) * Interval(weight, weight)
@@ -177,11 +193,29 @@ def _softplus(node: Node) -> Scalar:
     beta = _number(node.argument(1, "beta"), 1.0)
     threshold = _number(node.argument(2, "threshold"), 20.0)
     value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
-    # torch switches to the identity at threshold/β: a jump of e^-threshold/β, below float32's resolution by default
-    if threshold < 15 or beta == 0:
+    if beta == 0 or not math.isfinite(beta):
         return UNBOUNDED
     ends = ((0.0, 0.0), (math.inf, 1.0)) if beta > 0 else ((-math.inf, 1.0), (0.0, 0.0))
-    return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
+    if threshold >= 40:  # what graph/canonical.py makes of a threshold whose jump is rounding
+        return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
+    jump = threshold / beta  # beyond it torch returns x, which is e^-threshold/β away
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(beta * x > threshold, 1.0, torch.sigmoid(beta * x)).to(torch.float64)
+
+    beside = [jump * (1 - 1e-12), jump, jump * (1 + 1e-12)] if jump else [0.0]
+    return Scalar(value, slope, turns=[(place, -math.inf, math.inf) for place in beside], extrema=beside, ends=ends)
+
+
+class Softplus(Entrywise):
+    """ln(1 + e^(βx))/β, and x where βx exceeds the threshold."""
+
+    def unbounded(self, node: Node) -> str:
+        threshold = _number(node.argument(2, "threshold"), 20.0)
+        return (
+            f"torch returns x itself where βx > {threshold:g}, a jump that is more than the rounding of {node.dtype}; "
+            "use a threshold of 40, or a region that excludes that place"
+        )
 
 
 def _hardswish(node: Node) -> Scalar:
@@ -196,6 +230,8 @@ def _hardswish(node: Node) -> Scalar:
 
 
 def _power(node: Node) -> Scalar:
+    if node.op == "pow" and isinstance(node.args[0], Constant) and node.args[0].value.numel() > 1:
+        raise Refusal("no certificate: bases differ from entry to entry", [node.label], "Write it as exp(x · log(base)).")
     if node.op == "pow" and not isinstance(node.args[0], Node):
         return exponential(_number(node.args[0], 1.0))
     if node.op == "pow" and isinstance(node.args[1], Node):
@@ -220,6 +256,17 @@ def _jump(reason: str) -> Rule:
     return Discontinuous()
 
 
+def _line(slope: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    return ((-math.inf, slope), (math.inf, slope))
+
+
+def _logarithm(function: Function, base: float) -> Scalar:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return (x * math.log(base)).reciprocal()
+
+    return Scalar(function, slope, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(UNDERFLOW, math.inf))
+
+
 FIXED: dict[str, Callable[[], Scalar]] = {
     "relu": lambda: relu_with_slope(0.0),
     "relu6": lambda: clamped(0.0, 6.0),
@@ -234,11 +281,20 @@ FIXED: dict[str, Callable[[], Scalar]] = {
     "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
     "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
     "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "erfc": lambda: smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
+    "special_expit": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "deg2rad": lambda: Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
+    "rad2deg": lambda: Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
+    "sinh": lambda: Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
+    "cosh": lambda: Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
+    "exp2": lambda: exponential(2.0),
+    "log2": lambda: _logarithm(torch.log2, 2.0),
+    "log10": lambda: _logarithm(torch.log10, 10.0),
     "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
     "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
     "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
     "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
-    "log": lambda: Scalar(torch.log, torch.reciprocal, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(5e-324, math.inf)),
+    "log": lambda: _logarithm(torch.log, math.e),
     "log1p": lambda: Scalar(
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
     ),
@@ -276,11 +332,11 @@ class Wave(Entrywise):
 for _name in ("sin", "cos"):
     register(_name, Wave())
 register("leaky_relu", Entrywise(_leaky))
+register("softplus", Softplus(_softplus))
 for _names, _scalar in {
     ("elu", "selu", "celu"): _elu,
     ("gelu",): _gelu,
     ("quick_gelu",): lambda node: sigmoid_gate(node.args[1]),
-    ("softplus",): _softplus,
     ("hardtanh",): _hardtanh,
     ("hardswish",): _hardswish,
     ("softshrink",): lambda node: piecewise_linear(
@@ -334,8 +390,15 @@ class Clamp(Entrywise):
 for _name in ("clamp", "clamp_min", "clamp_max"):
     register(_name, Clamp())
 register("prelu", ParametricReLU())
-for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside"):
+for _name in (
+    "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside", "floor_divide", "remainder", "fmod",
+):  # fmt: skip
     register(_name, _jump("it jumps, so no finite constant exists"))
+for _name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin", "isnan", "isinf", "isfinite",
+):  # fmt: skip
+    register(_name, _jump("its answer depends on the input's values and jumps, so no finite constant exists"))
 
 
 @rule("threshold")

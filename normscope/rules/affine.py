@@ -9,12 +9,13 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from normscope.core.interval import Interval
-from normscope.core.magnitude import Magnitude, root_sum_square
+from normscope.core.magnitude import Magnitude, product, root_sum_square
+from normscope.core.rounding import UNDERFLOW, gamma, length, summation_error
 from normscope.graph.graph import Constant, Node
-from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.operators.dense import spectral_norm
+from normscope.rules.arithmetic import copies
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
-from normscope.rules.shape import linear_part, schur_bound
 
 EXACT_SIZE = 2000
 
@@ -36,22 +37,38 @@ def propagate(node: Node, context: Context, terms: int, row_norms: torch.Tensor 
     if not bounds.finite:
         return Interval.unbounded(node.shape)
     absolute = with_absolute_constants(node)
-    center = node.apply(bounds.center)
-    spread = absolute.apply(bounds.radius) - absolute.apply(torch.zeros_like(bounds.radius))
-    radius = spread + 8 * (terms + 4) * UNIT_ROUNDOFF * absolute.apply(bounds.center.abs() + bounds.radius)
-    found = Interval(center - radius, center + radius)
+    center, middle_size = node.apply(bounds.center), absolute.apply(bounds.center.abs())
+    spread = without_offset(absolute).apply(bounds.radius)
+    error = summation_error(terms, middle_size) + summation_error(terms, spread)
+    found = Interval.around(center, spread + error)
     middle, deviation = context.center(node), context.deviation(node.input)
     if row_norms is None or middle is None or not math.isfinite(deviation):
         return found
-    reach = row_norms * deviation * (1 + 1e-9) + context.error(node)
-    return Interval(torch.maximum(found.low, middle - reach), torch.minimum(found.high, middle + reach))
+    return found.within(Interval.around(middle, row_norms * deviation * (1 + 1e-9) + context.error(node)))
 
 
 def dense_matrix(node: Node) -> torch.Tensor:
-    """The matrix of an affine one-input node, by applying it to a basis."""
-    shape = node.input.shape
+    """The matrix of an affine one-input node, by applying it, without its constant part, to a basis."""
+    shape, plain = node.input.shape, without_offset(node)
     basis = torch.eye(math.prod(shape), dtype=torch.float64)
-    return torch.vmap(lambda unit: linear_part(node, unit.reshape(shape)))(basis).T
+    return torch.stack([plain.apply(unit.reshape(shape)).reshape(-1) for unit in basis], 1)
+
+
+def added(node: Node) -> object:
+    """What an affine node adds to its product, or None."""
+    position = {"linear": 2, "addmm": 0, "baddbmm": 0, "addmv": 0, "bilinear": 3}.get(
+        node.op, 2 if node.op.startswith("conv") else -1
+    )
+    return node.args[position] if 0 <= position < len(node.args) else None
+
+
+def without_offset(node: Node) -> Node:
+    """The same operation that adds nothing."""
+    offset = added(node)
+    if not isinstance(offset, Constant):
+        return node
+    args = tuple(Constant(torch.zeros_like(arg.value)) if arg is offset else arg for arg in node.args)
+    return Node(node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype)
 
 
 @rule("linear")
@@ -59,31 +76,32 @@ class Linear(Rule):
     """x ↦ Wx + b on the last axis."""
 
     def matrix(self, node: Node) -> torch.Tensor:
-        return node.args[1].double()
+        weight = node.args[1].double()
+        return weight.reshape(-1, weight.shape[-1])  # a vector gives one number per sample
 
     def terms(self, node: Node) -> float:
         """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""
         return node.args[1].shape[-1] ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if not isinstance(node.args[0], Node) or len(node.inputs) > 1:
-            return Gain.infinite(node, "its weight depends on the input")
+        if not self.linear(node):
+            return Gain.infinite(node, "its weight or bias depends on the input")
         return Gain((spectral_norm(self.matrix(node)),), "exact")
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if len(node.inputs) > 1:
+        if not self.linear(node):
             return Interval.unbounded(node.shape)
-        rows = torch.linalg.vector_norm(self.matrix(node), dim=1)
-        return propagate(node, context, node.args[1].value.shape[-1], rows)
+        rows = length(self.matrix(node), -1).reshape(node.args[1].shape[:-1])
+        return propagate(node, context, node.args[1].shape[-1], rows)
 
     def norm(self, node: Node, context: Context) -> float:
-        if len(node.inputs) > 1:
+        if not self.linear(node) or not node.shape or len(node.args[1].shape) == 1:
             return math.inf
-        bias = float(torch.linalg.vector_norm(node.args[2].double())) if node.args[2] is not None else 0.0
-        return float(context.gain(node).factors[0]) * context.norm(node.input) * (1 + 1e-12) + bias
+        bias = float(length(node.args[2].double())) if node.args[2] is not None else 0.0
+        return (float(context.gain(node).factors[0]) * context.norm(node.input) + bias) * (1 + 1e-9) + 2 * UNDERFLOW
 
     def linear(self, node: Node) -> bool:
-        return len(node.inputs) == 1
+        return node.inputs == node.args[:1]
 
     def form(self, node: Node, forms: Forms) -> Form:
         x, weight, bias = (None if operand is None else forms.of(operand) for operand in node.args[:3])
@@ -110,12 +128,23 @@ def _summed_alone(node: Node) -> float:
     return math.sqrt(math.prod(several[0] for several in lengths.values() if len(several) == 1))
 
 
-def _other_norms(node: Node, sizes: list[torch.Tensor]) -> tuple[float, float]:
+def _other_norms(node: Node, sizes: list[torch.Tensor]) -> tuple[Magnitude, Magnitude]:
     """For each of two factors the product of the Frobenius norms of the other one and of all constants."""
-    alone = _summed_alone(node) if node.op == "einsum" else 1.0
-    fixed = math.prod(float(torch.linalg.vector_norm(constant.double())) for constant in node.constants)
-    first, second = (float(torch.linalg.vector_norm(size)) * fixed * alone * (1 + 2**-40) for size in sizes)
+    first, second = (Magnitude(float(length(size))) * _constant_norms(node) for size in sizes)
     return second, first
+
+
+def _constant_norms(node: Node) -> Magnitude:
+    """The product of the Frobenius norms of all constant factors: times ‖x‖ a bound on ‖Σ|products|‖, by Cauchy and Schwarz."""
+    alone = _summed_alone(node) if node.op == "einsum" else 1.0
+    scale = abs(float(node.kwargs.get("alpha", 1))) if node.op in ("addmm", "baddbmm", "addmv") else 1.0
+    norms = [Magnitude(float(length(constant.double()))) for constant in node.constants if constant is not added(node)]
+    return product(norms) * (alone * scale * (1 + 2**-40))
+
+
+def _most_terms(node: Node) -> int:
+    """More than any sum on the way to the product has."""
+    return sum(math.prod(operand.shape) for operand in (*node.inputs, *node.constants))
 
 
 TWO_FACTORS = ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum")
@@ -151,34 +180,56 @@ class ConstantProduct(Rule):
                 return spectral_norm(matrix)
             if matrix.dim() > 2:  # one input against several matrices
                 return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
+        if node.op in ("mm", "matmul", "mv") and node.input is node.args[1] and node.args[0].value.dim() == 2:
+            return spectral_norm(node.args[0].double())
+        if node.input is added(node):
+            return (
+                Magnitude(abs(float(node.kwargs.get("beta", 1)))) * math.sqrt(copies(node.input.shape, node.shape)) * (1 + 2**-48)
+            )
         if math.prod(node.input.shape) <= EXACT_SIZE and math.prod(node.input.shape) * math.prod(node.shape) <= 16_000_000:
-            return spectral_norm(dense_matrix(node))
-        return Magnitude(schur_bound(with_absolute_constants(node)))
+            matrix = dense_matrix(node)
+            several = len([c for c in node.constants if c is not added(node)]) > 1 or "alpha" in node.kwargs  # entries are computed
+            if not several:
+                return spectral_norm(matrix)
+            error = gamma(ConstantProduct().terms(node) + 8) * float(length(dense_matrix(with_absolute_constants(node))))
+            return spectral_norm(matrix, error)
+        return _constant_norms(node)
 
     @staticmethod
     def _two_factors(node: Node, context: Context) -> Gain:
         bounds = [context.interval(source) for source in node.inputs]
-        if not all(bound.finite for bound in bounds):
+        norms = _other_norms(node, [bound.sizes for bound in bounds])
+        if not all(bound.finite for bound in bounds) or not all(norm.finite for norm in norms):
             return Gain.infinite(node, "a product of two values of which one is unbounded; bound them by a region or a normalizer")
-        sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in bounds]
-        return Gain.of(*_other_norms(node, sizes), method="product")
+        return Gain.of(*norms, method="product")
+
+    def computed_on_the_way(self, node: Node, context: Context) -> float:
+        """Products of several constants may cancel in the gain, but not in the rounding."""
+        factors = [constant for constant in node.constants if constant is not added(node)]
+        if len(node.inputs) > 1 or len(factors) < 2:
+            return 0.0
+        middle = context.center(node.input)
+        if middle is None:
+            return math.inf
+        size = 1.0 if node.input is added(node) else float(length(middle))
+        return float(_constant_norms(node)) * size
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """Δ(AB) − ÂΔB − ΔA B̂ = (A − Â)ΔB + ΔA (B' − B̂)."""
         away = [context.distances(source) for source in node.inputs]
         if node.op not in TWO_FACTORS or any(part is None for part in away):
             return None
-        return _other_norms(node, away)  # type: ignore[arg-type]
+        first, second = _other_norms(node, away)  # type: ignore[arg-type]
+        return float(first) * (1 + 1e-12) + UNDERFLOW, float(second) * (1 + 1e-12) + UNDERFLOW
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 1:
-            return propagate(node, context, math.prod(node.input.shape))
+            return propagate(node, context, _most_terms(node))
         if len(node.inputs) == 2 and node.inputs[0] is not node.inputs[1]:
             left, right = (context.interval(source) for source in node.inputs)
             if left.finite and right.finite:
-                sizes = [torch.maximum(b.low.abs(), b.high.abs()) for b in (left, right)]
-                size = with_absolute_constants(node).apply(*sizes) * (1 + 2**-40)
-                return Interval(-size, size)
+                size = with_absolute_constants(node).apply(left.sizes, right.sizes)
+                return Interval.around(torch.zeros_like(size), size + summation_error(_most_terms(node), size))
         return Interval.unbounded(node.shape)
 
     def linear(self, node: Node) -> bool:

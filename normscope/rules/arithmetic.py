@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import UNDERFLOW, length
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.shape import CONSTANT_LIKE
 
 Operand = Node | Constant | float | int
 
@@ -26,11 +29,29 @@ def _tensor(operand: Any) -> torch.Tensor:
 
 def scaling_norm(factor: torch.Tensor, shape: tuple[int, ...], target: tuple[int, ...]) -> float:
     """The norm of x ↦ factor · x with x of `shape` broadcast to `target`: √ of the largest Σ factor² over the copies."""
-    squared = factor.square().expand(target)
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
-    repeated = [axis for axis, (a, b) in enumerate(zip(padded, target, strict=True)) if a == 1 and b > 1]
-    total = squared.sum(repeated) if repeated else squared
-    return math.sqrt(float(total.max())) * (1 + 2**-45) if total.numel() else 0.0
+    repeated = tuple(axis for axis, (a, b) in enumerate(zip(padded, target, strict=True)) if a == 1 and b > 1)
+    sizes = length(factor.expand(target), repeated)
+    return float(sizes.max()) if sizes.numel() else 0.0
+
+
+def scaled_by(node: Node, factor: torch.Tensor) -> Gain:
+    """The gain of a product with a constant."""
+    size = scaling_norm(factor, node.input.shape, node.shape)
+    if math.isinf(size):
+        return Gain.infinite(node, "the constant it multiplies by is infinite, or not a number")
+    return Gain.of(size, method="scale")
+
+
+def _inverse(constant: torch.Tensor) -> torch.Tensor:
+    """1/|c|, rounded up; below 2^-1022 the rounding is absolute."""
+    return constant.abs().reciprocal() * (1 + 2**-50) + UNDERFLOW
+
+
+def _repeated(operand: Node, node: Node) -> float:
+    """√ of how often broadcasting repeats an operand's entries, rounded up."""
+    count = copies(operand.shape, node.shape)
+    return 1.0 if count == 1 else math.sqrt(count) * (1 + 2**-48)
 
 
 def operand_interval(operand: Operand, context: Context) -> Interval:
@@ -54,7 +75,7 @@ class Sum(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         factors = [
-            abs(weight) * math.sqrt(copies(operand.shape, node.shape)) * (1 + 2**-52)
+            Magnitude(abs(weight)) * _repeated(operand, node)
             for operand, weight in zip(node.args[:2], self._weights(node), strict=True)
             if isinstance(operand, Node)
         ]
@@ -64,7 +85,7 @@ class Sum(Rule):
         parts = []
         for operand, weight in zip(node.args[:2], self._weights(node), strict=True):
             bounds = operand_interval(operand, context)
-            parts.append(bounds * Interval(*(torch.tensor(weight, dtype=torch.float64),) * 2))
+            parts.append(bounds if weight == 1 else bounds * Interval.constant(weight, weight, ()))
         return parts[0] + parts[1]
 
     def norm(self, node: Node, context: Context) -> float:
@@ -75,8 +96,8 @@ class Sum(Rule):
                 widened = math.sqrt(width) if operand.shape[-1:] != node.shape[-1:] else 1.0
                 size += abs(weight) * context.norm(operand) * widened
             else:
-                size += abs(weight) * float(torch.linalg.vector_norm(_tensor(operand).expand(node.shape), dim=-1).max())
-        return size * (1 + 1e-12)
+                size += abs(weight) * float(length(_tensor(operand).expand(node.shape), -1).max())
+        return size * (1 + 1e-12) + UNDERFLOW
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         if len(node.inputs) != 1 or node.input.shape != node.shape:
@@ -101,8 +122,11 @@ class Product(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         if len(node.inputs) == 1:
             constant = next(operand for operand in node.args[:2] if not isinstance(operand, Node))
-            return Gain.of(scaling_norm(_tensor(constant), node.input.shape, node.shape), method="scale")
+            return scaled_by(node, _tensor(constant))
         first, second = (context.interval(source).magnitude for source in node.inputs)
+        fixed = [source.op in CONSTANT_LIKE for source in node.inputs]
+        if any(fixed):  # what is fixed does not change, however large the other factor is
+            first, second = 0.0 if fixed[1] else first, 0.0 if fixed[0] else second
         if math.isinf(first) or math.isinf(second):
             unbounded = " and ".join(
                 source.label for source, size in zip(node.inputs, (first, second), strict=True) if math.isinf(size)
@@ -112,8 +136,8 @@ class Product(Rule):
             )
         a, b = node.inputs
         return Gain.of(
-            second * math.sqrt(copies(a.shape, node.shape)) * (1 + 2**-50),
-            first * math.sqrt(copies(b.shape, node.shape)) * (1 + 2**-50),
+            Magnitude(second) * _repeated(a, node),
+            Magnitude(first) * _repeated(b, node),
             method="product",
         )
 
@@ -124,16 +148,11 @@ class Product(Rule):
         if away_a is None or away_b is None:
             return None
         first, second = (float(away.max()) if away.numel() else 0.0 for away in (away_a, away_b))
-        return tuple(
-            size * math.sqrt(copies(source.shape, node.shape)) * (1 + 2**-50) for size, source in ((second, a), (first, b))
-        )
+        return tuple((size + UNDERFLOW) * _repeated(source, node) * (1 + 2**-50) for size, source in ((second, a), (first, b)))
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]:
-            bounds = context.interval(node.inputs[0])
-            magnitudes = torch.maximum(bounds.low.abs(), bounds.high.abs())
-            low = torch.where((bounds.low <= 0) & (bounds.high >= 0), 0.0, torch.minimum(bounds.low.abs(), bounds.high.abs()))
-            return Interval(low.square(), magnitudes.square()).widened()
+            return context.interval(node.inputs[0]).squared()
         first, second = (operand_interval(operand, context) for operand in node.args[:2])
         return first * second
 
@@ -143,8 +162,8 @@ class Product(Rule):
         for one, other in (node.args[:2], node.args[1::-1]):
             if isinstance(other, Node) and other.shape[-1:] == node.shape[-1:]:
                 scale = context.interval(one).magnitude if isinstance(one, Node) else float(_tensor(one).abs().max())
-                length = context.norm(other)
-                sizes.append(scale * length if scale and length else 0.0)
+                size = context.norm(other)
+                sizes.append(scale * size * (1 + 1e-12) + UNDERFLOW if scale and size else 0.0)
         return min(sizes, default=math.inf)
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
@@ -175,7 +194,7 @@ class Quotient(Rule):
             constant = _tensor(denominator)
             if bool((constant == 0).any()):
                 return Gain.infinite(node, "division by zero")
-            return Gain.of(scaling_norm(constant.reciprocal(), node.input.shape, node.shape), method="scale")
+            return scaled_by(node, _inverse(constant))
         below = context.interval(denominator)
         crosses = (below.low <= 0) & (below.high >= 0)
         smallest = 0.0 if bool(crosses.any()) else float(torch.minimum(below.low.abs(), below.high.abs()).min())
@@ -183,23 +202,23 @@ class Quotient(Rule):
         if smallest == 0 or math.isinf(above):
             reason = "the denominator may vanish" if smallest == 0 else "the numerator is unbounded"
             return Gain.infinite(node, f"{reason}; bound the values by a region, or use a normalizer that normscope knows")
-        bottom = above / smallest**2 * math.sqrt(copies(denominator.shape, node.shape)) * (1 + 2**-48)
+        bottom = Magnitude(above) / Magnitude(smallest) ** 2 * _repeated(denominator, node)
         if not isinstance(numerator, Node):
             return Gain.of(bottom, method="quotient")
-        top = math.sqrt(copies(numerator.shape, node.shape)) / smallest * (1 + 2**-48)
-        return Gain.of(top, bottom, method="quotient")
+        return Gain.of(_repeated(numerator, node) / Magnitude(smallest), bottom, method="quotient")
 
     def interval(self, node: Node, context: Context) -> Interval:
         numerator, denominator = (operand_interval(operand, context) for operand in node.args[:2])
-        if bool(((denominator.low <= 0) & (denominator.high >= 0)).any()):
+        if node.kwargs.get("rounding_mode") is not None:
             return Interval.unbounded(node.shape)
-        return numerator * Interval(denominator.high.reciprocal(), denominator.low.reciprocal()).widened()
+        return numerator * reciprocal(denominator)
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         if isinstance(node.args[1], Node) or node.input.shape != node.shape or node.kwargs.get("rounding_mode") is not None:
             return None
-        inverse = _tensor(node.args[1]).reciprocal()
-        return (float(inverse.min()), float(inverse.max())) if bool(inverse.isfinite().all()) else None
+        inverse = Interval(*(_tensor(node.args[1]).reciprocal(),) * 2).widened()
+        low, high = float(inverse.low.min()) - UNDERFLOW, float(inverse.high.max()) + UNDERFLOW
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
     def linear(self, node: Node) -> bool:
         return not isinstance(node.args[1], Node)
@@ -208,3 +227,103 @@ class Quotient(Rule):
         if node.kwargs.get("rounding_mode") is not None:
             return forms.opaque()
         return forms.product(*map(forms.of, node.args[:2]), powers=(1.0, -1.0))
+
+
+@rule("lerp")
+class Interpolate(Rule):
+    """(1 − w) a + w b: |1 − w| L_a + |w| L_b for a constant w."""
+
+    def terms(self, node: Node) -> float:
+        return 2
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if isinstance(node.args[2], Node):
+            return Gain.infinite(node, "its weight depends on the input; write a + w · (b − a) with bounded values")
+        weight = _tensor(node.args[2])
+        parts = zip(node.args[:2], (_complement(weight), weight), strict=True)
+        return Gain.of(*(scaling_norm(w, a.shape, node.shape) for a, w in parts if isinstance(a, Node)), method="sum")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        if isinstance(node.args[2], Node):
+            return Interval.unbounded(node.shape)
+        weight = _tensor(node.args[2])
+        first, second = (operand_interval(operand, context) for operand in node.args[:2])
+        return first * (Interval.constant(1, 1, ()) + Interval(-weight, -weight)) + second * Interval(weight, weight)
+
+    def linear(self, node: Node) -> bool:
+        return not isinstance(node.args[2], Node)
+
+
+def _complement(weight: torch.Tensor) -> torch.Tensor:
+    """|1 − w|, rounded up."""
+    return (1 - weight).abs() * (1 + 2**-50)
+
+
+@rule("addcmul", "addcdiv")
+class SumWithProduct(Rule):
+    """a + c · b · d, or a + c · b/d: as a sum with a product or a quotient."""
+
+    def terms(self, node: Node) -> float:
+        return 2
+
+    @staticmethod
+    def _operands(node: Node, context: Context) -> tuple[Interval, Interval, float]:
+        """Bounds of b and of d or 1/d, and c."""
+        first, second = (operand_interval(operand, context) for operand in node.args[1:3])
+        if node.op == "addcdiv":
+            second = reciprocal(second)
+        return first, second, float(node.kwargs.get("value", 1))
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        first, second, scale = self._operands(node, context)
+        factors = []
+        for position, operand in enumerate(node.args[:3]):
+            if isinstance(operand, Node):
+                size = (1.0, second.magnitude, first.magnitude)[position]
+                own = Magnitude(size) * (1 if position == 0 else abs(scale))
+                if position == 2 and node.op == "addcdiv":
+                    own = own * Magnitude(second.magnitude) ** 2
+                factors.append(own * _repeated(operand, node))
+        if not all(factor.finite for factor in factors):
+            return Gain.infinite(node, "a product whose factor is unbounded, or a quotient whose denominator may vanish")
+        return Gain.of(*factors, method="sum")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        first, second, scale = self._operands(node, context)
+        return operand_interval(node.args[0], context) + first * second * Interval.constant(scale, scale, ())
+
+
+def reciprocal(bounds: Interval) -> Interval:
+    """1/value; anything where a value may be 0."""
+    crosses = (bounds.low <= 0) & (bounds.high >= 0)
+    inverse = Interval.outward(bounds.high.reciprocal() - UNDERFLOW, bounds.low.reciprocal() + UNDERFLOW).widened()
+    return Interval(inverse.low.masked_fill(crosses, -math.inf), inverse.high.masked_fill(crosses, math.inf))
+
+
+@rule("hypot", "logaddexp", "logaddexp2")
+class Joint(Rule):
+    """The gradient in each pair of entries has a norm of at most 1: (a, b)/√(a² + b²), or weights ≥ 0 that sum to 1."""
+
+    def terms(self, node: Node) -> float:
+        return 2
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.of(*(_repeated(source, node) for source in node.inputs), method="norm", separate=True)
+
+
+@rule("diff")
+class Difference(Rule):
+    """x_{i+1} − x_i along an axis of n entries: 2 cos(π/2n), from the eigenvalues 2 − 2 cos(kπ/n) of its Gram matrix."""
+
+    def terms(self, node: Node) -> float:
+        return 2.0 ** node.argument(1, "n", 1)
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if any(argument is not None for argument in (node.argument(3, "prepend"), node.argument(4, "append"))):
+            return Gain.infinite(node, "a difference with entries put before or behind has no rule; use torch.cat and slices")
+        entries = node.input.shape[node.argument(2, "dim", -1)]
+        steps = range(int(node.argument(1, "n", 1)))
+        return Gain.of(math.prod(2 * math.cos(math.pi / (2 * (entries - step))) * (1 + 2**-45) for step in steps), method="exact")
+
+    def linear(self, node: Node) -> bool:
+        return True

@@ -16,6 +16,8 @@ import math
 import torch
 
 from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude, product
+from normscope.core.rounding import UNDERFLOW, length
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules.forms import Form, Forms, Rotation
@@ -43,8 +45,8 @@ class Attention(Rule):
             if isinstance(operand, Node):
                 sizes = [_norm(other, context) for other in others]
                 copies = math.prod(node.shape[:-2]) / max(math.prod(operand.shape[:-2]), 1)
-                factors.append(own * math.sqrt(copies) * math.prod(sizes) * (1 + 1e-12) if all(sizes) else 0.0)
-        if any(map(math.isinf, factors)):
+                factors.append(product(map(Magnitude, (own, math.sqrt(copies), *sizes, 1 + 1e-12))))
+        if not all(factor.finite for factor in factors):
             return Gain.infinite(
                 node, "attention is not Lipschitz on unbounded tokens; put a normalizer before it or give a region"
             )
@@ -129,7 +131,7 @@ def logit_scale(node: Node) -> float:
 def _norm(operand: Node | Constant, context: Context) -> float:
     if isinstance(operand, Node):
         return context.norm(operand)
-    return float(torch.linalg.vector_norm(operand.double(), dim=-1).max())
+    return float(length(operand.double(), -1).max())
 
 
 @rule("rotary")
@@ -139,7 +141,7 @@ class Rotary(Rule):
     @staticmethod
     def _scale(node: Node) -> float:
         _, cos, sin = node.args
-        return math.sqrt(float((cos.double().square() + sin.double().square()).max())) * (1 + 1e-12)
+        return float(length(torch.stack(torch.broadcast_tensors(cos.double(), sin.double())), 0).max())
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(self._scale(node), method="rotation")
@@ -151,7 +153,7 @@ class Rotary(Rule):
         return x * Interval(cos, cos) + turned * Interval(sin, sin)
 
     def norm(self, node: Node, context: Context) -> float:
-        return self._scale(node) * context.norm(node.input)
+        return self._scale(node) * context.norm(node.input) * (1 + 1e-12) + UNDERFLOW
 
     def form(self, node: Node, forms: Forms) -> Form:
         return Rotation((forms.of(node.input),), node.shape, node=node)

@@ -10,6 +10,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import length
 from normscope.graph.graph import Node
 from normscope.operators.conv import Convolution
 from normscope.rules.affine import propagate
@@ -51,7 +52,7 @@ def convolution_of(node: Node, scale: torch.Tensor | None = None) -> Convolution
 def absorbed_padding(node: Node) -> Node | None:
     """The padding node before a convolution that is part of its operator: it pads in space and the convolution does not."""
     _, padding, _, _, transposed = _settings(node)
-    pad, axes = node.args[0], node.args[1].value.dim() - 2
+    pad, axes = node.args[0], len(node.args[1].shape) - 2
     if transposed or not isinstance(pad, Node) or pad.op != "pad":
         return None
     padded_twice = padding == "same" or (padding != "valid" and any(_per_axis(padding, axes)))
@@ -64,7 +65,7 @@ _PADDING_MODES = {"constant": "zeros", "reflect": "reflect", "replicate": "repli
 def _spatial_padding(pad: Node, axes: int) -> list[tuple[int, int]] | None:
     """(before, after) an axis, if `pad` pads only the convolution's axes and adds no values of its own."""
     amounts = list(pad.args[1])
-    if len(amounts) > 2 * axes or min(amounts) < 0 or pad.args[2] not in _PADDING_MODES:
+    if not amounts or len(amounts) > 2 * axes or min(amounts) < 0 or pad.args[2] not in _PADDING_MODES:
         return None
     pairs = [(amounts[i], amounts[i + 1]) for i in range(0, len(amounts), 2)][::-1]
     return [(0, 0)] * (axes - len(pairs)) + pairs
@@ -98,27 +99,26 @@ class ConvolutionRule(Rule):
         return (math.prod(shape) / min(shape[:2])) ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if len(node.inputs) > 1 or not isinstance(node.args[0], Node):
-            return Gain.infinite(node, "its kernel depends on the input")
+        if not self.linear(node):
+            return Gain.infinite(node, "its kernel or bias depends on the input")
         bound, method = norm_of(node)
         return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if len(node.inputs) > 1:
+        if not self.linear(node):
             return Interval.unbounded(node.shape)
         weight = node.args[1].double()
         axes = weight.dim() - 2
         _, _, _, groups, transposed = _settings(node)
         if transposed:  # (in, out/groups, …)
-            rows = torch.linalg.vector_norm(
-                weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(2), dim=2
-            ).flatten()
+            rows = length(weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(2), 2).flatten()
         else:
-            rows = torch.linalg.vector_norm(weight.flatten(1), dim=1)
-        return propagate(node, context, weight[0].numel(), rows.reshape(1, -1, *[1] * axes))
+            rows = length(weight.flatten(1), 1)
+        terms = weight.numel() // min(weight.shape[:2])
+        return propagate(node, context, terms, rows.reshape(-1, *[1] * axes))
 
     def linear(self, node: Node) -> bool:
-        return len(node.inputs) == 1
+        return node.inputs == node.args[:1]
 
     def form(self, node: Node, forms: Forms) -> Form:
         """Channels are contracted group by group; positions and taps are mixed, alike for all channels."""

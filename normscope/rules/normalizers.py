@@ -15,6 +15,8 @@ import torch
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import UNDERFLOW, length
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.forms import Fixed, Form, Forms
@@ -102,8 +104,8 @@ class Centering(Rule):
         bounds = context.interval(node.input)
         if not bounds.finite:
             return Interval.unbounded(node.shape)
-        means = [side.mean(node.args[1], keepdim=True) for side in (bounds.low, bounds.high)]
-        return bounds + Interval(-means[1], -means[0]).widened(2**-40)
+        count = math.prod(node.shape[axis] for axis in node.args[1])
+        return bounds + -bounds.summed(lambda side: side.mean(node.args[1], keepdim=True), count)
 
     def linear(self, node: Node) -> bool:
         return True
@@ -124,8 +126,12 @@ class NormalizerRule(Rule):
         assert normalizer is not None
         if len(node.inputs) > 1:
             return Gain.infinite(node, "its scale depends on the input")
+        _check(node, normalizer)
         if normalizer.fixed:
-            return Gain.of(float(running_scale(normalizer).abs().max()) * (1 + 2**-50), method="running statistics")
+            size = scale_interval(normalizer).magnitude
+            if math.isinf(size):
+                return Gain.infinite(node, "it divides by a running variance of 0 without ε; use ε > 0")
+            return Gain.of(size, method="running statistics")
         if normalizer.kind == "batch" and not context.whole_batch:
             raise Refusal(
                 "batch statistics make every sample depend on the others",
@@ -135,7 +141,9 @@ class NormalizerRule(Rule):
         scale = smallest_scale(node, normalizer, context)
         if scale <= 0:
             return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a smaller region")
-        return Gain.of(self._shape_factor(node, normalizer) / scale * (1 + 2**-48), method="smallest variance")
+        return Gain.of(
+            Magnitude(self._shape_factor(node, normalizer)) / Magnitude(scale) * (1 + 2**-45), method="smallest variance"
+        )
 
     @staticmethod
     def _shape_factor(node: Node, normalizer: Normalizer) -> float:
@@ -171,12 +179,14 @@ class NormalizerRule(Rule):
             bounds = context.interval(node.input)
             if not bounds.finite:
                 return Interval.unbounded(node.shape)
-            ends = node.apply(bounds.low), node.apply(bounds.high)
-            return Interval(torch.minimum(*ends), torch.maximum(*ends)).widened(2**-40)
+            mean, shift = (channel_tensor(node, part, 0.0) for part in (normalizer.running_mean, normalizer.bias))
+            scale = scale_interval(normalizer)
+            scale = Interval(channel_tensor(node, scale.low, 1.0), channel_tensor(node, scale.high, 1.0))
+            return (bounds + Interval(-mean, -mean)) * scale + Interval(shift, shift)
         size = largest_output(normalizer, elements(node, normalizer))
         radius = torch.full(node.shape, size, dtype=torch.float64)
         scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
-        return Interval(shift - scale.abs() * radius, shift + scale.abs() * radius).widened(2**-40)
+        return Interval.around(shift, scale.abs() * radius * (1 + 2**-40))
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """The derivative of u/s, s² = ‖u‖²/d + ε, is √2/(√d s²)-Lipschitz where s is smallest (docs/laws.md)."""
@@ -187,7 +197,7 @@ class NormalizerRule(Rule):
             return None
         count = 1 if normalizer.kind == "l2" else max(elements(node, normalizer) - 1, 1)  # a sample variance divides by d − 1
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
-        return (math.sqrt(2 / count) * largest * reach / scale**2 * (1 + 2**-40),)
+        return (math.sqrt(2 / count) * largest * reach / scale / scale * (1 + 2**-40) + UNDERFLOW,)
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
@@ -197,7 +207,7 @@ class NormalizerRule(Rule):
             return 0.0
         shift = normalizer.running_mean.abs() * running_scale(normalizer).abs()
         shift = shift if normalizer.bias is None else shift + normalizer.bias.abs()
-        return float(torch.linalg.vector_norm(shift)) * math.sqrt(math.prod(node.shape) / max(shift.numel(), 1))
+        return float(length(shift)) * math.sqrt(math.prod(node.shape) / max(shift.numel(), 1))
 
     def norm(self, node: Node, context: Context) -> float:
         """After LN or RMSNorm every token has norm at most √d max|γ| + ‖β‖."""
@@ -207,10 +217,10 @@ class NormalizerRule(Rule):
         by_channel = normalizer.kind in ("batch", "group", "instance")  # γ and β are not along the last axis
         if by_channel or normalizer.axes != (last,) or len(node.inputs) > 1:
             return math.inf
-        length = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
+        size = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
-        shift = 0.0 if normalizer.bias is None else float(torch.linalg.vector_norm(normalizer.bias))
-        return (length * largest + shift) * (1 + 1e-12)
+        shift = 0.0 if normalizer.bias is None else float(length(normalizer.bias))
+        return (size * largest + shift) * (1 + 1e-12) + UNDERFLOW
 
     def linear(self, node: Node) -> bool:
         normalizer = normalizer_of(node)
@@ -263,10 +273,24 @@ class WeightNorm(Rule):
 
 
 def running_scale(normalizer: Normalizer) -> torch.Tensor:
-    """γ/√(v + ε), one number a channel."""
+    """γ/√(v + ε), one number per channel, as computed."""
     assert normalizer.running_variance is not None
     scale = (normalizer.running_variance + normalizer.epsilon).rsqrt()
     return scale if normalizer.weight is None else scale * normalizer.weight
+
+
+def scale_interval(normalizer: Normalizer) -> Interval:
+    """Bounds on γ/√(v + ε), one number per channel."""
+    assert normalizer.running_variance is not None
+    inverse = (normalizer.running_variance + normalizer.epsilon).rsqrt()
+    weight = torch.ones_like(inverse) if normalizer.weight is None else normalizer.weight
+    return Interval(inverse, inverse).widened() * Interval(weight, weight)
+
+
+def _check(node: Node, normalizer: Normalizer) -> None:
+    """Refuse a normalizer that may take the root of a negative number; running variances are checked with the graph."""
+    if not normalizer.epsilon >= 0:
+        raise Refusal("no certificate: a normalizer's ε is negative or NaN", [node.label], "Use ε > 0.")
 
 
 def elements(node: Node, normalizer: Normalizer) -> int:
@@ -316,11 +340,12 @@ def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> floa
     smallest = 0.0
     middle, deviation = context.center(node.input), context.deviation(node.input)
     if middle is not None and math.isfinite(deviation):
-        spread = math.sqrt(max(float(set_variances(normalizer, middle).min()), 0.0))
+        variance = float(set_variances(normalizer, middle).min())
+        spread = math.sqrt(variance) if 0 < variance < math.inf else 0.0  # squares may overflow: then nothing is known
         share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(elements(node, normalizer))
         smallest = max(spread * (1 - 2**-40) - share * (1 + 2**-40), 0.0)
     if normalizer.placement == "inside":
-        return math.sqrt(smallest**2 + normalizer.epsilon)
+        return math.hypot(smallest, math.sqrt(normalizer.epsilon)) * (1 - 2**-50)
     return smallest + normalizer.epsilon if normalizer.placement == "outside" else max(smallest, normalizer.epsilon)
 
 

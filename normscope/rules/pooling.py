@@ -1,4 +1,4 @@
-"""Max pooling, norms and order statistics; averages are in shape.py."""
+"""Max pooling, norms and order statistics; averages are in averages.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 import torch
 
 from normscope.core.interval import Interval
+from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
-from normscope.rules.shape import reduced
+from normscope.rules.shape import on_both_sides, reduced
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
@@ -58,20 +60,31 @@ class AdaptiveMaxPool(Rule):
             reuse *= int(covered.max())
         return Gain.of(math.sqrt(reuse), method="windows")
 
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.unbounded(node.shape) if node.dtype is None else context.interval(node.input).map(node.apply)
+
     def form(self, node: Node, forms: Forms) -> Form:
         return pooled(node, forms, int(node.op[-2]))
 
 
-@rule("max", "min", "amax", "amin", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin")
+@rule("max", "min", "amax", "amin", "aminmax", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin", "logcumsumexp")
 class OrderStatistic(Rule):
     """The sorted values move no farther than the entries: each of these keeps a part of them (1-Lipschitz)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
         if self._of_two(node):
             return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
-        if node.op in ("cummax", "cummin"):
-            return Gain.of(math.sqrt(max(node.input.shape, default=1)), method="repeats")
+        if node.op in ("cummax", "cummin", "logcumsumexp"):  # of n results each is 1-Lipschitz
+            return Gain.of(math.sqrt(max(node.input.shape, default=1)) * (1 + 2**-50), method="repeats")
+        axis = node.kwargs.get("dim")
+        if node.op == "aminmax" and (math.prod(node.input.shape) if axis is None else node.input.shape[axis]) == 1:
+            return Gain.of(math.sqrt(2) * (1 + 2**-50), method="repeats")  # the least may be the largest
         return Gain.of(1, method="sorting")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        """Each sorted value increases with every entry."""
+        unknown = node.dtype is None or node.op == "logcumsumexp"
+        return Interval.unbounded(node.shape) if unknown else on_both_sides(node, context)
 
     @staticmethod
     def _of_two(node: Node) -> bool:
@@ -90,6 +103,9 @@ class Extremum(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return on_both_sides(node, context)
 
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.entrywise(forms.sum(*map(forms.of, node.args[:2])))
@@ -115,21 +131,39 @@ def _broadcast(source: Node, node: Node) -> float:
 
 @rule("linalg_vector_norm", "norm")
 class VectorNorm(Rule):
-    """‖x‖_p is 1-Lipschitz in ℓ2 for p ≥ 2, and n^(1/p − 1/2)-Lipschitz for 1 ≤ p < 2."""
+    """‖x‖_p is 1-Lipschitz in ℓ2 for p ≥ 2, n^(1/p − 1/2)-Lipschitz for 1 ≤ p < 2; min|x| (p = −∞) is 1-Lipschitz."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        order = node.args[1] if len(node.args) > 1 and node.args[1] is not None else 2.0
-        order = {"fro": 2.0}.get(order, order) if isinstance(order, str) else order
-        if not isinstance(order, (int, float)) or order < 1:
+        order = self._order(node)
+        if order == -math.inf:
+            return Gain.of(1, method="min")
+        if not isinstance(order, (int, float)) or not order >= 0:
             return Gain.infinite(node, f"the {order}-norm is not Lipschitz")
+        if order == 0:
+            return Gain.infinite(node, "the 0-norm counts entries: it jumps, so no finite constant exists")
         entries = math.prod(node.input.shape) / max(math.prod(node.shape), 1)
-        factor = 1.0 if order >= 2 else entries ** (1 / order - 0.5)
-        return Gain.of(factor * (1 + 2**-50), method="norm")
+        if order < 1 < entries:
+            return Gain.infinite(node, f"the {order:g}-norm of several entries is not Lipschitz: its slope is unbounded near 0")
+        factor = 1.0 if order >= 2 or entries <= 1 else entries ** (1 / order - 0.5)
+        return Gain.of(factor * (1 + 2**-48), method="norm")
+
+    @staticmethod
+    def _order(node: Node) -> object:
+        order = node.argument(1, "ord" if node.op == "linalg_vector_norm" else "p")
+        return 2.0 if order is None or order == "fro" else order
 
     def interval(self, node: Node, context: Context) -> Interval:
-        return Interval.constant(0.0, math.inf, node.shape)
+        """‖x‖_p ≤ n^(1/p) max|x|."""
+        order = self._order(node)
+        size = context.interval(node.input).magnitude
+        if not isinstance(order, (int, float)) or not order >= 1 or math.isinf(size):
+            return Interval.constant(0.0, math.inf, node.shape)
+        entries = math.prod(node.input.shape) / max(math.prod(node.shape), 1)
+        return Interval.constant(0.0, size * entries ** (1 / order) * (1 + 2**-40) + UNDERFLOW, node.shape)
 
     def form(self, node: Node, forms: Forms) -> Form:
+        if self._order(node) == 0:
+            return forms.opaque()  # a count, of degree 0
         return reduced(node, forms, linear=False, constants=False, position=2)
 
 
@@ -147,7 +181,7 @@ class Spread(Rule):
         size = context.interval(node.input).magnitude
         if math.isinf(size):
             return Gain.infinite(node, "a variance grows like a square; bound the values by a region")
-        return Gain.of(2 * size * math.sqrt(entries) * scale**2 * (1 + 2**-50), method="square")
+        return Gain.of(Magnitude(size) * (2 * math.sqrt(entries) * scale**2 * (1 + 2**-48)), method="square")
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)

@@ -17,9 +17,9 @@ import torch
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude, Real
+from normscope.core.rounding import UNDERFLOW, UNIT_ROUNDOFF, length
 from normscope.graph.graph import Node
 from normscope.graph.naming import operation_name
-from normscope.operators.dense import UNIT_ROUNDOFF
 from normscope.rules.forms import Form, Forms
 
 
@@ -94,8 +94,9 @@ class Rule:
         carried = sum(float(gain) * context.error(source) for gain, source in zip(factors, node.inputs, strict=True))
         if value is None:  # several outputs at once, or values that are not finite
             return carried if node.dtype is None else math.inf
-        size = float(torch.linalg.vector_norm(value))
-        return carried + self.roundoff(node) * (size + self.computed_on_the_way(node, context))
+        count, kappa = max(value.numel(), 1), self.roundoff(node)
+        lost = math.sqrt(count) * (self.terms(node) + 8) * UNDERFLOW  # each of a kernel's operations may underflow
+        return carried + kappa * (float(length(value)) + self.computed_on_the_way(node, context)) + lost
 
     def roundoff(self, node: Node) -> float:
         """κ: the relative rounding of the node's float64 kernel, in ℓ2."""

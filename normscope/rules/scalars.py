@@ -14,10 +14,14 @@ import torch
 import torch.nn.functional as functional
 
 from normscope.core.interval import Interval
+from normscope.core.rounding import SMALLEST_NORMAL, UNDERFLOW
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 ROUNDING = 1e-12  # slopes below are evaluated in float64, each good to a few parts in 1e-16 of values below 10
 SATURATED = 2.0**-45  # what is left of a slope such as 1 − tanh² where its two terms cancel, in absolute terms
+
+
+EVERYWHERE = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Scalar:
     turns: Sequence[tuple[float, float, float]] = ()
     extrema: Sequence[float] = ()
     ends: tuple[tuple[float, float], tuple[float, float]] = ((-math.inf, 1.0), (math.inf, 1.0))
-    domain: tuple[float, float] = (-math.inf, math.inf)
+    domain: tuple[float, float] = EVERYWHERE
     rounding: float = ROUNDING  # of the slopes; none where they are constants
     slope_error: float = 0.0  # absolute, of a slope whose terms cancel
     value_error: float = 0.0  # absolute, of a value whose terms cancel
@@ -52,8 +56,12 @@ class Scalar:
         if self.slope_error:  # but no slope is beyond those at the ends and at the turns
             limits = [slope for _, slope in self.ends] + [slope for _, *sides in self.turns for slope in sides]
             least, largest = (least - self.slope_error).clamp(min=min(limits)), (largest + self.slope_error).clamp(max=max(limits))
-        outward = [(self.rounding * side.abs()).nan_to_num(0, 0, 0) for side in (least, largest)]  # ∞ − ∞ would be NaN
-        return least - outward[0], largest + outward[1]
+        if not self.rounding:
+            return least, largest
+        found = Interval(least, largest).widened(self.rounding)
+        limits = [slope for _, slope in self.ends] + [slope for _, *sides in self.turns for slope in sides]
+        below = min(limits) == 0 and self.domain == EVERYWHERE  # then no slope is below 0, whatever was rounded
+        return _past_underflow(found.low, -1).clamp(min=0 if below else -math.inf), _past_underflow(found.high, 1)
 
     def range(self, bounds: Interval) -> Interval:
         """Bounds on the values over an interval of arguments."""
@@ -65,8 +73,19 @@ class Scalar:
             least = torch.where(inside, torch.minimum(least, at), least)
             largest = torch.where(inside, torch.maximum(largest, at), largest)
         outside = (bounds.low < self.domain[0]) | (bounds.high > self.domain[1])
-        least, largest = least - self.value_error, largest + self.value_error
-        return Interval(least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf)).widened(ROUNDING)
+        found = Interval.outward(least - self.value_error, largest + self.value_error).widened(ROUNDING)
+        least, largest = (_past_underflow(side, sign) for side, sign in ((found.low, -1), (found.high, 1)))
+        if self.values[0] == 0:  # never below 0, whatever was rounded
+            least = least.clamp(min=0)
+        if self.values[1] == 0:
+            largest = largest.clamp(max=0)
+        return Interval(least.masked_fill(outside, -math.inf), largest.masked_fill(outside, math.inf))
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """The least and the largest value anywhere, infinite where it is not known."""
+        known = [value for value, _ in self.ends] + [float(self.value(torch.tensor(x, dtype=torch.float64))) for x in self.extrema]
+        return (-math.inf, math.inf) if any(map(math.isnan, known)) or self.domain != EVERYWHERE else (min(known), max(known))
 
     def _at(self, function: Function, where: torch.Tensor, which: int) -> torch.Tensor:
         """The function, with its limits at ±∞ filled in."""
@@ -74,6 +93,11 @@ class Scalar:
         result = torch.where(where == -math.inf, torch.tensor(self.ends[0][which], dtype=torch.float64), result)
         result = torch.where(where == math.inf, torch.tensor(self.ends[1][which], dtype=torch.float64), result)
         return result.nan_to_num(math.inf, math.inf, -math.inf)
+
+
+def _past_underflow(side: torch.Tensor, sign: int) -> torch.Tensor:
+    """Where a value is below 2^-1022 its rounding is absolute."""
+    return torch.where(side.abs() < SMALLEST_NORMAL, side + sign * 2 * UNDERFLOW, side)
 
 
 UNBOUNDED = Scalar(lambda x: x, torch.ones_like, domain=(math.inf, math.inf))  # a function about which nothing is known
@@ -166,6 +190,8 @@ def exponential(base: float) -> Scalar:
 
 def power(exponent: float) -> Scalar:
     """x^exponent, on all of ℝ for whole exponents ≥ 0, else on x > 0."""
+    if not math.isfinite(exponent):
+        return UNBOUNDED
     value: Function = lambda x: x.pow(exponent)  # noqa: E731
     slope: Function = lambda x: exponent * x.pow(exponent - 1)  # noqa: E731
     whole = exponent == int(exponent) and exponent >= 0

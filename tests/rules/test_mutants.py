@@ -17,7 +17,7 @@ from normscope.graph.trace import trace
 from normscope.operators import conv, dense
 from normscope.rules.registry import registry
 from normscope.testing import extremal_chain
-from tests.cases import INFINITE, RULE_CASES, UNREACHABLE, VARIANTS, Case, randn
+from tests.cases import CONSTANT, INFINITE, RULE_CASES, UNREACHABLE, VARIANTS, Case, randn
 
 CASES = {**RULE_CASES, **VARIANTS}
 
@@ -37,7 +37,15 @@ def weakened(function, by: float = 0.9):
 
 
 def test_every_rule_has_a_case():
-    assert set(registry.rules) == set(RULE_CASES) | set(INFINITE) | set(UNREACHABLE)
+    assert set(registry.rules) == set(RULE_CASES) | set(CONSTANT) | set(INFINITE) | set(UNREACHABLE)
+
+
+@pytest.mark.parametrize("op", CONSTANT)
+def test_what_reads_only_a_shape_adds_nothing(op):
+    case = CONSTANT[op]
+    assert op in {node.op for node in trace(case.module, case.example)}
+    bracket = ns.lipschitz(case.module, case.example)
+    assert bracket.lower <= bracket.upper <= bracket.lower * 1.001
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,65 @@
+"""What float64 arithmetic may lose, in one place: every bound that adds, squares or multiplies numbers takes its room from here.
+
+u = 2^-53 is the unit roundoff, η = 2^-1074 the smallest positive number. A computed sum of n products, in any order, is within
+γ_n Σ|terms| + n η of the exact one, γ_n = n u/(1 − n u) (Higham 2002, section 3.1): relative to what was added, not to the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+UNIT_ROUNDOFF = 2.0**-53
+UNDERFLOW = 5e-324  # η
+SMALLEST_NORMAL = 2.0**-1022  # below it rounding is absolute, at most η
+LARGEST = torch.finfo(torch.float64).max
+
+
+def gamma(terms: float) -> float:
+    """γ_n = n u/(1 − n u), or infinity where a sum is so long that nothing is known of it."""
+    lost = terms * UNIT_ROUNDOFF
+    return lost / (1 - lost) if lost < 0.5 else math.inf
+
+
+def summation_error(terms: float, added: torch.Tensor) -> torch.Tensor:
+    """How far a computed sum of `terms` products may be from the exact one; `added`: Σ|products|, computed likewise.
+
+    γ_2n+8 covers the products, the rounding of `added` itself, and that of this error.
+    """
+    return (added.abs() * gamma(2 * terms + 8) + (terms + 8) * UNDERFLOW).nan_to_num(math.inf, math.inf, math.inf)
+
+
+def above(size: torch.Tensor) -> torch.Tensor:
+    """An upper bound on a number ≥ 0 that was computed in a few roundings; zero stays zero."""
+    raised = size * (1 + 2.0**-48)
+    return torch.where((size > 0) & (size < SMALLEST_NORMAL), raised + 2 * UNDERFLOW, raised).nan_to_num(math.inf, math.inf)
+
+
+def exponent_of(values: torch.Tensor) -> int:
+    """The e of the largest |value| in [2^(e−1), 2^e); 0 where there is none."""
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    return math.frexp(largest)[1] if 0 < largest < math.inf else 0
+
+
+def times_power_of_two(values: torch.Tensor, exponent: int) -> torch.Tensor:
+    """values · 2^exponent in two steps, as 2^1074 alone overflows."""
+    return values * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
+
+
+def length(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> torch.Tensor:
+    """An upper bound on √Σ values² over `dim` (all axes unless given), tight to a few roundings at every scale.
+
+    The values are scaled by a power of two first, so that no square overflows, and none that counts is lost.
+    """
+    values = values.detach().to(torch.float64)
+    exponent = exponent_of(values)
+    axes = tuple(range(values.dim())) if dim is None else dim
+    if values.dim() and axes != ():
+        summed = (
+            math.prod(values.shape) if dim is None else math.prod(values.shape[i] for i in torch.tensor(axes).reshape(-1).tolist())
+        )
+        found = torch.linalg.vector_norm(times_power_of_two(values, -exponent), dim=axes)
+    else:
+        summed, found = 1, times_power_of_two(values, -exponent).abs()
+    return above(times_power_of_two(found * (1 + gamma(2 * summed + 8)), exponent))

@@ -1,0 +1,94 @@
+"""What float64 may lose is bounded at every scale, against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import normscope as ns
+from normscope.core.interval import Interval
+from normscope.core.rounding import above, gamma, length, summation_error
+
+exponents = st.integers(-1070, 1000)
+signed = st.floats(-1, 1, allow_subnormal=False)
+scaled = st.builds(lambda x, e: math.ldexp(x, e), signed, exponents)  # any size, denormal ones included
+vectors = st.lists(scaled, min_size=1, max_size=6)
+
+
+def tensor(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@given(vectors)
+def test_a_length_is_never_too_small_and_hardly_too_large(values):
+    squared = sum((Fraction(x) ** 2 for x in values), Fraction(0))
+    found = float(length(tensor(values)))
+    if math.isinf(found):
+        assert squared > Fraction(1e308) ** 2
+        return
+    assert Fraction(found) ** 2 >= squared
+    assert found == 0 or Fraction(found) ** 2 <= squared * (1 + Fraction(2) ** -40) + Fraction(2.0**-1060) ** 2
+
+
+def test_lengths_along_axes_and_of_what_is_not_a_number():
+    values = tensor([[3e-200, 4e-200], [0.0, 1e-320]])
+    found = length(values, -1)
+    assert found.shape == (2,) and math.isclose(float(found[0]), 5e-200) and 0 < float(found[1])
+    assert math.isinf(float(length(tensor([math.nan])))) and math.isinf(float(length(tensor([1e308] * 9))))
+    assert float(length(tensor([0.0, 0.0]))) == 0.0 and float(above(tensor([0.0]))) == 0.0
+
+
+@given(vectors)
+def test_a_sum_is_within_the_error_that_is_stated(values):
+    exact = sum(map(Fraction, values), Fraction(0))
+    computed, added = (float(side.sum()) for side in (tensor(values), tensor(values).abs()))
+    error = float(summation_error(len(values), tensor([added])))
+    assert math.isinf(error) or abs(exact - Fraction(computed)) <= Fraction(error)
+
+
+def test_a_sum_that_is_too_long_is_unknown():
+    assert math.isinf(gamma(2**53)) and gamma(10) > 10 * 2.0**-53
+
+
+@given(st.lists(st.tuples(scaled, scaled).map(sorted), min_size=2, max_size=5), st.data(), st.sampled_from([1, -1]))
+def test_sums_of_intervals_enclose_what_cancels(pairs, data, sign):
+    """The widening is relative to what is added: 1e16 + x − 1e16 keeps x."""
+    bounds = Interval(tensor([low for low, _ in pairs]), tensor([high for _, high in pairs]))
+    point = [data.draw(st.sampled_from(pair)) for pair in pairs]
+    found = bounds.summed(lambda side: sign * side.sum(), len(pairs))
+    exact = sign * sum(map(Fraction, point), Fraction(0))
+    assert math.isinf(float(found.low)) or Fraction(float(found.low)) <= exact
+    assert math.isinf(float(found.high)) or exact <= Fraction(float(found.high))
+
+
+@given(scaled, scaled, scaled, scaled)
+def test_arithmetic_encloses_at_every_scale(a, b, c, d):
+    first, second = (Interval(tensor([min(p)]), tensor([max(p)])) for p in ((a, b), (c, d)))
+    for found, exact in ((first * second, Fraction(a) * Fraction(d)), (first + second, Fraction(b) + Fraction(c))):
+        low, high = float(found.low), float(found.high)
+        assert math.isinf(low) or Fraction(low) <= exact
+        assert math.isinf(high) or exact <= Fraction(high)
+        assert low < math.inf and high > -math.inf and low <= high
+    squared = first.squared()
+    assert float(squared.low) >= 0 and (math.isinf(float(squared.high)) or Fraction(float(squared.high)) >= Fraction(a) ** 2)
+
+
+@given(scaled, scaled)
+def test_the_middle_and_the_radius_cover_an_interval(a, b):
+    bounds = Interval(tensor([min(a, b)]), tensor([max(a, b)]))
+    around = Interval.around(bounds.center, bounds.radius)
+    assert float(around.low) <= min(a, b) and max(a, b) <= float(around.high)
+    assert bounds.finite and bool(bounds.center.isfinite())
+
+
+@given(st.lists(st.tuples(scaled, scaled).map(sorted), min_size=1, max_size=4))
+def test_a_box_reaches_all_of_its_points(pairs):
+    box = ns.Box(tensor([low for low, _ in pairs]), tensor([high for _, high in pairs]))
+    (middle,) = box.middle
+    for corner in ([low for low, _ in pairs], [high for _, high in pairs]):
+        squared = sum(((Fraction(x) - Fraction(m)) ** 2 for x, m in zip(corner, middle.tolist(), strict=True)), Fraction(0))
+        assert math.isinf(box.reach) or squared <= Fraction(box.reach) ** 2
