@@ -13,7 +13,7 @@ from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball
 from normscope.graph.graph import Graph
@@ -44,6 +44,7 @@ class LocalBrackets:
         return f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}"
 
 
+@boundary
 def local_brackets(
     model: torch.nn.Module,
     example: Example,
@@ -93,6 +94,7 @@ class Robustness:
         return f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}"
 
 
+@boundary
 def certify_radius(
     model: torch.nn.Module,
     example: Example,

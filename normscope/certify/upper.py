@@ -12,7 +12,7 @@ from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_we
 from normscope.certify.runs import Link, dense_runs, log_ratio
 from normscope.certify.values import Values
 from normscope.core.bracket import Certificate, Step
-from normscope.core.errors import Refusal
+from normscope.core.errors import InternalError, Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, root_sum_square, total
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Graph, Node
@@ -123,7 +123,7 @@ class Composition(Values):
             relaxation.tighten(self, node.input)
         gain = rule.gain(node, self)
         if len(gain.factors) != len(node.inputs):
-            raise AssertionError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
+            raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
         return gain
 
     def _convolution(self, node: Node) -> Link:

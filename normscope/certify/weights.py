@@ -20,7 +20,7 @@ from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Composition
 from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Node
@@ -44,6 +44,7 @@ class Sensitivity:
     reason: str = ""
 
 
+@boundary
 def weight_sensitivities(
     model: torch.nn.Module,
     example: Example,

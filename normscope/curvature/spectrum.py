@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
@@ -247,6 +247,7 @@ class Curvature(Rendered):
         return max(2, min(wanted, max(affordable, 8), self.size))
 
 
+@boundary
 def hessian(
     model: nn.Module,
     loss: Loss | Sequence[Loss],
