@@ -21,6 +21,13 @@ def _parts(point: Point) -> tuple[torch.Tensor, ...]:
     return tuple(part.detach().to(torch.float64) for part in parts)
 
 
+def _length(parts: Sequence[torch.Tensor]) -> float:
+    """√Σ x² over all entries; no square overflows or vanishes."""
+    flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0)
+    largest = float(flat.abs().max()) if flat.numel() else 0.0
+    return largest * float(torch.linalg.vector_norm(flat / largest)) if 0 < largest < float("inf") else largest
+
+
 def _check_finite(point: Point) -> None:
     if not all(bool(part.isfinite().all()) for part in _parts(point)):
         raise InputError("a region is made of finite numbers; this one holds NaN or infinity")
@@ -54,13 +61,13 @@ class Ball:
         """The nearest points of the region, for flat points (count, d)."""
         middle = torch.cat([part.reshape(-1) for part in self.middle]).to(points.dtype)
         away = points - middle
-        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
-        shrink = (self.radius * (1 - 1e-6) / distance.clamp(min=1e-300)).clamp(max=1.0)
-        return middle + away * shrink
+        largest = away.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(away.dtype).tiny)
+        unit = away / largest  # so that no square overflows or vanishes
+        longest = self.radius * (1 - 1e-6) / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1e-30)
+        return middle + unit * torch.minimum(largest, longest)
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:
-        squared = sum(float((a.double() - b).square().sum()) for a, b in zip(point, self.middle, strict=True))
-        return squared**0.5 <= self.radius
+        return _length([a.double() - b for a, b in zip(point, self.middle, strict=True)]) <= self.radius
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,12 @@ class Box:
 
     @property
     def middle(self) -> tuple[torch.Tensor, ...]:
-        return tuple((a + b) / 2 for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
+        return tuple(a / 2 + b / 2 for a, b in zip(_parts(self.low), _parts(self.high), strict=True))
 
     @property
     def reach(self) -> float:
         sides = zip(self.middle, _parts(self.low), _parts(self.high), strict=True)
-        squared = sum(float(torch.maximum(m - a, b - m).square().sum()) for m, a, b in sides)  # the middle itself is rounded
-        return squared**0.5 * (1 + 2**-40)
+        return _length([torch.maximum(m - a, b - m) for m, a, b in sides]) * (1 + 2**-40)  # the middle itself is rounded
 
     def intervals(self) -> tuple[Interval, ...]:
         return tuple(Interval(a, b) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))

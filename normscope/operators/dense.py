@@ -167,9 +167,9 @@ def largest_eigenpair(
 
 
 def frobenius_norm(weight: torch.Tensor) -> Magnitude:
-    """√Σ w², computed without overflow."""
+    """√Σ w², computed without overflow; infinite where an entry is."""
     weight = weight.detach().to(torch.float64)
     largest = float(weight.abs().max()) if weight.numel() else 0.0
-    if largest == 0:
-        return ZERO
+    if largest == 0 or math.isinf(largest):
+        return Magnitude(largest)
     return Magnitude(largest) * float(torch.linalg.vector_norm(weight / largest))

@@ -183,7 +183,7 @@ class Quotient(Rule):
         if smallest == 0 or math.isinf(above):
             reason = "the denominator may vanish" if smallest == 0 else "the numerator is unbounded"
             return Gain.infinite(node, f"{reason}; bound the values by a region, or use a normalizer that normscope knows")
-        bottom = above / smallest**2 * math.sqrt(copies(denominator.shape, node.shape)) * (1 + 2**-48)
+        bottom = above / smallest / smallest * math.sqrt(copies(denominator.shape, node.shape)) * (1 + 2**-48)
         if not isinstance(numerator, Node):
             return Gain.of(bottom, method="quotient")
         top = math.sqrt(copies(numerator.shape, node.shape)) / smallest * (1 + 2**-48)

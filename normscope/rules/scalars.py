@@ -166,6 +166,8 @@ def exponential(base: float) -> Scalar:
 
 def power(exponent: float) -> Scalar:
     """x^exponent, on all of ℝ for whole exponents ≥ 0, else on x > 0."""
+    if not math.isfinite(exponent):
+        return UNBOUNDED
     value: Function = lambda x: x.pow(exponent)  # noqa: E731
     slope: Function = lambda x: exponent * x.pow(exponent - 1)  # noqa: E731
     whole = exponent == int(exponent) and exponent >= 0
