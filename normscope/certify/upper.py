@@ -22,7 +22,7 @@ from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
 from normscope.rules.activations import Entrywise
 from normscope.rules.convolution import absorbed_padding, convolution_of
-from normscope.rules.normalizers import normalizer_of, running_scale
+from normscope.rules.normalizers import Normalizer, normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
 
 # entries of all nodes together, and nodes, up to which every activation's input is relaxed on its own
@@ -52,11 +52,10 @@ def check_rules(graph: Graph) -> None:
         if any(isinstance(number, float) and math.isnan(number) for number in numbers):
             raise InputError(f"{node.label} computes with NaN: no bound exists; remove it")
         normalizer = normalizer_of(node)
-        variance = None if normalizer is None else normalizer.running_variance
-        if normalizer is not None and variance is not None and not bool((variance + normalizer.epsilon > 0).all()):
+        if normalizer is not None and normalizer.running_variance is not None and not _sane(normalizer):
             raise InputError(
-                f"{node.label} has a running variance that is not above −ε = {-normalizer.epsilon:g}: no bound exists; "
-                "load statistics from before training diverged, or estimate them again"
+                f"{node.label} has running statistics that are not finite, or a variance that is not above −ε = "
+                f"{-normalizer.epsilon:g}: no bound exists; load statistics from before training diverged, or estimate them again"
             )
     missing = [node for node in graph if node.op != "input" and registry.find(node) is None]
     random = [node for node in graph if is_random(node)]
@@ -69,6 +68,12 @@ def check_rules(graph: Graph) -> None:
             causes,
             "Register one with normscope.rules.register(operation, rule); see docs/rules.md.",
         )
+
+
+def _sane(normalizer: Normalizer) -> bool:
+    mean, variance = normalizer.running_mean, normalizer.running_variance
+    assert mean is not None and variance is not None
+    return bool(mean.isfinite().all() and variance.isfinite().all() and (variance + normalizer.epsilon > 0).all())
 
 
 class Composition(Values):

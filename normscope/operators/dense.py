@@ -77,7 +77,7 @@ def _prove_together(matrices: torch.Tensor, floor: float, most: float, slack: fl
     rows, columns = matrices.shape[-2:]
     gram = matrices.mH @ matrices if columns <= rows else matrices @ matrices.mH
     waiting = gram[torch.linalg.matrix_norm(gram).argsort(descending=True)] if len(gram) > 1 else gram
-    bound = floor or max(_dense_eigenvalue(waiting[0]) * (1 + slack), most / min(rows, columns))
+    bound = floor or max(most / min(rows, columns), _dense_eigenvalue(waiting[0]) * (1 + slack))
     for _ in range(len(waiting) + MOST_TURNS):  # each matrix may raise the bound once, when it is the largest so far
         shifted = -waiting
         shifted.diagonal(dim1=-2, dim2=-1).add_(bound)
@@ -95,7 +95,7 @@ def _prove_one_by_one(matrices: torch.Tensor, floor: float, most: float, slack: 
     for matrix in matrices:
         narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
         gram = narrow.mH @ narrow
-        bound = bound or max(_largest_eigenvalue(gram, slack) * (1 + slack), most / len(gram))
+        bound = bound or max(most / len(gram), _largest_eigenvalue(gram, slack) * (1 + slack))
         for _ in range(MOST_TURNS):
             if _below(gram, bound):
                 break

@@ -101,7 +101,9 @@ USES = {
     "squared": lambda m, x: nn.functional.linear(x, m.first.weight**2),
     "as a plain number": lambda m, x: m.first(x) * m.sharpness.item(),
     "as a plain number alone": lambda m, x: x * m.sharpness.item(),
-    "complex": lambda m, x: nn.functional.linear(x, torch.view_as_complex(m.first.weight[:, :2].contiguous()).abs()[:, None].expand(3, 3)),
+    "complex": lambda m, x: nn.functional.linear(
+        x, torch.view_as_complex(m.first.weight[:, :2].contiguous()).abs()[:, None].expand(3, 3)
+    ),
     "as weight and as input": lambda m, x: m.first(x + m.first.weight[0]),
     "in a stack": lambda m, x: torch.stack([m.first(x), m.first.weight[:1]]).sum(0),
     "beside another": lambda m, x: nn.functional.linear(x, m.first.weight + m.second.weight),
