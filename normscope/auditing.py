@@ -22,7 +22,7 @@ from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import Report, upper
 from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
 from normscope.core.rendering import Rendered
@@ -178,6 +178,7 @@ class Audit(Rendered):
         return Text("\n".join(lines))
 
 
+@boundary
 def audit(
     model: torch.nn.Module | ExportedProgram,
     example: Example,

@@ -114,8 +114,8 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call], witness: Witness
             gains = gains_of(node, normalizer, statistics[node])
             rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **common, **gains))
             continue
-        weight = next(c for c in node.constants if c.sources).value
-        key = (weight.data_ptr(), weight.shape, weight.stride())
+        key = next(c for c in node.constants if c.sources)
+        weight = key.value
         if key not in known:
             flat = weight.flatten(1) if weight.dim() > 1 else weight[None]
             known[key] = spectral_norm(flat, slack=1e-6), frobenius_norm(weight)

@@ -11,6 +11,7 @@ from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Example
+from normscope.core.errors import boundary
 from normscope.core.region import Region
 from normscope.rules.normalizers import normalizer_of
 
@@ -27,6 +28,7 @@ class Ablated:
         return f"{self.removed:>4} removed  {self.bracket}  {self.last}"
 
 
+@boundary
 def normalizer_ablation(
     model: torch.nn.Module,
     example: Example,

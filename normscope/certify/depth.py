@@ -10,8 +10,9 @@ import torch
 from normscope.certify.runs import Link
 from normscope.certify.upper import Upper, arriving
 from normscope.core.bracket import Witness
-from normscope.core.magnitude import ONE, Magnitude
+from normscope.core.magnitude import ONE, Magnitude, root_sum_square
 from normscope.graph.graph import Graph, Node
+from normscope.operators.dense import frobenius_norm
 from normscope.rules.normalizers import normalizer_of
 from normscope.rules.registry import Gain
 
@@ -38,11 +39,14 @@ def separation_along(graph: Graph, nodes: Sequence[Node], witness: Witness) -> d
     with torch.no_grad():
         first, second = (graph.run(point, torch.float64, capture=nodes)[1] for point in witness)
         apart = _distance(witness.first, witness.second)
-        return {node: Magnitude(_distance([first[node]], [second[node]])) / apart for node in nodes}
+        return {node: _distance([first[node]], [second[node]]) / apart for node in nodes}
 
 
-def _distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> float:
-    return math.hypot(*(float((a.double() - b.double()).norm()) for a, b in zip(first, second, strict=True)))
+def _distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> Magnitude:
+    """Infinite where a value is not finite."""
+    return root_sum_square(
+        frobenius_norm((a.double() - b.double()).nan_to_num(math.inf)) for a, b in zip(first, second, strict=True)
+    )
 
 
 def _folded_map(link: Link, above: Upper) -> Node | None:

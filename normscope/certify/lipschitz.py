@@ -11,13 +11,14 @@ from normscope.certify.upper import Report, Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
 
 MOST_SEEDS = 64
 
 
+@boundary
 def lipschitz(
     model: torch.nn.Module | ExportedProgram,
     example: Example,

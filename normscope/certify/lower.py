@@ -16,6 +16,7 @@ from normscope.core.bracket import Witness
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
+from normscope.operators.dense import frobenius_norm
 
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
 
@@ -105,8 +106,8 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     Each of a few more evaluations multiplies every value that is read or computed by 1 ± 4u at random, as rounding might
     have (discrete stochastic arithmetic); `SAFETY` times the largest change is subtracted.
     """
-    distance = float(torch.linalg.vector_norm(first - second))
-    if distance == 0:
+    distance = frobenius_norm(first - second)
+    if not distance or not distance.finite:
         return ZERO
     generator = torch.Generator().manual_seed(1)
     signs = torch.randint(0, 2, (2 * MOST_NOISE,), generator=generator, dtype=torch.int8).to(torch.float64) * 2 - 1
@@ -127,21 +128,25 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
             - graph.run(space.single(second), torch.float64, noise=noise)[0]
             for noise in (None, *[rounding] * roundings)
         ]
+    if not changes[0].numel() or not all(bool(change.isfinite().all()) for change in changes):
+        return ZERO
     scale = max(float(change.abs().max()) for change in changes)
-    if not math.isfinite(scale) or scale < SMALLEST_CHANGE:
+    if scale < SMALLEST_CHANGE:
         return ZERO
     sizes = [float(torch.linalg.vector_norm(change / scale)) for change in changes]
     noise = max(float(torch.linalg.vector_norm((change - changes[0]) / scale)) for change in changes[1:])
     size = sizes[0] - SAFETY * noise
     if size <= 0:
         return ZERO
-    return (Magnitude(size) * scale / distance).narrowed(4 * (changes[0].numel() + space.dimension + 8) * 2.0**-53)
+    logarithms = abs(math.log(scale)) + abs(distance.log)  # are themselves rounded
+    terms = changes[0].numel() + space.dimension + logarithms + 8
+    return (Magnitude(size) * scale / distance).narrowed(8 * terms * 2.0**-53)
 
 
 def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The pairs with the largest quotients in float64, roundoff not yet taken off."""
     pairs = [pair for pair in pairs if bool((pair[0] != pair[1]).any())]
-    if not pairs:
+    if not pairs or not math.prod(space.graph.output.shape):
         return []
     points = torch.stack([point for pair in pairs for point in pair])
     function = space.function(torch.float64)
@@ -149,7 +154,9 @@ def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) ->
         values = torch.cat([function(some) for some in points.split(8)])
     largest = values.abs().nan_to_num(0, 0, 0).max().clamp(min=1e-300)
     changes = torch.linalg.vector_norm(values[0::2] / largest - values[1::2] / largest, dim=1)
-    quotients = (changes / torch.linalg.vector_norm(points[0::2] - points[1::2], dim=1)).nan_to_num(0, 0, 0)
+    away = points[0::2] - points[1::2]
+    farthest = away.abs().amax(1).clamp(min=1e-300)
+    quotients = (changes / torch.linalg.vector_norm(away / farthest[:, None], dim=1) / farthest).nan_to_num(0, 0, 0)
     return [pairs[i] for i in quotients.argsort(descending=True).tolist()]
 
 

@@ -11,7 +11,7 @@ import torch
 from normscope.certify.lower import Function, Space, quotient
 from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import ONE, Magnitude, total
 from normscope.graph.graph import Graph, check_finite
 from normscope.graph.trace import trace
@@ -25,6 +25,7 @@ CONVOLUTIONS = {
 }  # fmt: skip
 
 
+@boundary
 def operator_norm(
     weight_or_module: torch.Tensor | torch.nn.Module,
     input_shape: int | Sequence[int] | None = None,

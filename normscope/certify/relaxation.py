@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normscope.certify.runs import entrywise
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ZERO, Magnitude, total
 from normscope.graph.graph import Node
@@ -170,7 +171,7 @@ def _piece(context: Composition, node: Node, anywhere: bool) -> _Piece | None:
     rule = registry.find(node)
     if rule is None or not node.shape or node.dtype is None:  # several outputs at once
         return None
-    if isinstance(rule, Entrywise) and len(node.inputs) == 1:
+    if isinstance(rule, Entrywise) and entrywise(node) is rule:
         low, high = rule.slopes_on(node, context.interval(node.input))
         if bool((low.isfinite() & high.isfinite()).all()) and low.numel() in (1, math.prod(node.shape)):
             low, high = (side.expand(node.shape) if side.numel() == 1 else side.reshape(node.shape) for side in (low, high))
@@ -195,7 +196,8 @@ def _derivative(context: Composition, node: Node, rule: Rule, gain: float) -> _P
     if factors is None:
         return None
     error = total(context.at[source] * factor for source, factor in zip(node.inputs, factors, strict=True))
-    return _Piece(middles=tuple(middles), error=error, gain=gain) if error < context.at[node] else None  # type: ignore[arg-type]
+    solid = tuple(middle.contiguous() for middle in middles if middle is not None)  # some kernels refuse what was expanded
+    return _Piece(middles=solid, error=error, gain=gain) if error < context.at[node] else None
 
 
 def _before(output: Node) -> list[Node]:

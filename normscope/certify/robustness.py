@@ -13,7 +13,7 @@ from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball
 from normscope.graph.graph import Graph
@@ -44,6 +44,7 @@ class LocalBrackets:
         return f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}"
 
 
+@boundary
 def local_brackets(
     model: torch.nn.Module,
     example: Example,
@@ -93,6 +94,7 @@ class Robustness:
         return f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}"
 
 
+@boundary
 def certify_radius(
     model: torch.nn.Module,
     example: Example,
@@ -106,6 +108,8 @@ def certify_radius(
     On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
     the margin is used up or the ball is left. data: (inputs, labels), or an iterable of such batches.
     """
+    if not all(0 < radius < math.inf for radius in radii):
+        raise InputError(f"radii are finite numbers above 0, not {', '.join(map(str, radii))}")
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     everywhere = upper(graph, known=known).bound
@@ -152,11 +156,13 @@ def _reach(margin: float, bound: Magnitude) -> float:
 
 
 def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float:
-    """The right output less the largest other one, in float64."""
+    """The right output less the largest other one, in float64; NaN where an output is not finite."""
     with torch.no_grad():
         outputs = graph.run([part[None] for part in sample], torch.float64)[0].reshape(-1)
     if not 0 <= label < len(outputs) or len(outputs) < 2:
         raise InputError(f"label {label} does not name one of {len(outputs)} outputs")
+    if not bool(outputs.isfinite().all()):
+        return math.nan  # no answer, so none that could stay
     others = torch.cat([outputs[:label], outputs[label + 1 :]])
     return float(outputs[label] - others.max())
 
@@ -180,5 +186,10 @@ def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, .
         if not isinstance(batch, (tuple, list)) or len(batch) <= inputs or not isinstance(batch[inputs], torch.Tensor):
             raise InputError("certified radii need labels: pass (inputs, labels) or batches of them")
         labels = batch[inputs]
+        if labels.dim() != 1 or len(labels) != len(batch[0]) or not bool((labels == labels.round()).all()):
+            raise InputError(
+                f"labels are whole numbers, one per sample, not {labels.dtype} of shape {tuple(labels.shape)} "
+                f"for {len(batch[0])} samples"
+            )
         for index, sample in enumerate(_samples(example, tuple(batch[:inputs]))):
             yield sample, int(labels[index])

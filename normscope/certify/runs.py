@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from normscope.certify import chains
-from normscope.certify.fold import folded_weight
+from normscope.certify.fold import applies_weight, folded_weight
 from normscope.core.magnitude import Magnitude, product
 from normscope.graph.graph import Node
 from normscope.rules.activations import Entrywise
 from normscope.rules.normalizers import normalizer_of
-from normscope.rules.registry import Gain, registry
+from normscope.rules.registry import Gain, Rule, registry
 
 if TYPE_CHECKING:
     from normscope.certify.upper import Composition
@@ -72,7 +72,7 @@ def _next(context: Composition, node: Node, found: dict[Node, Link]) -> Node | N
 def _matrix(node: Node, found: dict[Node, Link]) -> Callable[[], torch.Tensor] | None:
     """A maker of the dense matrix that a link applies to the last axis, or None."""
     members = [member for member in found[node].members if member.op == "linear"]
-    if len(members) != 1 or len(members[0].inputs) != 1 or not found[node].gain.factors[0].finite:
+    if len(members) != 1 or not applies_weight(members[0]) or not found[node].gain.factors[0].finite:
         return None
     linear = members[0]
     if node is linear:
@@ -81,10 +81,18 @@ def _matrix(node: Node, found: dict[Node, Link]) -> Callable[[], torch.Tensor] |
     return (lambda: folded_weight(linear, normalizer)) if normalizer is not None and normalizer.fixed else None
 
 
-def _slopes(context: Composition, node: Node) -> tuple[float, float] | None:
+def entrywise(node: Node) -> Rule | None:
+    """The rule of a node whose every entry is a function of that same entry of its only input: nothing broadcasts."""
+    if len(node.inputs) != 1 or node.shape != node.input.shape:
+        return None
     rule = registry.find(node)
-    slopes = None if rule is None or len(node.inputs) != 1 else rule.slopes(node)
-    if context.local and isinstance(rule, Entrywise) and len(node.inputs) == 1:
+    return rule if rule is not None and rule.slopes(node) is not None else None
+
+
+def _slopes(context: Composition, node: Node) -> tuple[float, float] | None:
+    rule = entrywise(node)
+    slopes = None if rule is None else rule.slopes(node)
+    if context.local and isinstance(rule, Entrywise):
         low, high = rule.slopes_on(node, context.interval(node.input))
         slopes = float(low.min()), float(high.max())
     return slopes if slopes is not None and all(map(math.isfinite, slopes)) else None

@@ -6,20 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch.utils._pytree import tree_leaves
+
 from normscope.certify import relaxation
 from normscope.certify.certifiable import is_random
-from normscope.certify.fold import CONVOLUTIONS, check_fold, foldable, folded_weight
+from normscope.certify.checking import check_bound
+from normscope.certify.fold import CONVOLUTIONS, applies_weight, check_fold, foldable, folded_weight
 from normscope.certify.runs import Link, dense_runs, log_ratio
 from normscope.certify.values import Values
 from normscope.core.bracket import Certificate, Step
-from normscope.core.errors import Refusal
+from normscope.core.errors import InputError, InternalError, Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, root_sum_square, total
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
 from normscope.rules.activations import Entrywise
 from normscope.rules.convolution import absorbed_padding, convolution_of
-from normscope.rules.normalizers import normalizer_of, running_scale
+from normscope.rules.normalizers import Normalizer, normalizer_of, running_scale
 from normscope.rules.registry import Gain, registry
 
 # entries of all nodes together, and nodes, up to which every activation's input is relaxed on its own
@@ -43,7 +46,17 @@ class Upper:
 
 
 def check_rules(graph: Graph) -> None:
-    """Refuse, with the full list, a graph that has operations without a rule."""
+    """Refuse, with the full list, a graph that has operations without a rule, and one that computes with NaN."""
+    for node in graph:
+        numbers = tree_leaves((node.args, node.kwargs))
+        if any(isinstance(number, float) and math.isnan(number) for number in numbers):
+            raise InputError(f"{node.label} computes with NaN: no bound exists; remove it")
+        normalizer = normalizer_of(node)
+        if normalizer is not None and normalizer.running_variance is not None and not _sane(normalizer):
+            raise InputError(
+                f"{node.label} has running statistics that are not finite, or a variance that is not above −ε = "
+                f"{-normalizer.epsilon:g}: no bound exists; load statistics from before training diverged, or estimate them again"
+            )
     missing = [node for node in graph if node.op != "input" and registry.find(node) is None]
     random = [node for node in graph if is_random(node)]
     causes = list(dict.fromkeys(node.label for node in missing if node not in random))
@@ -55,6 +68,12 @@ def check_rules(graph: Graph) -> None:
             causes,
             "Register one with normscope.rules.register(operation, rule); see docs/rules.md.",
         )
+
+
+def _sane(normalizer: Normalizer) -> bool:
+    mean, variance = normalizer.running_mean, normalizer.running_variance
+    assert mean is not None and variance is not None
+    return bool(mean.isfinite().all() and variance.isfinite().all() and (variance + normalizer.epsilon > 0).all())
 
 
 class Composition(Values):
@@ -76,7 +95,7 @@ class Composition(Values):
     def gain(self, node: Node) -> Gain:
         if node not in self.gains:
             key = signature(node)
-            self.gains[node] = self.known[key] if key in self.known else self._ask(node)
+            self.gains[node] = self.known[key] if key is not None and key in self.known else self._ask(node)
             if key is not None:
                 self.known[key] = self.gains[node]
         return self.gains[node]
@@ -94,7 +113,7 @@ class Composition(Values):
                 link = self._folded(node, folds[node])
             elif node in folds.values():
                 continue
-            elif node.op in CONVOLUTIONS and len(node.inputs) == 1:
+            elif node.op in CONVOLUTIONS and applies_weight(node):
                 link = self._convolution(node)
             else:
                 link = Link(node, node.inputs, self.gain(node), (node,))
@@ -123,7 +142,7 @@ class Composition(Values):
             relaxation.tighten(self, node.input)
         gain = rule.gain(node, self)
         if len(gain.factors) != len(node.inputs):
-            raise AssertionError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
+            raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
         return gain
 
     def _convolution(self, node: Node) -> Link:
@@ -174,8 +193,13 @@ class Composition(Values):
 def upper(
     graph: Graph, report: Report | None = None, region: Region | None = None, known: dict[object, Gain] | None = None
 ) -> Upper:
-    """A certified upper bound on the Lipschitz constant of the traced function, from ℓ2 to ℓ2, on a region or everywhere."""
-    return Composition(graph, report, region, known).upper()
+    """A certified upper bound on the Lipschitz constant of the traced function, from ℓ2 to ℓ2, on a region or everywhere.
+
+    Every bound takes this road, and none leaves it that a pair of points contradicts.
+    """
+    found = Composition(graph, report, region, known).upper()
+    check_bound(graph, found.bound, region)
+    return found
 
 
 def arriving(link: Link, at: dict[Node, Magnitude]) -> Magnitude:
@@ -215,10 +239,13 @@ def _composition_rounding(links: Sequence[Link], at: dict[Node, Magnitude]) -> f
 
 
 def signature(node: Node) -> object | None:
-    """Equal for nodes with the same weight, settings and input shape: shared modules are bounded once."""
-    if len(node.inputs) != 1 or not node.constants:
+    """Equal for nodes with the same weight, settings and input shape: shared modules are bounded once.
+
+    The weight is the constant itself, which a table of known gains keeps alive: neither an address that is used again nor a view
+    of other numbers at the same address can be taken for it.
+    """
+    if not applies_weight(node):
         return None
-    tensors = tuple((c.value.data_ptr(), c.value.shape, c.value.stride()) for c in node.constants)
-    settings = tuple(repr(a) for a in node.args if not isinstance(a, (Node, Constant)))
+    settings = tuple(repr(a) for a in (*node.args[2:], *node.kwargs.items()) if not isinstance(a, (Node, Constant)))
     padding = (node.input.op, repr(node.input.args[1:]), node.input.inputs[0].shape) if node.input.op == "pad" else ()
-    return (node.op, tensors, settings, node.input.shape, padding) if node.op in ("linear", *CONVOLUTIONS) else None
+    return node.op, node.args[1], settings, node.input.shape, padding

@@ -18,16 +18,19 @@ import torch
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Composition
+from normscope.certify.uses import Use, enters_as_it_stands, sharing_memory, uses_of_parameters
 from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, InternalError, boundary
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Node
 from normscope.graph.trace import chosen_output
+from normscope.operators.dense import frobenius_norm
 from normscope.rules.convolution import convolution_of
 from normscope.rules.normalizers import elements, largest_output, normalizer_of
 
+VISIBLE = 1e-4  # constants of a float32 model are rounded to float32
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
 UNUSED = "the output does not depend on it"
@@ -44,6 +47,7 @@ class Sensitivity:
     reason: str = ""
 
 
+@boundary
 def weight_sensitivities(
     model: torch.nn.Module,
     example: Example,
@@ -61,41 +65,31 @@ def weight_sensitivities(
     graph = certifiable_graph(model, example, "eval", output)
     context = Composition(graph, region=region)
     context.links()
-    behind, names = _behind(context), _Names(model)
-    found: dict[str, list[Sensitivity]] = {name: [] for name, _ in model.named_parameters()}
-    for name in names.among(graph.absorbed):
-        found[name].append(Sensitivity(name, INFINITY, INFINITY, INFINITY, NO_RULE))
-    for node in graph:
-        follows = behind[node] * loss_constant
-        counted = {id(constant): (entering, reason) for constant, entering, reason in _entering(context, node)}
-        for constant in node.constants:
-            known = counted.get(id(constant)) if names.is_one(constant) else None
-            entering, reason = known or (INFINITY, NO_RULE)
-            bound = follows * entering
-            for name in names.among(constant.sources):
-                found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
+    behind, nodes = _behind(context), {node.name: node for node in graph}
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    called = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    found: dict[str, list[Sensitivity]] = {name: [] for name in first.values()}
+    for name, other in sharing_memory(model).items():
+        found[name].append(Sensitivity(name, INFINITY, INFINITY, INFINITY, f"it shares memory with {other}"))
+    for use in uses_of_parameters(model, Call.of(example).samples(slice(0, 1)), graph.output.name):
+        node = nodes.get(use.reader)
+        follows = INFINITY if node is None else behind[node] * loss_constant
+        entering, reason = (INFINITY, NO_RULE) if node is None else _through(context, node, use)
+        bound = follows * entering
+        for name in dict.fromkeys(called[name] for name in use.parameters):
+            found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
     rows = [_added(several) if several else Sensitivity(name, ZERO, ZERO, ZERO, UNUSED) for name, several in found.items()]
+    _check(rows, _Derivative(model, example, region, output), loss_constant)
     return sorted(rows, key=lambda row: row.bound, reverse=True)
 
 
-class _Names:
-    """Which parameters of a model the constants of its graph are made from; a tied parameter goes by the first of its names."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.parameters = dict(model.named_parameters(remove_duplicate=False))
-        first = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.first = {name: first[id(parameter)] for name, parameter in self.parameters.items()}
-
-    def among(self, sources: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys(self.first[name] for name in sources if name in self.first))
-
-    def is_one(self, constant: Constant) -> bool:
-        """Whether it is one parameter or a part of it as it stands: no number is computed, none is there twice."""
-        if len(constant.sources) != 1 or constant.sources[0] not in self.parameters:
-            return False
-        value, parameter = constant.value, self.parameters[constant.sources[0]]
-        repeats = any(size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True))
-        return value.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr() and not repeats
+def _through(context: Composition, node: Node, use: Use) -> tuple[Magnitude, str]:
+    """The largest norm of what multiplies a parameter in one of its uses, and why it is infinite."""
+    constant = node.args[use.position] if use.position is not None and use.position < len(node.args) else None
+    for weight, entering, reason in _entering(context, node):
+        if weight is constant and use.copies is not None and enters_as_it_stands(use, weight):
+            return entering * math.sqrt(use.copies) * (1 + 2**-50), reason
+    return INFINITY, NO_RULE
 
 
 def weight_bracket(
@@ -114,36 +108,62 @@ def weight_bracket(
     steps = tuple(Step(row.parameter, row.parameter, "parameter", row.bound, "Than 2025, Theorem 12") for row in rows)
     reason = next((f"{row.parameter}: {row.reason}" for row in rows if row.bound == INFINITY), "")
     upper = root_sum_square(row.bound for row in rows).widened(1e-12)
-    return Bracket(_derivative(model, example, region, output, generator), upper, None, Certificate(steps, reason), steps)
+    return Bracket(_Derivative(model, example, region, output, generator).norm(), upper, None, Certificate(steps, reason), steps)
 
 
-def _derivative(
-    model: torch.nn.Module, example: Example, region: Region | None, output: str | int | None, generator: torch.Generator | None
-) -> Magnitude:
-    """A lower bound on ‖∂ output/∂ parameters‖ at one generic input, where no unit sits on its kink."""
-    generator = generator or torch.Generator().manual_seed(0)
-    twin = copy.deepcopy(model).double().eval()
-    parameters = [parameter.requires_grad_(True) for parameter in twin.parameters()]
-    call = Call.of(example).samples(slice(0, 1))
-    floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())
-    reach = 1e-3 * (region.reach if region is not None else max(float(part.abs().max()) for part in call.floats()))
+class _Derivative:
+    """∂ output/∂ parameters at one generic input near the middle of the region or the example, where no unit is at its kink."""
 
-    def generic(value: Any) -> Any:
-        if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()):
-            return value
-        place = next(floats).to(torch.float64)
-        noise = torch.randn(place.shape, generator=generator, dtype=torch.float64)
-        return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        example: Example,
+        region: Region | None,
+        output: str | int | None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.generator = generator or torch.Generator().manual_seed(0)
+        twin = copy.deepcopy(model).double().eval()
+        self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
+        call = Call.of(example).samples(slice(0, 1))
+        floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())
+        reach = 1e-3 * (region.reach if region is not None else max(float(part.abs().max()) for part in call.floats()))
 
-    outputs = twin(*map(generic, call.args), **{name: generic(value) for name, value in call.kwargs.items()})
-    chosen = chosen_output(outputs, output).reshape(-1)
-    rows = min(ROWS, chosen.numel())
-    ways = torch.linalg.qr(torch.randn(chosen.numel(), rows, generator=generator, dtype=torch.float64))[0].T
-    found = []
-    for way in ways:
-        slopes = torch.autograd.grad(chosen, parameters, way, retain_graph=True, allow_unused=True)
-        found.append(torch.cat([slope.reshape(-1) for slope in slopes if slope is not None]))
-    return Magnitude(float(torch.linalg.matrix_norm(torch.stack(found), 2)) * (1 - 1e-9))
+        def generic(value: Any) -> Any:
+            if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()):
+                return value
+            place = next(floats).to(torch.float64)
+            noise = torch.randn(place.shape, generator=self.generator, dtype=torch.float64)
+            return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
+
+        outputs = twin(*map(generic, call.args), **{name: generic(value) for name, value in call.kwargs.items()})
+        self.output = chosen_output(outputs, output).reshape(-1)
+
+    def along(self, ways: int) -> dict[str, torch.Tensor]:
+        """For each parameter that the output depends on, rows of its derivative along orthonormal directions of the output."""
+        drawn = torch.randn(self.output.numel(), ways, generator=self.generator, dtype=torch.float64)
+        found: dict[str, list[torch.Tensor]] = {}
+        for way in torch.linalg.qr(drawn)[0].T if self.output.requires_grad else ():
+            slopes = torch.autograd.grad(self.output, [*self.parameters.values()], way, retain_graph=True, allow_unused=True)
+            for name, slope in zip(self.parameters, slopes, strict=True):
+                if slope is not None:
+                    found.setdefault(name, []).append(slope.reshape(-1))
+        return {name: torch.stack(rows) for name, rows in found.items()}
+
+    def norm(self) -> Magnitude:
+        """A lower bound on the norm of the derivative in all parameters together."""
+        rows = [*self.along(min(ROWS, self.output.numel())).values()]
+        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - 1e-9) if rows else 0.0
+        return Magnitude(norm) if math.isfinite(norm) else ZERO
+
+
+def _check(rows: Sequence[Sensitivity], derivative: _Derivative, loss_constant: float) -> None:
+    """Raise if a derivative along one direction of the output exceeds its bound by more than rounding."""
+    slopes = derivative.along(min(1, derivative.output.numel()))
+    for row in rows:
+        norm = frobenius_norm(slopes[row.parameter].nan_to_num(0, 0, 0)) if row.parameter in slopes else ZERO
+        if norm * loss_constant > row.bound * (1 + VISIBLE):
+            raise InternalError(f"a derivative of {norm:.17} in {row.parameter} exceeds the certified bound {row.bound:.17}")
 
 
 def _added(several: list[Sensitivity]) -> Sensitivity:

@@ -15,13 +15,14 @@ from normscope.checkup.checks import CHECKS
 from normscope.checkup.finding import SEVERITIES, Finding, Findings
 from normscope.checkup.subject import Subject
 from normscope.core.data import Data, Example
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.randomness import preserved_random_state
 from normscope.graph.exporting import check_runs
 
 IGNORE = re.compile(r"#\s*normscope:\s*ignore\s+((?:NS\d+[,\s]*)+)")
 
 
+@boundary
 def doctor(
     model: torch.nn.Module,
     example: Example,

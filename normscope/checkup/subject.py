@@ -87,7 +87,7 @@ class Subject:
         assert self.graph is not None
         quick: dict[object, Gain] = {}
         for node, norm in self.weight_norms.items():
-            if node.input.op != "pad":
+            if node.input.op != "pad" and signature(node) is not None:
                 taps = math.prod(node.args[1].shape[2:])
                 quick[signature(node)] = Gain((norm * math.sqrt(taps),), "quick")
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from normscope.core.errors import InternalError
 from normscope.core.magnitude import INFINITY, Magnitude
 from normscope.core.rendering import Rendered
 
@@ -65,9 +66,7 @@ class Bracket(Rendered):
 
     def __post_init__(self) -> None:
         if self.lower > self.upper:
-            raise AssertionError(
-                f"a bug of normscope: lower bound {self.lower:.17} exceeds upper bound {self.upper:.17}; please report it"
-            )
+            raise InternalError(f"lower bound {self.lower:.17} exceeds upper bound {self.upper:.17}")
 
     @property
     def reason(self) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 
 class NormscopeError(Exception):
@@ -26,6 +31,85 @@ class Refusal(NormscopeError):
         super().__init__(f"{message}. {advice}" if advice else message)
 
 
+class UnforeseenError(Refusal):
+    """A case that normscope did not foresee: what was raised is the `__cause__`."""
+
+
+class InternalError(NormscopeError, AssertionError):
+    """normscope contradicts itself, so that no number of this call may be trusted."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"a bug of normscope: {what}; please report it")
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, as far as it fits in a message of one line."""
     return str(error).strip().partition("\n")[0]
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorator of a public function: no exception but ours leaves it.
+
+    Whatever else is raised becomes a refusal that names the operation at work, if any, and keeps the exception as its cause.
+    A call with the wrong arguments raises TypeError, as any function does.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except NormscopeError:
+            raise
+        except Exception as error:
+            frames = _frames(error)
+            if len(frames) == 1:  # raised by the call itself
+                raise
+            raise _unforeseen(function.__name__, error, frames[1:]) from error
+
+    return guarded
+
+
+def _unforeseen(name: str, error: Exception, frames: Sequence[FrameType]) -> UnforeseenError:
+    if isinstance(error, MemoryError):
+        return UnforeseenError(f"{name} ran out of memory", [_place(frames)], "Take a smaller model, region or batch.")
+    cause = f"{_place(frames)}: {type(error).__name__}: {first_line(error) or 'no message'}"
+    called = _foreign(frames)
+    if called:
+        return UnforeseenError(f"{name} called {called}, which raised an exception", [cause])
+    return UnforeseenError(f"{name} does not cover this case", [cause], "This is a limitation of normscope: please report it.")
+
+
+def _frames(error: Exception) -> list[FrameType]:
+    found, step = [], error.__traceback__
+    while step is not None:
+        found.append(step.tb_frame)
+        step = step.tb_next
+    return found
+
+
+def _place(frames: Sequence[FrameType]) -> str:
+    """The graph's node that was at work (operation, module path, source line), or else our function."""
+    for frame in reversed(frames):
+        for value in map(frame.f_locals.get, ("node", "top", "self", "output")):
+            if isinstance(getattr(value, "op", None), str) and isinstance(label := getattr(value, "label", None), str):
+                return label
+    own = [frame for frame in frames if _is_own(frame)]
+    return f"{own[-1].f_globals['__name__']}.{own[-1].f_code.co_name}" if own else "unknown place"
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "normscope"
+
+
+def _foreign(frames: Sequence[FrameType]) -> str:
+    """The user's own code (a rule, data, a callback), if the exception was raised there."""
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    last: Any = frames[-1].f_code
+    path = Path(last.co_filename)
+    if _is_own(frames[-1]) or not path.is_file() or any(path.is_relative_to(place) for place in installed):
+        return ""
+    return f"{path.name}:{last.co_firstlineno} ({last.co_name})"

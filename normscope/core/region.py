@@ -55,9 +55,10 @@ class Ball:
         """The nearest points of the region, for flat points (count, d)."""
         middle = torch.cat([part.reshape(-1) for part in self.middle]).to(points.dtype)
         away = points - middle
-        distance = length(away, -1)[..., None].to(points.dtype)
-        shrink = (self.radius * (1 - 1e-6) / distance.clamp(min=1e-300)).clamp(max=1.0)
-        return middle + away * shrink
+        largest = away.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(away.dtype).tiny)
+        unit = away / largest  # so that no square overflows or vanishes
+        longest = self.radius * (1 - 1e-6) / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1e-30)
+        return middle + unit * torch.minimum(largest, longest)
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:
         away = [(a.double() - b).reshape(-1) for a, b in zip(point, self.middle, strict=True)]

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.rendering import Rendered
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import Hessian
@@ -108,6 +108,7 @@ class Landscape(Rendered):
         return math.isfinite(value) and value <= self.loss
 
 
+@boundary
 def landscape(
     model: nn.Module,
     loss: Loss | Sequence[Loss],

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
@@ -116,6 +116,7 @@ class Curvature(Rendered):
         """∇L at the point where the curvature is taken."""
         return self.objective.layout.unflatten(self.matrix.objective.gradient())
 
+    @boundary
     def top(
         self,
         k: int = 1,
@@ -149,6 +150,7 @@ class Curvature(Rendered):
         """The k algebraically smallest eigenpairs."""
         return self.top(k, which="smallest", **options)
 
+    @boundary
     def trace(self, products: int = 48, confidence: float = 0.95, generator: torch.Generator | None = None) -> Estimate:
         """tr H with its confidence interval, by Hutch++; exact where `products` is at least the number of parameters."""
         with shown("trace", self.progress, products) as progress:
@@ -173,6 +175,7 @@ class Curvature(Rendered):
             raise InputError(f"an interval needs at least 2 probes, not {probes}")
         return self._quadrature(probes, steps, generator).estimate(function, confidence)
 
+    @boundary
     def density(
         self, probes: int = 10, steps: int = 50, width: float | None = None, generator: torch.Generator | None = None
     ) -> Density:
@@ -183,6 +186,7 @@ class Curvature(Rendered):
         self.results["density"] = Density.of(self._quadrature(probes, steps, generator), width)
         return self.results["density"]
 
+    @boundary
     def condition(self, threshold: float = 1e-3, products: int = 100, generator: torch.Generator | None = None) -> Condition:
         """The condition number on the numerically nonzero part of the spectrum, from one Lanczos run of so many products."""
         if not 0 < threshold < 1:
@@ -247,6 +251,7 @@ class Curvature(Rendered):
         return max(2, min(wanted, max(affordable, 8), self.size))
 
 
+@boundary
 def hessian(
     model: nn.Module,
     loss: Loss | Sequence[Loss],

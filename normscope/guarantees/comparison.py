@@ -17,7 +17,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
@@ -221,6 +221,7 @@ class Comparison(Rendered):
         return abs(first.gap - second.gap) > RESOLUTION * float(np.hypot(first.gap_error, second.gap_error))
 
 
+@boundary
 def compare_bounds(
     models: Union[Sequence[Trained], Mapping[str, nn.Module]],
     loss: Union[str, Loss, Callable[[Any, Any], torch.Tensor]],

@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError, NormscopeError
+from normscope.core.errors import InputError, NormscopeError, boundary
 from normscope.core.progress import Wanted, shown
 from normscope.core.rendering import Rendered
 from normscope.curvature.estimators import Estimate, student_interval
@@ -151,6 +151,7 @@ class Flatness(Rendered):
         yield from self.notes
 
 
+@boundary
 def flatness(
     model: nn.Module,
     data: Data,

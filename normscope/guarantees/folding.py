@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from normscope.certify.fold import foldable, folded_bias, folded_weight, is_transposed
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError, NormscopeError
+from normscope.core.errors import InputError, InternalError, NormscopeError
 from normscope.core.wrapping import unwrapped
 from normscope.geometry.quotient import canonical
 from normscope.graph.graph import Graph, Node
@@ -107,7 +107,7 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
 def check_same_function(first: nn.Module, second: nn.Module, example: Example) -> None:
     """Raise unless two models in float64 agree on the example."""
     if not difference(first, second, example) <= TOLERANCE:
-        raise AssertionError("a bug of normscope: rewriting the model changed its function; please report it")
+        raise InternalError("rewriting the model changed its function")
 
 
 def difference(first: nn.Module, second: nn.Module, example: Example) -> float:

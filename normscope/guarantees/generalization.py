@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError, Refusal
+from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
 from normscope.core.rendering import Rendered
@@ -107,6 +107,7 @@ class Guarantees(Rendered, Sequence[Bound]):
         return Group(Text(f"{head}\n"), table, *([Text("\nnot given:"), *missing] if missing else []))
 
 
+@boundary
 def generalization(
     model: nn.Module,
     loss: Union[str, Loss, Callable[[Any, Any], torch.Tensor]],

@@ -19,7 +19,7 @@ from torch import nn
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
 from normscope.core.rendering import Rendered
 from normscope.ledger import LayerRow, ledger
@@ -112,6 +112,7 @@ class TrainingCost(Rendered, Sequence[LayerCost]):
         return Group(Text(f"to an α-stationary point, α = {self.alpha:g}\n"), table, *(Text(f"· {line}") for line in self.caveats))
 
 
+@boundary
 def training_cost(model: nn.Module, example: Example, alpha: float = 0.01, data: Data | None = None) -> TrainingCost:
     """Iterations and evaluations to an α-stationary point by Than 2025, Corollaries 18 and 19, layer by layer.
 

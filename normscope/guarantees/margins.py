@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
-from normscope.core.errors import InputError, Refusal
+from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.progress import Wanted, shown
 from normscope.core.region import Ball
@@ -137,6 +137,7 @@ class Margins(Rendered):
             yield f"no finite constant on all inputs: {self.reason}"
 
 
+@boundary
 def margins(
     model: nn.Module,
     data: Data,

@@ -21,6 +21,7 @@ from normscope.core.rounding import UNIT_ROUNDOFF
 SLACK = 1e-8  # how far above Lanczos' value the first proof is tried
 MOST_LANCZOS_STEPS = 300
 BATCHED_SIZE = 96  # below this size a batch is handled in one call
+MOST_TURNS = 40  # of a proof: the slack grows fourfold whenever a guess was too low, so twenty turns pass any bound
 
 
 def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: Magnitude = ZERO, slack: float = SLACK) -> Magnitude:
@@ -46,12 +47,15 @@ def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: M
         matrices = matrices * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - -exponent // 2)  # 2^1074 alone overflows
         frobenius = _largest_frobenius(matrices)
     frobenius_squared = frobenius**2
-    floor = float((at_least / Magnitude.from_log(exponent * math.log(2))) ** 2)
+    scale = Magnitude.from_log(exponent * math.log(2))
+    if at_least > (scale * frobenius + perturbation).widened(1e-12):
+        return at_least
+    floor = float((at_least / scale) ** 2)
     size, inner = sorted((rows, columns))
     if size == 1:
         squared = frobenius_squared * (1 + 4 * inner * UNIT_ROUNDOFF)
     else:
-        proved = (_prove_together if size < BATCHED_SIZE else _prove_one_by_one)(matrices, floor, slack)
+        proved = (_prove_together if size < BATCHED_SIZE else _prove_one_by_one)(matrices, floor, frobenius_squared, slack)
         roundoff = UNIT_ROUNDOFF * (8 if matrices.is_complex() else 2)
         factorization, gram = (size + 2) * size * proved, (inner + 4) * frobenius_squared
         squared = proved + 1.01 * roundoff * (factorization + gram + 4 * (proved + frobenius_squared))
@@ -61,37 +65,52 @@ def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: M
 
 def _largest_frobenius(matrices: torch.Tensor) -> float:
     real = torch.view_as_real(matrices) if matrices.is_complex() else matrices
-    return float(torch.linalg.vector_norm(real.flatten(1), dim=1).max()) * (1 + 2.0**-40)
+    return float(torch.linalg.vector_norm(real.flatten(1), dim=1).max()) * (1 + (real[0].numel() + 8) * UNIT_ROUNDOFF)
 
 
-def _prove_together(matrices: torch.Tensor, floor: float, slack: float) -> float:
-    """c ≥ floor such that cI − G passes Cholesky for every matrix of the batch; c only grows, so what passed stays proved."""
+def _prove_together(matrices: torch.Tensor, floor: float, most: float, slack: float) -> float:
+    """c ≥ floor such that cI − G passes Cholesky for every matrix of the batch; c only grows, so what passed stays proved.
+
+    most: the largest ‖A‖_F², which needs no proof: what is left when guesses fail, however small, large or odd the entries are.
+    The largest ‖A‖² is at least `most` over the rank, so that c > 0 from the start.
+    """
     rows, columns = matrices.shape[-2:]
     gram = matrices.mH @ matrices if columns <= rows else matrices @ matrices.mH
     waiting = gram[torch.linalg.matrix_norm(gram).argsort(descending=True)] if len(gram) > 1 else gram
-    bound = floor or float(torch.linalg.eigvalsh(waiting[0])[-1]) * (1 + slack)
-    while True:
+    bound = floor or max(most / min(rows, columns), _dense_eigenvalue(waiting[0]) * (1 + slack))
+    for _ in range(len(waiting) + MOST_TURNS):  # each matrix may raise the bound once, when it is the largest so far
         shifted = -waiting
         shifted.diagonal(dim1=-2, dim2=-1).add_(bound)
         failed = torch.linalg.cholesky_ex(shifted).info != 0
         if not failed.any():
             return bound
         waiting = waiting[failed]
-        raised = float(torch.linalg.eigvalsh(waiting[0])[-1]) * (1 + slack)
-        bound, slack = _raise(bound, raised, slack)
+        bound, slack = _raise(bound, _dense_eigenvalue(waiting[0]) * (1 + slack), slack)
+    return max(bound, most)
 
 
-def _prove_one_by_one(matrices: torch.Tensor, floor: float, slack: float) -> float:
+def _prove_one_by_one(matrices: torch.Tensor, floor: float, most: float, slack: float) -> float:
     """The same for large matrices, one at a time, with Lanczos only where the proof fails."""
     bound = floor
     for matrix in matrices:
         narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
         gram = narrow.mH @ narrow
-        if bound == 0:
-            bound = _largest_eigenvalue(gram, slack) * (1 + slack)
-        while not _below(gram, bound):
+        bound = bound or max(most / len(gram), _largest_eigenvalue(gram, slack) * (1 + slack))
+        for _ in range(MOST_TURNS):
+            if _below(gram, bound):
+                break
             bound, slack = _raise(bound, _largest_eigenvalue(gram, slack) * (1 + slack), slack)
+        else:
+            return max(bound, most)
     return bound
+
+
+def _dense_eigenvalue(gram: torch.Tensor) -> float:
+    """The largest one, as a guess; 0 where LAPACK does not converge."""
+    try:
+        return float(torch.linalg.eigvalsh(gram)[-1])
+    except torch.linalg.LinAlgError:
+        return 0.0
 
 
 def _below(gram: torch.Tensor, bound: float) -> bool:
@@ -116,14 +135,19 @@ def _largest_eigenvalue(gram: torch.Tensor, slack: float) -> float:
 def largest_eigenpair(
     apply: Callable[[torch.Tensor], torch.Tensor], size: int, dtype: torch.dtype, slack: float
 ) -> tuple[float, torch.Tensor]:
-    """The largest eigenvalue of a positive semidefinite operator and its vector, by Lanczos; nothing is proved here."""
+    """The largest eigenvalue of a positive semidefinite operator and its vector, by Lanczos; nothing is proved here.
+
+    Where the operator overflows, the last vector that it could be applied to, with eigenvalue 0.
+    """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
     basis = [vector / torch.linalg.vector_norm(vector)]
     diagonal: list[float] = []
     beside: list[float] = []
-    while True:
+    for _ in range(MOST_LANCZOS_STEPS):
         image = apply(basis[-1])
+        if not bool(image.isfinite().all()):
+            break
         diagonal.append(float(torch.vdot(basis[-1], image).real))
         known = torch.stack(basis)
         for _ in range(2):  # full reorthogonalization, twice is enough
@@ -139,12 +163,13 @@ def largest_eigenpair(
                 ritz = torch.from_numpy(vectors[:, -1].copy()).to(dtype)
                 return float(values[-1]), known.T @ ritz
         basis.append(image / beside[-1])
+    return 0.0, basis[-1]
 
 
 def frobenius_norm(weight: torch.Tensor) -> Magnitude:
-    """√Σ w², computed without overflow."""
+    """√Σ w², computed without overflow; infinite where an entry is."""
     weight = weight.detach().to(torch.float64)
     largest = float(weight.abs().max()) if weight.numel() else 0.0
-    if largest == 0:
-        return ZERO
+    if largest == 0 or math.isinf(largest):
+        return Magnitude(largest)
     return Magnitude(largest) * float(torch.linalg.vector_norm(weight / largest))

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from normscope.core.data import Call, Example
-from normscope.core.errors import ExportError, InputError
+from normscope.core.errors import ExportError, InputError, boundary
 from normscope.graph.exporting import check_runs, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
@@ -31,6 +31,7 @@ from normscope.symmetry.shifts import Shifts
 MODES = ("train", "eval")
 
 
+@boundary
 def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "train") -> SymmetryReport:
     """Find the groups of parameter changes that leave every output of a model as it is, for any input.
 

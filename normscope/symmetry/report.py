@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from normscope.core.errors import boundary
 from normscope.core.rendering import Rendered
 from normscope.symmetry.check import Refutation, check
 from normscope.symmetry.completeness import Completeness, completeness
@@ -45,10 +46,12 @@ class SymmetryReport(Rendered):
     def of_kind(self, *kinds: str) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.kind in kinds)
 
+    @boundary
     def check(self) -> list[Refutation]:
         """Try to refute every group on numbers, in float64; what comes back is a bug of normscope."""
         return check(self.groups, self.numerics)
 
+    @boundary
     def completeness(self) -> Completeness:
         """How many directions change no output, and how many of them the groups name; for models of a few thousand parameters."""
         return completeness(self.groups, self.numerics, self.unused)

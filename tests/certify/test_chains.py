@@ -15,7 +15,7 @@ from normscope.certify import chains
 from normscope.certify.chains import Layer
 from normscope.core.magnitude import Magnitude, product
 from normscope.operators.dense import spectral_norm
-from tests.cases import randn
+from tests.cases import Function, randn
 
 SLOPES = {"relu": (0.0, 1.0), "leaky": (0.1, 1.0), "abs": (-1.0, 1.0), "gelu": (-0.129, 1.129), "steep": (0.5, 3.0)}
 
@@ -211,3 +211,48 @@ def test_one_layer_is_its_norm():
     layer = Layer(lambda: weight, spectral_norm(weight), 3, (0.0, 2.0))
     assert chains.bound([layer]) == (spectral_norm(weight) * 2.0, "product")
     assert isinstance(chains.bound([layer])[0], Magnitude)
+
+
+@pytest.mark.parametrize("dims", [[96, 2, 96], [40, 5, 300], [300, 5, 3], [2, 6, 200], [30, 4, 4, 50]], ids=str)
+@pytest.mark.parametrize("scale", [1e-160, 1.0, 1e160])
+def test_patterns_of_a_bottleneck_are_those_of_its_small_factors(dims, scale):
+    """Wide ends are replaced by triangular factors; what QR rounds is paid for."""
+    weights = [weight * scale for weight in weights_of(dims)]
+    truth = largest_pattern([weight / scale for weight in weights], SLOPES["leaky"])
+    found = chains.patterns(layers_of(weights, SLOPES["leaky"]))
+    found = found * product(spectral_norm(weight) for weight in weights) / Magnitude(scale) ** len(weights)
+    assert truth * (1 - 1e-12) <= float(found) <= truth * (1 + 1e-7)
+
+
+def test_patterns_are_held_in_blocks(monkeypatch):
+    weights = weights_of([30, 10, 30])
+    whole = chains.patterns(layers_of(weights, SLOPES["relu"]))
+    monkeypatch.setattr(chains, "PATTERN_ENTRIES", 700)
+    largest = []
+    monkeypatch.setattr(chains, "spectral_norm", lambda stack, *rest: largest.append(stack.numel()) or spectral_norm(stack, *rest))
+    assert float(chains.patterns(layers_of(weights, SLOPES["relu"]))) == pytest.approx(float(whole), rel=1e-7)
+    assert max(largest) <= 700
+    monkeypatch.setattr(chains, "PATTERN_WORK", 1e4)
+    assert chains.patterns(layers_of(weights, SLOPES["relu"])) is None
+
+
+@pytest.mark.parametrize("dims", [(96, 2, 96), (100, 12, 4096)], ids=str)
+def test_narrow_autoencoders_have_a_bracket(dims):
+    """The all-zero pattern among them."""
+    model = nn.Sequential(nn.Linear(dims[0], dims[1]), nn.ReLU(), nn.Linear(dims[1], dims[2])).eval()
+    assert float(ns.lipschitz(model, torch.zeros(1, dims[0]), effort=0.01).upper) > 0
+
+
+def test_entrywise_functions_that_broadcast_are_no_part_of_a_chain():
+    limits, first, second = torch.full((50, 5), -100.0), nn.Linear(4, 5), nn.Linear(5, 2)
+    for region in (None, ns.Ball(torch.zeros(4), 0.1)):
+        found = ns.lipschitz(Function(lambda x: second(torch.clamp(first(x[:, None]), min=limits))), torch.zeros(1, 4), region)
+        copies = math.sqrt(50) * float(torch.linalg.matrix_norm((second.weight @ first.weight).double(), 2))
+        assert float(found.upper) >= copies * (1 - 1e-6)
+
+
+def test_a_bias_that_depends_on_the_input_is_no_matrix():
+    weight = randn(3, 3)
+    model = Function(lambda x: nn.functional.linear(torch.relu(nn.functional.linear(torch.ones(1, 3), weight, x[0])), weight))
+    bracket = ns.lipschitz(model, torch.zeros(1, 3))
+    assert bracket.lower <= bracket.upper

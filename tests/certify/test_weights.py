@@ -79,6 +79,7 @@ class Uses(nn.Module):
         super().__init__()
         self.use, self.first, self.second = use, nn.Linear(3, 3), nn.Linear(3, 3)
         self.sharpness = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mask", torch.ones(3, 3).tril())
 
     def forward(self, x):
         return self.use(self, x)
@@ -91,7 +92,23 @@ USES = {
     "tied": lambda m, x: m.second(m.first(x)),
     "in an activation": lambda m, x: m.first(x) * torch.sigmoid(m.sharpness * m.first(x)),
     "transposed": lambda m, x: nn.functional.linear(m.first(x), m.first.weight.T),
+    "overlapping": lambda m, x: nn.functional.linear(x, m.first.weight.flatten().unfold(0, 3, 1)),
+    "indexed twice": lambda m, x: nn.functional.linear(x, m.first.weight[[0, 0, 2, 1, 0]]),
+    "beside itself": lambda m, x: nn.functional.linear(x, torch.cat([m.first.weight, m.first.weight.flip(0)])),
+    "masked": lambda m, x: nn.functional.linear(x, m.first.weight * m.mask),
+    "strided": lambda m, x: nn.functional.linear(x, m.first.weight.as_strided((7, 3), (1, 1))),
+    "a Kronecker product": lambda m, x: nn.functional.linear(x, torch.kron(m.first.weight[:, :1], m.first.weight[:1])),
+    "squared": lambda m, x: nn.functional.linear(x, m.first.weight**2),
+    "as a plain number": lambda m, x: m.first(x) * m.sharpness.item(),
+    "as a plain number alone": lambda m, x: x * m.sharpness.item(),
+    "complex": lambda m, x: nn.functional.linear(
+        x, torch.view_as_complex(m.first.weight[:, :2].contiguous()).abs()[:, None].expand(3, 3)
+    ),
+    "as weight and as input": lambda m, x: m.first(x + m.first.weight[0]),
+    "in a stack": lambda m, x: torch.stack([m.first(x), m.first.weight[:1]]).sum(0),
+    "beside another": lambda m, x: nn.functional.linear(x, m.first.weight + m.second.weight),
 }
+FINITE = ("tied", "transposed", "repeated", "overlapping", "indexed twice", "beside itself", "masked", "strided")
 
 
 @pytest.mark.parametrize("name", USES)
@@ -109,7 +126,47 @@ def test_every_use_of_a_weight_counts(name):
             lambda p, row=row: torch.func.functional_call(model, {row.parameter: p}, (x,)).flatten(), parameters[row.parameter]
         )
         assert float(torch.linalg.matrix_norm(jacobian.reshape(jacobian.shape[0], -1), 2)) <= float(row.bound)
-    assert all(row.bound.finite for row in rows) == (name in ("tied", "transposed"))
+    assert all(row.bound.finite for row in rows) == (name in FINITE)
+
+
+@pytest.mark.parametrize("make", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm,
+                                  nn.utils.parametrizations.orthogonal])  # fmt: skip
+def test_parametrized_weights_have_no_rule(make):
+    x = torch.ones(1, 3).double()
+    rows = {row.parameter: row for row in ns.weight_sensitivities(make(nn.Linear(3, 3)).double(), x, region=ns.Ball(x[0], 0.1))}
+    assert rows.pop("bias").bound.finite
+    assert rows and all(not row.bound.finite and "parametrization" in row.reason for row in rows.values())
+
+
+@pytest.mark.parametrize("attach", ["buffer", "attribute", "parameter"])
+def test_a_parameter_that_shares_memory_is_not_moved_alone(attach):
+    model, x = Uses(lambda m, x: nn.functional.linear(x, m.first.weight) + x @ m.view).double(), torch.ones(1, 3).double()
+    view = model.first.weight.detach()[:, :3].T
+    if attach == "buffer":
+        model.register_buffer("view", view)
+    else:
+        model.view = nn.Parameter(view) if attach == "parameter" else view
+    rows = {row.parameter: row for row in ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
+    assert "shares memory with view" in rows["first.weight"].reason and not rows["first.weight"].bound.finite
+
+
+def test_parameters_side_by_side_in_memory_are_apart():
+    """As optimizers lay them out that keep all parameters in one vector."""
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double(), torch.ones(1, 3).double()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    for parameter, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
+        parameter.data = part.view_as(parameter)
+    assert all(row.bound.finite for row in ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1)))
+
+
+def test_a_parameter_of_another_output_does_not_matter():
+    class Two(Uses):
+        def forward(self, x):
+            return self.first(x), self.second(x)
+
+    x = torch.ones(1, 3)
+    rows = {row.parameter: row for row in ns.weight_sensitivities(Two(None), x, region=ns.Ball(x[0], 0.1), output=0)}
+    assert rows["first.weight"].bound.finite and rows["second.weight"].bound == 0
 
 
 def test_weights_without_a_region_are_unbounded_and_it_says_so():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import normscope as ns
 from normscope.core.magnitude import Magnitude
+from normscope.operators import dense
 from normscope.operators.dense import frobenius_norm, spectral_norm
 from tests.cases import Function, randn
 
@@ -178,3 +179,35 @@ def test_what_vanished_in_rounding_is_not_zero():
     """(1e20 x + x) − 1e20 x is x, but float64 computes 0."""
     assert float(spectral_norm(torch.zeros(3, 2), perturbation=0.5)) >= 0.5
     assert float(ns.operator_norm(Function(lambda x: (1e20 * x + x) - 1e20 * x), (2,)).upper) >= 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 60, 100])
+@pytest.mark.parametrize("scale", [0.0, 5e-324, 1e-310, 1e-170, 1.0, 1e170, 1e300])
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_zero_members_of_a_batch_end(size, scale, first):
+    """As for a pattern of dead units, or a group of a pruned convolution, wherever it stands in the batch."""
+    matrix = torch.eye(size, dtype=torch.float64) * scale
+    batch = torch.stack([matrix * first, matrix * (1 - first)])
+    for known in (0.0, scale / 2, scale, 1e308):
+        bound = spectral_norm(batch, at_least=Magnitude(known))
+        least = max(Magnitude(scale), Magnitude(known))
+        assert least <= bound <= least.widened(TIGHT)
+
+
+def test_guesses_that_are_too_low_end():
+    """When no guess helps, what is proved is the Frobenius norm."""
+    batch = torch.stack([randn(100, 100, seed=seed).double() for seed in range(2)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "_largest_eigenvalue", lambda *_: 0.0)
+        patch.setattr(dense, "_dense_eigenvalue", lambda *_: math.nan)
+        for some in (batch, batch[:, :20, :20]):
+            truth = float(torch.linalg.matrix_norm(some, 2).max())
+            assert truth <= float(spectral_norm(some)) <= 10 * truth
+        patch.setattr(dense, "_below", lambda *_: False)
+        assert float(spectral_norm(batch)) >= float(torch.linalg.matrix_norm(batch).max())
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1.0, 1e300, math.inf, math.nan])
+def test_lanczos_ends_on_every_operator(value):
+    found, vector = dense.largest_eigenpair(lambda v: value * v, 7, torch.float64, 1e-8)
+    assert bool(vector.isfinite().all()) and found == (pytest.approx(value) if math.isfinite(value) else 0.0)

@@ -59,7 +59,7 @@ def _gated(node: Node, x: Node, gate: Node) -> tuple[Node, float] | None:
     if gate.op == "tanh" and gate.input.op == "softplus" and gate.input.input is x:
         beta, threshold = (scalar(gate.input.argument(i, name, d)) for i, name, d in ((1, "beta", 1), (2, "threshold", 20)))
         return (renewed(node, "mish", aten.mish.default, (x,)), 1.0) if beta == 1.0 and (threshold or 0) >= 20 else None
-    if gate.op in ("hardtanh", "relu6", "clamp"):
+    if gate.op in ("hardtanh", "relu6", "clamp") and len(gate.inputs) == 1:
         three, inner_node = plus_constant(gate.input)
         limits = (0.0, 6.0) if gate.op == "relu6" else tuple(scalar(a) for a in gate.args[1:3])
         if three == 3.0 and inner_node is x and limits == (0.0, 6.0):
