@@ -18,7 +18,7 @@ from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import unproved
 from normscope.graph.trace import chosen_output
 
-SIZES = (5, 2)  # of the batches that are tried, beside the example's own
+SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output

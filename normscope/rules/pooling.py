@@ -118,8 +118,7 @@ class VectorNorm(Rule):
     """‖x‖_p is 1-Lipschitz in ℓ2 for p ≥ 2, and n^(1/p − 1/2)-Lipschitz for 1 ≤ p < 2."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        order = node.args[1] if len(node.args) > 1 and node.args[1] is not None else 2.0
-        order = {"fro": 2.0}.get(order, order) if isinstance(order, str) else order
+        order = _order(node)
         if not isinstance(order, (int, float)) or order < 1:
             return Gain.infinite(node, f"the {order}-norm is not Lipschitz")
         entries = math.prod(node.input.shape) / max(math.prod(node.shape), 1)
@@ -130,7 +129,17 @@ class VectorNorm(Rule):
         return Interval.constant(0.0, math.inf, node.shape)
 
     def form(self, node: Node, forms: Forms) -> Form:
-        return reduced(node, forms, linear=False, constants=False, position=2)
+        """‖c x‖_p = c ‖x‖_p for every p but 0, which counts the entries that are not 0."""
+        if isinstance(_order(node), str):
+            return forms.opaque()
+        norm = reduced(node, forms, linear=False, constants=False, position=2)
+        return forms.entrywise(norm, 0.0) if _order(node) == 0 else norm
+
+
+def _order(node: Node) -> float | str:
+    """p of a p-norm; a name that has none as it is."""
+    order = node.args[1] if len(node.args) > 1 and node.args[1] is not None else 2.0
+    return 2.0 if order == "fro" else order
 
 
 @rule("std", "var")
