@@ -26,6 +26,7 @@ from normscope.graph.layouts import CONSTANT, LAYOUTS, Layout, Operation, State,
 
 HINT = 7  # samples that branches on the size of the batch see; each such branch ends the proof anyway
 
+
 class Broken(Exception):
     """The proof has ended; says why."""
 
@@ -85,7 +86,9 @@ class _Proof(TorchDispatchMode):
         states = {id(leaf): self.state(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         guards = len(self.env.guards)
         result = func(*args, **kwargs)
-        self.own_guards += len(self.env.guards) - guards  # torch's choice of a kernel: what it computes is in the table all the same
+        self.own_guards += (
+            len(self.env.guards) - guards
+        )  # torch's choice of a kernel: what it computes is in the table all the same
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         operation = Operation(func, args, kwargs, states, results)
         made = operation.states()
@@ -117,7 +120,9 @@ def _consistent(tensor: torch.Tensor, state: State, name: str) -> State:
     sizes = [size_of(size) for size in tensor.shape]
     if isinstance(state, Unproved):
         return state
-    wanted = [(state.outer * state.inner, 1) if isinstance(state, Layout) and axis == state.axis else None for axis in range(len(sizes))]
+    wanted = [
+        (state.outer * state.inner, 1) if isinstance(state, Layout) and axis == state.axis else None for axis in range(len(sizes))
+    ]
     fits = all(
         size is not None and (size == want if want is not None else size[1] == 0) for size, want in zip(sizes, wanted, strict=True)
     )

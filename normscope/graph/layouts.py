@@ -280,7 +280,9 @@ def unsqueezed(operation: Operation) -> Layout:
 def squeezed(operation: Operation) -> Layout:
     layout, shape = operation.only("self"), operation["self"].shape
     among = operation.axes("dim", len(shape)) if "dim" in operation.values else range(len(shape))
-    return layout.at(layout.axis - sum(axis < layout.axis and isinstance(shape[axis], int) and shape[axis] == 1 for axis in set(among)))
+    return layout.at(
+        layout.axis - sum(axis < layout.axis and isinstance(shape[axis], int) and shape[axis] == 1 for axis in set(among))
+    )
 
 
 def selected(operation: Operation) -> Layout:
@@ -399,7 +401,9 @@ def batch_normalized(operation: Operation) -> tuple[Layout, ...]:
     statistics = [operation.values.get(name) for name in ("running_mean", "running_var")]
     others = [value for name, value in operation.values.items() if name != "input" and isinstance(value, torch.Tensor)]
     if operation.values.get("training", False):
-        _require(layout.axis == 1 and not any(isinstance(value, torch.Tensor) for value in statistics), "takes statistics of the batch")
+        _require(
+            layout.axis == 1 and not any(isinstance(value, torch.Tensor) for value in statistics), "takes statistics of the batch"
+        )
         _require(all(operation.of(value) == layout.at(0) for value in others), "treats samples differently")
     else:
         _require(layout.axis != 1 and all(operation.of(value) is None for value in others), "treats samples differently")
@@ -444,7 +448,7 @@ def gathered(operation: Operation) -> Layout:
 
 
 def indexed(operation: Operation) -> Layout:
-    tensor, indices = operation["self"], list(operation["indices"])
+    indices = list(operation["indices"])
     places = [place for place, index in enumerate(indices) if index is not None]
     given = [indices[place] for place in places]
     _require(all(index.dtype not in (torch.bool, torch.uint8) for index in given))
@@ -473,7 +477,8 @@ SIZES: dict[str, tuple[str, ...]] = {
 """Arguments that may depend on B, since the result's shape shows it."""
 
 ENTRYWISE = {
-    "alias", "copy", "detach", "fill", "floor_divide", "hardswish", "lift_fresh", "lift_fresh_copy", "_prelu_kernel", "_to_copy", "zero",
+    "alias", "copy", "detach", "fill", "floor_divide", "hardswish", "lift_fresh", "lift_fresh_copy",
+    "_prelu_kernel", "_to_copy", "zero",
 }  # fmt: skip
 """Beside those that torch tags as such."""
 
@@ -506,7 +511,8 @@ LAYOUTS: dict[str, Callable[[Operation], State | tuple[State, ...]]] = {
     "_native_batch_norm_legit": batch_normalized, "_native_batch_norm_legit_no_training": batch_normalized,
     "cudnn_batch_norm": batch_normalized,
     "embedding": looked_up, "index_select": index_selected, "gather": gathered, "scatter": gathered, "scatter_add": gathered,
-    "index": indexed, "_unsafe_index": indexed, "index_put": indexed, "constant_pad_nd": padded, "tril": on_last(2), "triu": on_last(2),
+    "index": indexed, "_unsafe_index": indexed, "index_put": indexed, "constant_pad_nd": padded, "tril":
+    on_last(2), "triu": on_last(2),
     **dict.fromkeys(("reflection_pad1d", "replication_pad1d", "upsample_nearest1d", "upsample_linear1d"), on_last(1)),
     **dict.fromkeys((
         "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool2d_with_indices", "reflection_pad2d",

@@ -32,7 +32,9 @@ def _reach(value: torch.Tensor) -> torch.Tensor:
 
 
 def _random(scale: float) -> Change:
-    return lambda value, generator: value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+    return lambda value, generator: (
+        value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+    )
 
 
 # What is put beside a sample. A model's own code need not take all of them: the first three it must.
@@ -51,7 +53,7 @@ REQUIRED = 3
 def check_samples_independent(
     model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None = None
 ) -> str | None:
-    """Refuse a model whose output for one sample depends on the other samples of the batch; a constant per sample is then meaningless.
+    """Refuse a model whose output for one sample depends on the other samples: a constant per sample is then meaningless.
 
     Returns None where independence is proved (see graph/independence.py), else a note that it was probed, and why.
     """
@@ -136,10 +138,8 @@ def _probe(run: _Run, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     batch = run.batch(size)
     alone, before = run(run.batch(1)), run(batch)
-    if before.shape == alone.shape:  # it reads the first sample alone, or all of them together
-        places = [0]
-    else:
-        places = sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)})
+    joint = before.shape == alone.shape  # it reads the first sample alone, or all of them together
+    places = [0] if joint else sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)})
     for number, (name, change) in enumerate(NEIGHBOURS.items()):
         for kept in places:
             try:
@@ -151,7 +151,7 @@ def _probe(run: _Run, size: int) -> None:
             _check_kept(_of_sample(kept, before, alone, size), _of_sample(kept, beside, alone, size), *SAME_KERNEL)
     _check_alone(run, size)
     order = torch.randperm(size, generator=generator)
-    if before.shape != alone.shape:
+    if not joint:
         permuted = run(batch.samples(order))
         for place, source in enumerate(order.tolist()):
             _check_kept(_of_sample(source, before, alone, size), _of_sample(place, permuted, alone, size), 0.0, ROUNDING)
@@ -274,5 +274,3 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
 
 def _kept(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-
-

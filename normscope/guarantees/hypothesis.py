@@ -1,4 +1,4 @@
-"""What a network computes with beside its parameters: a bound on a class of networks holds only if none of it comes from the data."""
+"""What a network computes with beside its parameters: bounds on a class of networks hold if none of it comes from the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def check_hypothesis(model: nn.Module, initial: nn.Module | None, example: Examp
     before = tensors_beside_parameters(initial, example)
     changed = {name: value for name, value in held.items() if not _same(value, before.get(name))}
     if changed:
-        raise NotApplicable(f"the network reads {_listed(changed)}, which training has changed and no bound on its parameters counts")
+        raise NotApplicable(
+            f"the network reads {_listed(changed)}, which training has changed and no bound on its parameters counts"
+        )
 
 
 def tensors_beside_parameters(model: nn.Module, example: Example) -> dict[str, torch.Tensor]:
