@@ -16,7 +16,7 @@ from normscope.symmetry.numerics import Numerics, Parameters
 LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
 SMALL = 1e-7  # share of the largest below which a singular value may be zero; where the largest gap is, they are
 ZERO = 1e-11  # share below which rounding is all that is left
-ROUNDOFF = 2.0**-40  # of an output, for a step as long as all parameters together: a change below it is float64 rounding
+ROUNDOFF = 2.0**-30  # of an output, for a step as long as all parameters together: a change below it is float64 rounding
 IDLE = 8  # batches in a row that add no rank: then no input will
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
