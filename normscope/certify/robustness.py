@@ -11,6 +11,7 @@ import torch
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
+from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError, boundary
@@ -156,13 +157,13 @@ def _reach(margin: float, bound: Magnitude) -> float:
 
 
 def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float:
-    """The right output less the largest other one, in float64; NaN where an output is not finite."""
+    """The right output less the largest other one, in float64; −∞ where NaN or overflow leave no answer."""
     with torch.no_grad():
         outputs = graph.run([part[None] for part in sample], torch.float64)[0].reshape(-1)
     if not 0 <= label < len(outputs) or len(outputs) < 2:
         raise InputError(f"label {label} does not name one of {len(outputs)} outputs")
-    if not bool(outputs.isfinite().all()):
-        return math.nan  # no answer, so none that could stay
+    if not bool(has_answer(outputs[None])):
+        return -math.inf
     others = torch.cat([outputs[:label], outputs[label + 1 :]])
     return float(outputs[label] - others.max())
 

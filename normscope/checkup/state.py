@@ -10,6 +10,7 @@ import torch
 
 from normscope.checkup.checks import Hit, check
 from normscope.checkup.subject import BatchNorm, Subject
+from normscope.core.answers import right_answers
 
 DEAD = 1e-4  # |γ| against the median, below which a channel is switched off
 DOMINATED = 100.0  # largest gain against the median one
@@ -154,7 +155,7 @@ def accuracy(subject: Subject, batch_statistics: bool) -> float:
             if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
                 return float("nan")
             part = labels[total : total + len(outputs)]
-            right, total = right + int((outputs.argmax(1) == part).sum()), total + len(outputs)
+            right, total = right + int(right_answers(outputs, part).sum()), total + len(outputs)
     return right / max(total, 1)
 
 

@@ -52,12 +52,13 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
-            if "more than 1 value per channel" in str(error):
+            if mode != "eval" and "more than 1 value per channel" in str(error):
                 raise Refusal(
                     "batch statistics make every sample depend on the others",
                     [f"{type(model).__name__} in train mode cannot take one sample alone"],
                     'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
                 ) from error
+            _check_groups(model, error)
             check_runs(model, call)
             advice = (
                 "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
@@ -66,6 +67,21 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                 f"{type(model).__name__} could not be traced in {mode} mode: {described(error)}; "
                 f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
             ) from error
+
+
+def _check_groups(model: torch.nn.Module, error: Exception) -> None:
+    """Refuse groups of one element, which torch normalizes in batches of two or more and raises for in one sample."""
+    if "more than 1 value per channel" not in str(error):
+        return
+    groups = [
+        f"{type(part).__name__} at {path or 'the top level'}" for path, part in model.named_modules()
+        if isinstance(part, torch.nn.GroupNorm) and part.num_groups == part.num_channels
+    ]  # fmt: skip
+    raise Refusal(
+        "a normalizer with one element per group has no variance, and torch does not run it on one sample",
+        groups or [_first_line(error)],
+        "Use fewer groups, so that each holds several elements.",
+    ) from error
 
 
 def check_runs(model: torch.nn.Module, call: Call) -> None:

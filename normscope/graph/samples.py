@@ -2,96 +2,275 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
-from normscope.core.randomness import preserved_random_state
-from normscope.graph.exporting import in_mode
+from normscope.core.randomness import preserved_random_state, random_states
+from normscope.graph.exporting import in_mode, module_of
+from normscope.graph.independence import unproved
+from normscope.graph.trace import chosen_output
 
-TOLERANCE = 1e-4  # relative: what rounding may change in one sample when another one changes
+SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
+MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
+FAR = 1e6  # how far away samples are put, in units of the example's
+ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
+SAME_KERNEL = (1e3, 1.0)  # likewise for equal sizes, where rounding is the same: relative to an entry, and to a sample's largest
 
-Change = Callable[[torch.Tensor], torch.Tensor]
+Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
-def _reach(sample: torch.Tensor) -> torch.Tensor:
-    return 1 + 2 * sample.abs().max() if sample.numel() else torch.zeros(())
+def _reach(value: torch.Tensor) -> torch.Tensor:
+    return 1 + 2 * value.abs().max() if value.numel() else torch.zeros(())
 
 
-# What is put beside a sample: NaN spreads through whatever reads it; order statistics pass NaN over, but not both of the others.
+def _random(scale: float) -> Change:
+    return lambda value, generator: (
+        value + scale * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+    )
+
+
+# What is put beside a sample. A model's own code need not take all of them: the first three it must.
 NEIGHBOURS: dict[str, Change] = {
-    "NaN": lambda x: x * torch.nan,
-    "larger values": lambda x: x + _reach(x),
-    "smaller values": lambda x: x - _reach(x),
+    "other values": _random(1.0),
+    "larger values": lambda x, _: x + _reach(x),
+    "smaller values": lambda x, _: x - _reach(x),
+    "slightly other values": _random(1e-3),
+    "values far away": _random(FAR),
+    "NaN": lambda x, _: x * torch.nan,
+    "infinity": lambda x, _: torch.full_like(x, torch.inf),
 }
+REQUIRED = 3
 
 
-def check_samples_independent(model: torch.nn.Module, example: Example, mode: str) -> None:
-    """Refuse a model whose output for one sample depends on the other samples of the batch.
+def check_samples_independent(
+    model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None = None
+) -> str | None:
+    """Refuse a model whose output for one sample depends on the other samples: a constant per sample is then meaningless.
 
-    A constant per sample is then meaningless. Each of two samples is kept while the other is replaced: its output must stay.
+    Returns None where independence is proved (see graph/independence.py), else a note that it was probed, and why.
     """
-    sample = Call.of(example).samples(slice(0, 1))
-    with in_mode(model, mode), torch.no_grad(), preserved_random_state():
+    call, module = Call.of(example), module_of(model)
+
+    def choose(returned: Any) -> Any:
+        return chosen_output(returned, output)
+
+    with in_mode(module, mode), torch.no_grad(), preserved_random_state(), unchanged(module):
+        run = _Run(module, call, choose)
+        if mode == "eval":
+            _check_steady(run)
+        sizes = [size for size in dict.fromkeys((*SIZES, call.batch_size)) if size > 1 and run.fails(size) is None]
+        if not sizes:
+            failure = run.fails(1)
+            if failure is None:  # a model that takes one sample only has no batch to mix
+                return None
+            raise _untold(f"the model fails on its own example: {failure}")
+        with torch.enable_grad():  # without gradients some of torch's layers take a fused path, which is not what is traced
+            reason = unproved(module, call, choose)
+        if reason is None:
+            _check_alone(run, sizes[0])
+            return None
+        for probed in dict.fromkeys((_in_double(run), run)):
+            for size in sizes:
+                _probe(probed, size)
+    return f"that samples do not influence each other was probed, not proved ({reason})"
+
+
+class _Run:
+    """Calls of a model on batches made from the example's samples, as many as wanted and no two of them equal."""
+
+    def __init__(self, module: torch.nn.Module, call: Call, choose: Callable[[Any], Any], dtype: torch.dtype | None = None) -> None:
+        self.module, self.call, self.choose, self.dtype = module, call, choose, dtype
+
+    def batch(self, size: int, spread: bool = True) -> Call:
+        """The example's samples, again and again; random numbers make all but the first one distinct."""
+        generator = torch.Generator().manual_seed(size)
+
+        def made(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                return value
+            value = value[torch.arange(size) % len(value)]
+            if not value.is_floating_point():
+                return value
+            value = value.to(self.dtype or value.dtype).nan_to_num(0, 0, 0)  # else nothing would be seen to change
+            return torch.cat([value[:1], _random(1.0)(value[1:], generator)]) if spread else value
+
+        return Call(*tree_map(made, (self.call.args, self.call.kwargs)))
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        found = self.choose(self.module(*call.args, **call.kwargs))
+        return found.clone()
+
+    def fails(self, size: int) -> str | None:
+        """What the model says of a batch of some size, if it does not take it."""
         try:
-            alone, together = _outputs(model, sample, 1), _outputs(model, sample, 2)
-        except Exception:  # a model that takes one sample only has no batch to mix
-            return
-        for name, change in NEIGHBOURS.items():
-            for kept in (0, 1):
-                try:
-                    beside = _outputs(model, sample, 2, 1 - kept, change)
-                except Exception as error:  # a model's own code may raise anything
-                    if name == "NaN":  # which it need not take
-                        continue
-                    raise Refusal(
-                        "whether the samples of a batch influence each other cannot be told",
-                        [f"the model fails for a sample of {name}: {first_line(error)}"],
-                        "Pass an example around which the model is defined.",
-                    ) from error
-                _check_kept(kept, alone, together, beside)
+            self(self.batch(size))
+        except Exception as error:  # a model's own code may raise anything
+            return first_line(error)
+        return None
 
 
-def _outputs(model: torch.nn.Module, sample: Call, copies: int, changed: int = -1, change: Change | None = None) -> dict[str, Any]:
-    """All that the model returns for copies of a sample, one of them changed; the model's own state stays as it is."""
+def _untold(cause: str) -> Refusal:
+    headline = "whether the samples of a batch influence each other cannot be told"
+    return Refusal(headline, [cause], "Pass an example around which the model is defined.")
 
-    def batch(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dim():
-            return value
-        value = value.nan_to_num(0, 0, 0) if value.is_floating_point() else value  # else nothing would be seen to change
-        other = value if change is None or not value.is_floating_point() else change(value)
-        return torch.cat([other if place == changed else value for place in range(copies)])
 
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def _in_double(run: _Run) -> _Run:
+    """The same in float64, where small influences are seen; as it is, where the model does not allow it."""
     try:
-        returned = model(*tree_map(batch, sample.args), **tree_map(batch, sample.kwargs))
-    finally:
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
-    return {keystr(path): value for path, value in tree_flatten_with_path(returned)[0]}
+        double = _Run(copy.deepcopy(run.module).double(), run.call, run.choose, torch.float64)
+        if double(double.batch(1)).dtype == torch.float64:
+            return double
+    except Exception:  # a model's own code may raise anything
+        pass
+    return run
 
 
-def _check_kept(kept: int, alone: dict[str, Any], together: dict[str, Any], beside: dict[str, Any]) -> None:
-    for path, one in alone.items():
-        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+def _probe(run: _Run, size: int) -> None:
+    """Every sample is kept while all others change: its output must stay."""
+    generator = torch.Generator().manual_seed(0)
+    batch = run.batch(size)
+    alone, before = run(run.batch(1)), run(batch)
+    joint = before.shape == alone.shape  # it reads the first sample alone, or all of them together
+    places = [0] if joint else sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)})
+    for number, (name, change) in enumerate(NEIGHBOURS.items()):
+        for kept in places:
+            try:
+                beside = run(_replaced(batch, kept, change, generator))
+            except Exception as error:  # a model's own code may raise anything
+                if number >= REQUIRED:
+                    continue
+                raise _untold(f"the model fails for a sample of {name}: {first_line(error)}") from error
+            _check_kept(_of_sample(kept, before, alone, size), _of_sample(kept, beside, alone, size), *SAME_KERNEL)
+    _check_alone(run, size)
+    order = torch.randperm(size, generator=generator)
+    if not joint:
+        permuted = run(batch.samples(order))
+        for place, source in enumerate(order.tolist()):
+            _check_kept(_of_sample(source, before, alone, size), _of_sample(place, permuted, alone, size), 0.0, ROUNDING)
+
+
+def _check_alone(run: _Run, size: int) -> None:
+    """A sample's output is the same alone as in a batch."""
+    batch = run.batch(size)
+    together = run(batch)
+    for place in (0, size - 1):
+        try:
+            alone = run(batch.samples(slice(place, place + 1)))
+        except Exception:  # an exported program may take one size of batch only
+            return
+        if place and together.shape == alone.shape:
             continue
-        if kept and together[path].shape == one.shape:  # it reads the first sample alone, or all of them together
-            continue
-        expected, found = (_of_sample(kept, both[path], one) for both in (together, beside))
-        size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
-        if not torch.allclose(found, expected, rtol=0, atol=TOLERANCE * size, equal_nan=True):
-            raise Refusal(
-                "the samples of a batch influence each other, so there is no constant per sample",
-                [f"output{path} of one sample changes with another sample"],
-                'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.',
-            )
+        _check_kept(alone, _of_sample(place, together, alone, size), 0.0, ROUNDING, "the size of its batch, or its place in it")
 
 
-def _of_sample(place: int, both: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
-    """The part of an output for two samples that belongs to one of them; all of it where axis 0 is not the batch."""
+def _replaced(batch: Call, kept: int, change: Change, generator: torch.Generator) -> Call:
+    def replaced(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dim() or not value.is_floating_point():
+            return value
+        other = change(value, generator).to(value)
+        other[kept] = value[kept]
+        return other
+
+    return Call(*tree_map(replaced, (batch.args, batch.kwargs)))
+
+
+def _check_kept(
+    expected: torch.Tensor, found: torch.Tensor, entry: float, largest: float, cause: str = "the other samples of its batch"
+) -> None:
+    """Equal up to rounding: `entry` units of precision relative to every entry, `largest` relative to the sample's largest."""
+    if not expected.is_floating_point():
+        return
+    same = expected.shape == found.shape
+    if same and expected.numel():
+        size = expected.abs().nan_to_num(0, 0, 0)
+        allowed = torch.finfo(expected.dtype).eps * (entry * size + largest * size.max())
+        same = bool(((found == expected) | ((found - expected).abs() <= allowed) | (found.isnan() & expected.isnan())).all())
+    if not same:
+        raise Refusal(
+            "the samples of a batch influence each other, so there is no constant per sample",
+            [f"the output for one sample changes with {cause}"],
+            'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.',
+        )
+
+
+def _of_sample(place: int, together: torch.Tensor, alone: torch.Tensor, size: int) -> torch.Tensor:
+    """The part of an output for a batch that belongs to one sample; all of it where axis 0 is not the batch."""
     count = alone.shape[0] if alone.dim() else 0
-    return both[place * count : (place + 1) * count] if alone.dim() and both.shape[0] == 2 * count else both
+    return together[place * count : (place + 1) * count] if alone.dim() and together.shape[0] == size * count else together
+
+
+# a model that is a function -----------------------------------------------------------------------------------------------
+
+
+def _check_steady(run: _Run) -> None:
+    """Refuse a model that answers the same input differently, after another input or none."""
+    call, other = run.batch(1, spread=False), run.batch(2).samples(slice(1, 2))
+    if run.fails(1) is not None:
+        return
+    random, state = random_states(), _state(run.module)
+    first = run(call)
+    drawn = not all(map(torch.equal, random, random_states()))
+    changed = [name for name, value in _state(run.module).items() if not _equal(value, state.get(name))]
+    answers = [run(call)]
+    try:
+        run(other)
+        answers.append(run(call))
+    except Exception:  # a model's own code may raise anything
+        pass
+    for answer in answers:
+        try:
+            _check_kept(first, answer, 0.0, ROUNDING)
+        except Refusal:
+            causes = ["it draws random numbers"] * drawn + [f"a call changes {name}" for name in changed]
+            raise Refusal(
+                "the model's answer changes from call to call, so it is no function of its input",
+                causes or ["random numbers, or state outside its modules"],
+                "Switch off what is random in eval mode, and what the model keeps from one call for the next.",
+            ) from None
+
+
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module keeps beside its parameters, by name."""
+    held: dict[str, Any] = {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, (bool, int, float, str, torch.Tensor)):
+                kept = value.clone() if isinstance(value, torch.Tensor) else value
+                held[f"attribute {path}.{name}" if path else f"attribute {name}"] = kept
+    return held
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    return type(one) is type(other) and one == other
+
+
+@contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Put attributes and buffers back to what they were."""
+    parts = list(module.modules())
+    tables = [(vars(part), dict(vars(part))) for part in parts]
+    tables += [(held, dict(held)) for part in parts for held in (part._buffers, part._parameters)]
+    tensors = {value: value.clone() for _, table in tables for value in table.values() if _kept(value)}
+    try:
+        yield
+    finally:
+        for table, before in tables:
+            table.clear()
+            table.update(before)
+        for tensor, value in tensors.items():
+            if not _equal(tensor, value):
+                tensor.copy_(value)
+
+
+def _kept(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)

@@ -9,6 +9,7 @@ from typing import Any, Union
 
 import torch
 
+from normscope.core.answers import has_answer
 from normscope.core.errors import InputError
 
 RAMP_MARGIN = 1.0
@@ -54,7 +55,8 @@ class Loss:
             return torch.full((len(outputs),), math.inf if self.slope is None else self.slope, dtype=torch.float64)
         score = self.score(outputs, targets)
         reach = SCORE_SLOPE * distance + SCORE_ROUNDING * (1 + score.abs() + outputs.abs().amax(1))
-        return SCORE_SLOPE * self.steepest(score - reach, score + reach) * (1 + SCORE_ROUNDING)
+        slope = SCORE_SLOPE * self.steepest(score - reach, score + reach) * (1 + SCORE_ROUNDING)
+        return slope.where(outputs.isfinite().all(1), math.inf)
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < math.inf:
@@ -100,16 +102,22 @@ def is_labels(targets: Any) -> bool:
 
 
 def margins(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The right output less the largest other one, z_y − max_{j≠y} z_j; below 0 for a wrong answer."""
+    """The right output less the largest other one, z_y − max_{j≠y} z_j; below 0 for a wrong answer, −∞ without an answer."""
     right = outputs.gather(1, targets[:, None])
     others = outputs.scatter(1, targets[:, None], -math.inf)
-    return right[:, 0] - others.amax(1)
+    return (right[:, 0] - others.amax(1)).where(_answered(outputs, right), -math.inf)
 
 
 def log_odds(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """ln(p_y/(1 − p_y)) = z_y − ln Σ_{j≠y} e^{z_j} with p = softmax(z)."""
+    """ln(p_y/(1 − p_y)) = z_y − ln Σ_{j≠y} e^{z_j} with p = softmax(z); −∞ without an answer."""
     right = outputs.gather(1, targets[:, None])
-    return right[:, 0] - outputs.scatter(1, targets[:, None], -math.inf).logsumexp(1)
+    odds = right[:, 0] - outputs.scatter(1, targets[:, None], -math.inf).logsumexp(1)
+    return odds.where(_answered(outputs, right), -math.inf)
+
+
+def _answered(outputs: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Where NaN and overflow leave outputs that can be compared; elsewhere every loss is the largest."""
+    return has_answer(outputs) & (right[:, 0] > -math.inf)
 
 
 def l1() -> Loss:

@@ -160,7 +160,7 @@ def margins(
     """
     setting = Setting(model, zero_one(), data, batch_size=batch_size, progress=progress)
     values = setting.train.margins.numpy()
-    if np.isnan(values).any():
+    if np.isneginf(values).any():
         raise InputError("the outputs hold NaN or infinite values, so that margins do not exist: look for them in data and weights")
     bound, reason = _constant(setting) if constant or radius is not None else (None, "")
     local = () if radius is None else tuple(_local_constants(setting, radius, local_samples))

@@ -107,7 +107,7 @@ class Sample:
     @property
     def error(self) -> float:
         """The share of samples with a wrong answer."""
-        return float((self.margins <= 0).double().mean())
+        return float((~(self.margins > 0)).double().mean())
 
     def outputs(self, batch: Batch) -> Any:
         """The model's outputs on a batch, without a tape."""
@@ -183,13 +183,13 @@ def _with_leaves(call: Call) -> tuple[Call, list[torch.Tensor]]:
 
 
 def _slopes(losses: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
-    """‖∇_x f‖ of every sample, zero where the loss is locally constant for autograd."""
+    """‖∇_x f‖ of every sample, zero where the loss is locally constant for autograd; infinite where it is NaN."""
     squares = torch.zeros(len(losses), dtype=torch.float64)
     if losses.requires_grad:
         for gradient in torch.autograd.grad(losses.sum(), list(leaves), allow_unused=True):
             if gradient is not None:
                 squares += gradient.double().flatten(1).square().sum(1).cpu()
-    return squares.sqrt()
+    return squares.sqrt().nan_to_num(torch.inf, torch.inf)
 
 
 def _at_rest(values: Any) -> Any:

@@ -16,17 +16,19 @@ from torch.utils.data import DataLoader, Dataset
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
-from normscope.core.errors import ExportError, InputError
+from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.magnitude import Magnitude, Real
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.objective import snapshot
 from normscope.graph.graph import Graph
+from normscope.graph.samples import check_samples_independent, unchanged
 from normscope.guarantees.bound import CERTIFIED, GAP, Bound, Part
 from normscope.guarantees.cellwise import Cellwise, Locator
 from normscope.guarantees.checkpoint import Checkpoint
 from normscope.guarantees.folding import as_double, canonical_form, folded
+from normscope.guarantees.hypothesis import check_hypothesis
 from normscope.guarantees.losses import Loss, is_labels
 from normscope.guarantees.network import Network, network
 from normscope.guarantees.partition import Cells, Choice, expanded, partitions
@@ -227,7 +229,10 @@ class Setting:
     def folded(self) -> nn.Module:
         """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
         try:
-            return folded(self.model, self.example.kwargs or self.example.args)
+            example = self.example.kwargs or self.example.args
+            model = folded(self.model, example)
+            check_hypothesis(model, None if self.initial is None else folded(self.initial, example), as_double(example))
+            return model
         except (InputError, ExportError) as error:
             raise NotApplicable(str(error)) from error
 
@@ -267,18 +272,18 @@ class Setting:
 
 
 def _check_independent(model: nn.Module, pair: Call) -> None:
-    """In eval mode a sample's output is its own: the same beside another sample and beside itself."""
-    if pair.batch_size < 2:
-        return
-    with torch.no_grad():
-        outputs = [run(model, call) for call in (pair, pair.samples(torch.tensor([0, 0])))]
-    first, second = ([value for value in tree_leaves(output) if isinstance(value, torch.Tensor)] for output in outputs)
-    for one, other in zip(first, second, strict=True):
-        if one.dim() and not torch.allclose(one[0].double(), other[0].double(), rtol=1e-2, atol=1e-3, equal_nan=True):
-            raise InputError(
-                "a sample's output changes with the other samples of its batch, or at random, in eval mode, so it has no loss of "
-                "its own: give normalizers running statistics, and let eval mode switch dropout off"
-            )
+    """In eval mode a sample's output is its own, whatever stands beside it."""
+    with torch.no_grad(), unchanged(model):
+        outputs = run(model, pair)
+    floats = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    try:
+        for position in range(len(floats)):
+            check_samples_independent(model, pair.kwargs or pair.args, "eval", position)
+    except Refusal as error:
+        raise InputError(
+            f"a sample has no loss of its own in eval mode: {error.headline} ({'; '.join(error.causes)}); "
+            "give normalizers running statistics, and let eval mode switch dropout off"
+        ) from error
 
 
 def _mean_distance(cells: Cells, points: torch.Tensor | None) -> torch.Tensor:

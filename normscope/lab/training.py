@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from normscope.core.answers import right_answers
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Numbers, Settings
@@ -257,7 +258,7 @@ def _epoch(
         optimizer.step()
         stepped(step, loss)
         total += float(loss.detach()) * len(chosen)
-        right += int((outputs.argmax(1) == classes[chosen]).sum())
+        right += int(right_answers(outputs, classes[chosen]).sum())
         seen += len(chosen)
     return {"train_loss": total / seen, "train_accuracy": right / seen}
 
@@ -270,6 +271,6 @@ def evaluated(model: nn.Module, data: Labelled, part: str) -> Numbers:
         for inputs, classes in zip(data[0].split(EVALUATED), data[1].split(EVALUATED), strict=True):
             outputs = model(inputs)
             total += float(cross_entropy(outputs, classes, reduction="sum"))
-            right += int((outputs.argmax(1) == classes).sum())
+            right += int(right_answers(outputs, classes).sum())
     model.train(training)
     return {f"{part}_loss": total / len(data[0]), f"{part}_accuracy": right / len(data[0])}

@@ -18,9 +18,6 @@ from torch.utils._pytree import tree_map_only
 
 from normscope.graph.graph import Constant, Node, Shape
 
-MARK = 0.375  # entries are numbered n + MARK, so that no constant that an operation writes is taken for one
-
-
 Move = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
@@ -68,17 +65,24 @@ class Moved(Form):
 
     @cached_property
     def source(self) -> np.ndarray:
-        """For every output entry its place among all entries of the operands, −1 for zero, −2 for another fixed value."""
+        """For every output entry its place among all entries of the operands, −1 for zero, −2 for another fixed value.
+
+        Entries are numbered twice, the second time from where the first ended: what does not change by that is no entry.
+        """
         sizes = [operand.entries for operand in self.operands]
-        starts = np.cumsum([0, *sizes[:-1]])
-        numbered = [
-            (torch.arange(size, dtype=torch.float64) + (start + MARK)).reshape(operand.shape)
-            for size, start, operand in zip(sizes, starts, self.operands, strict=True)
-        ]
-        moved = self.move(numbered).numpy()
-        place = np.floor(np.where(np.isfinite(moved), moved, 0))
-        is_entry = np.isfinite(moved) & (moved - place == MARK)
-        return np.where(is_entry, place, np.where(moved == 0, -1, -2)).astype(np.int64)
+        starts = np.cumsum([0, *sizes])
+        total = int(starts[-1])
+        first, second = (
+            self.move([
+                (torch.arange(size, dtype=torch.float64) + (start + offset)).reshape(operand.shape)
+                for size, start, operand in zip(sizes, starts[:-1], self.operands, strict=True)
+            ]).numpy()
+            for offset in (0, total)
+        )  # fmt: skip
+        is_entry = (second - first == total) & (first >= 0) & (first < total)
+        is_entry &= first == np.floor(first)
+        zero = (first == 0) & (second == 0)
+        return np.where(is_entry, np.where(is_entry, first, 0), np.where(zero, -1, -2)).astype(np.int64)
 
 
 @dataclass(eq=False)

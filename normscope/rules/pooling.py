@@ -162,9 +162,12 @@ class VectorNorm(Rule):
         return Interval.constant(0.0, size * entries ** (1 / order) * (1 + 2**-40) + UNDERFLOW, node.shape)
 
     def form(self, node: Node, forms: Forms) -> Form:
-        if self._order(node) == 0:
-            return forms.opaque()  # a count, of degree 0
-        return reduced(node, forms, linear=False, constants=False, position=2)
+        """‖c x‖_p = c ‖x‖_p for every p but 0, which counts the entries that are not 0."""
+        order = self._order(node)
+        if isinstance(order, str):
+            return forms.opaque()
+        norm = reduced(node, forms, linear=False, constants=False, position=2)
+        return forms.entrywise(norm, 0.0) if order == 0 else norm
 
 
 @rule("std", "var")

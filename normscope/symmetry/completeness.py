@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from normscope.core.errors import InputError
+from normscope.graph.graph import Node
 from normscope.symmetry.groups import Group
-from normscope.symmetry.numerics import Numerics
+from normscope.symmetry.numerics import Numerics, Parameters
 
 LARGEST = 3000  # parameters: beyond it the dense null space takes minutes
 SMALL = 1e-7  # share of the largest below which a singular value may be zero; where the largest gap is, they are
 ZERO = 1e-11  # share below which rounding is all that is left
+ROUNDOFF = 2.0**-30  # of an output, for a step as long as all parameters together: a change below it is float64 rounding
 IDLE = 8  # batches in a row that add no rank: then no input will
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
@@ -30,13 +33,15 @@ class Completeness:
 
     @property
     def unnamed(self) -> int:
-        return self.null - self.named
+        return max(self.null - self.named, 0)
 
     @property
     def complete(self) -> bool:
-        return self.unnamed == 0
+        return self.null == self.named
 
     def __str__(self) -> str:
+        if self.named > self.null:
+            return f"{self.null} directions change no output, {self.named} are named: some change outputs, by up to {self.seen:.1e}"
         rest = "all of them named" if self.complete else f"{self.unnamed} of them in no group"
         return f"{self.null} directions change no output, {rest}"
 
@@ -60,7 +65,7 @@ def completeness(groups: Sequence[Group], numerics: Numerics, unused: Iterable[s
         )
         if found[-1].complete:
             break
-    return min(found, key=lambda result: result.unnamed)
+    return min(found, key=lambda result: (abs(result.null - result.named), result.unnamed))
 
 
 def _at(point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numerics, generator: torch.Generator) -> Completeness:
@@ -81,6 +86,7 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
     """The Jacobians at random inputs, stacked, as the triangle of their QR decomposition; and their common rank."""
     size = sum(value.numel() for value in point.values())
     triangle = torch.zeros(0, size, dtype=torch.float64)
+    length = math.sqrt(sum(float(value.square().sum()) for value in point.values()))
     rank, idle = -1, 0
     while idle < IDLE:
         inputs = {
@@ -89,11 +95,16 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
             else value
             for node, value in numerics.inputs.items()
         }
-        outputs = lambda p, inputs=inputs: numerics.without_epsilon({**numerics.parameters, **p}, inputs)  # noqa: E731
-        jacobian = torch.func.jacrev(outputs, chunk_size=64)(point)
+
+        def outputs(moved: Parameters, inputs: dict[Node, torch.Tensor] = inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            value = numerics.without_epsilon({**numerics.parameters, **moved}, inputs)
+            return value, value
+
+        jacobian, value = torch.func.jacrev(outputs, has_aux=True, chunk_size=64)(point)
         rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
-        rows = rows[rows.isfinite().all(1)]  # where a whole set is zero, nothing is normalized without ε
-        triangle = torch.linalg.qr(torch.cat([triangle, rows]), mode="r").R
+        said = rows.isfinite().all(1)  # where a whole set is zero, nothing is normalized without ε
+        said &= rows.norm(dim=1) * length > ROUNDOFF * value.abs()
+        triangle = torch.linalg.qr(torch.cat([triangle, rows[said]]), mode="r").R
         found = _rank(torch.linalg.svdvals(triangle))
         idle = idle + 1 if found == rank else 0
         rank = found

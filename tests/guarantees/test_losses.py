@@ -133,3 +133,11 @@ def test_a_loss_of_ones_own_with_a_slope():
     z, y = scores(5, 3, 1.0)
     assert loss_of(loss) is loss
     assert loss.slope_near(z, y, 0.1).tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("loss", [l1(), ramp(), zero_one()])
+@pytest.mark.parametrize("row", [[math.nan, 0.0], [0.0, math.nan], [math.inf, math.inf], [math.inf, 0.0], [-math.inf, -math.inf]])
+def test_without_an_answer_the_loss_is_the_largest_and_has_no_slope(loss, row):
+    z, y = torch.tensor([row, [1.0, 0.0]], dtype=torch.float64), torch.tensor([0, 0])
+    assert float(loss(z, y)[0]) == loss.bound
+    assert float(loss.slope_near(z, y, 0.1)[0]) == math.inf and float(margins(z, y)[0]) == -math.inf

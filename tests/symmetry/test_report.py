@@ -231,3 +231,28 @@ def test_no_symmetry_passes_an_operation_with_several_outputs_that_has_no_form(k
     report = ns.symmetries(Recurrent(kind), torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)))
     assert {group.kind for group in report} == {"rescale", "shift", "weight-shift"} and not report.check()
     assert not any(name.startswith("layer.") for group in report for name in group.parameters)
+
+
+@pytest.mark.parametrize("value", [0.375, 1.0, 2.375, 13.0])
+def test_no_literal_is_taken_for_an_entry_of_a_parameter(value):
+    linear, norm = nn.Linear(4, 3, bias=False), nn.LayerNorm(4, eps=1e-12)
+    model = nn.Sequential(linear, nn.ConstantPad1d((0, 1), value), norm)
+    assert len(ns.symmetries(model, randn(8, 4))) == 0
+
+
+@pytest.mark.parametrize("order", [0, 0.5, 1, 2, -1, float("inf"), -float("inf")])
+def test_every_norm_but_that_of_order_zero_has_degree_one(order):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return torch.linalg.vector_norm(super().forward(x), order, dim=1, keepdim=True) * self.gain
+
+    model = Scaled(4, 3, bias=False)
+    model.gain = nn.Parameter(torch.randn(3))
+    found = ns.symmetries(model, randn(8, 4))
+    assert found.check() == [] and [group.kind for group in found] == (["scale"] if order == 0 else ["rescale"])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_outputs_that_only_rounding_changes_have_no_rank(affine):
+    found = ns.symmetries(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2, elementwise_affine=affine)), randn(8, 4)).completeness()
+    assert (found.null, found.named, found.unnamed) == (10, 6, 4) and "4 of them in no group" in str(found)

@@ -41,7 +41,7 @@ def held_out_hoeffding(setting: Setting) -> Iterator[Bound]:
 def held_out_binomial(setting: Setting) -> Iterator[Bound]:
     """For the zero-one loss, whatever loss was asked for; it needs classes."""
     sample = setting.require_held_out()
-    loss, errors = zero_one(), int((sample.margins <= 0).sum())
+    loss, errors = zero_one(), int((~(sample.margins > 0)).sum())
     parts = {"errors": errors, "n": sample.size, "δ": setting.delta}
     value = clopper_pearson(errors, sample.size, setting.delta)
     yield setting.bound("held-out binomial", value, RISK, parts=parts, assumptions=[INDEPENDENT], loss=loss)

@@ -38,7 +38,7 @@ TRIED_SAMPLES, TRIED_CHUNK = 2048, 128  # of the training sample, for each σ tr
 HALVINGS = 12  # σ tried, from twice the root mean square of w downwards
 SHARE_OF_DRAWS = 0.1  # of δ, for the estimate of E_Q[error on D]
 PLACE = "the noise is on the parameters as they stand: not invariant under symmetries that change their scale"
-BUFFERS = "buffers other than running statistics, which are folded into parameters, do not depend on the training data"
+CODE = "the model's code, with the numbers written in it, was fixed before the data; running statistics are counted as parameters"
 
 
 def gaussian_kl(dimension: int, sigma: float, distance: float, prior: Magnitude) -> Magnitude:
@@ -124,7 +124,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
         "KL": divergence, "ln 1/weight of λ": weight, "m": size,
     }  # fmt: skip
     where = "the initialization, which is independent of the data" if initial is not None else "zero"
-    assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", BUFFERS, PLACE]
+    assumptions = ["training samples are independent draws from P", f"the prior is centred at {where}", CODE, PLACE]
     forms: dict[str, Callable[..., Real]] = {"kl": langford_seeger, "McAllester": mcallester}
     for form, bound_of in forms.items():
         value = bound_of(error, divergence + weight, size, (1 - SHARE_OF_DRAWS) * setting.delta)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.core.answers import right_answers
 from normscope.core.errors import InputError
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
@@ -74,7 +75,7 @@ def blank_accuracy(model: nn.Module, data: Labelled, batch_size: int) -> float:
     right = []
     with torch.no_grad():
         for batch in one_group(classes, batch_size, torch.Generator().manual_seed(0)):
-            right.append((copied(inputs[batch]).argmax(1) == classes[batch])[batch >= len(classes) // 2])
+            right.append(right_answers(copied(inputs[batch]), classes[batch])[batch >= len(classes) // 2])
     return float(torch.cat(right).double().mean())
 
 
