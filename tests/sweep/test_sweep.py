@@ -1,0 +1,21 @@
+"""Sound on random programs: no pair refutes a bound, no samples that mix are certified, nothing but our errors is raised."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweep.judge import judge
+
+QUICK, ALL, STRIDE = 40, 2000, 20
+
+
+@pytest.mark.parametrize("seed", range(QUICK))
+def test_no_pair_refutes_a_bound(seed):
+    assert not judge(seed).wrong
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", range(QUICK, ALL, STRIDE))
+def test_no_pair_refutes_many_more(start):
+    wrong = [line for seed in range(start, start + STRIDE) for line in judge(seed).wrong]
+    assert not wrong, "\n".join(wrong)
