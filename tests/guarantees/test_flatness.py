@@ -50,7 +50,8 @@ def test_filter_noise_has_the_size_of_its_filter_and_leaves_vectors_alone():
         model[0].weight.copy_(torch.tensor([1.0, 10.0, 0.0])[:, None].expand(3, 400))
     made = Objective(model, nn.functional.cross_entropy, data(8, 400), "eval")
     _, direction, _ = filter_noise(made)
-    drawn = made.layout.unflatten(direction(torch.Generator().manual_seed(0)))
+    noise = direction(torch.Generator().manual_seed(0))
+    drawn = made.layout.unflatten(noise)
     assert drawn["0.weight"].std(1).tolist() == pytest.approx([1, 10, 0], rel=0.15)
     assert not any(drawn[name].any() for name in drawn if drawn[name].dim() == 1)
 
@@ -89,14 +90,15 @@ def test_quotient_curves_are_those_of_the_function(mode):
 def test_quotient_noise_is_orthogonal_to_the_orbits():
     made = objective(batch_norm(20, 2).double(), "train")
     point, direction, count = quotient_noise(made)
-    drawn = made.layout.unflatten(direction(torch.Generator().manual_seed(0)))
+    noise = direction(torch.Generator().manual_seed(0))
+    drawn = made.layout.unflatten(noise)
     named = made.layout.unflatten(point)
     report = ns.symmetries(made.model, next(iter(made.batches)).call.args[0], mode="train")
     assert count == report.dimension > 0
     for group in report.groups:
         tangents = group.directions(named)
         flat = torch.cat([drawn[name].reshape(-1) for name in dict.fromkeys(group.parameters)])
-        assert float((tangents @ flat).abs().max()) <= 1e-9 * float(tangents.norm() * flat.norm())
+        assert float((tangents @ flat).abs().max()) <= 1e-9 * float(tangents.norm() * noise.norm())  # a part may be all rounding
 
 
 def test_tolerance_is_where_a_tenth_is_lost():
