@@ -92,9 +92,7 @@ class Agreement:
     @property
     def is_random(self) -> bool:
         """Whether something is drawn at random, as in train mode."""
-        return any(
-            "dropout" in node.op or node.op == "random" or (node.op == "rrelu" and bool(node.args[3])) for node in self.graph
-        )
+        return any(map(_draws, self.graph))
 
     @property
     def draws(self) -> bool:
@@ -308,6 +306,16 @@ def _scaled(call: Call, factor: float) -> Call:
         return factor * value.double().nan_to_num(1, 1, 1) if floating else value
 
     return Call(tuple(map(scaled, call.args)), {name: scaled(value) for name, value in call.kwargs.items()})
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node draws random numbers; attention and rrelu need not."""
+    if node.op == "scaled_dot_product_attention":
+        return bool(node.argument(4, "dropout_p", 0.0))
+    if node.op == "rrelu":
+        return bool(node.args[3])
+    tagged = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return tagged or "dropout" in node.op or node.op == "random"
 
 
 def _reads_batch(graph: Graph) -> bool:
