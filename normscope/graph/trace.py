@@ -60,7 +60,7 @@ def trace(
         raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
     whole = Call.of(example)
     check_flat(whole)
-    call = whole if mode == "batch" else whole.samples(slice(0, 1))
+    call = whole if whole.batch_size == 1 or mode == "batch" else whole.samples(slice(0, 1))
     call = call.copied()  # memory of its own: the model may write to it, or read beyond a view
     structure, ids = ids, ids and not call.floats()
     with in_one_line(model):

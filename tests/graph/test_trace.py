@@ -81,7 +81,7 @@ def in_place_on_a_slice(x: Tensor) -> Tensor:
 
 def in_place_on_a_view(x: Tensor) -> Tensor:
     y = x * 1.0
-    y.view(-1)[1:3].mul_(5)
+    y.view(-1, 4)[:, 1:3].mul_(5)
     y.t()[0].zero_()
     return y
 
