@@ -81,10 +81,13 @@ class Interval:
 
     def summed(self, function: Callable[[torch.Tensor], torch.Tensor], terms: float) -> Interval:
         """The bounds under a linear map whose weights have one sign, each result a sum of at most `terms` terms."""
-        ends = function(self.low), function(self.high)
-        found = Interval.outward(*(pick(*ends) for pick in (torch.minimum, torch.maximum)))
-        error = torch.where(found.low.isfinite() & found.high.isfinite(), summation_error(terms, function(self.sizes)), math.inf)
-        return Interval(found.low - error, found.high + error).widened()
+        if float(function(torch.ones_like(self.low)).sum()) < 0:
+            return (-self).summed(lambda side: function(-side), terms)
+        low, high = function(self.low), function(self.high)
+        errors = [summation_error(terms, function(side.abs())) for side in (self.low, self.high)]
+        low, high = low - errors[0].nan_to_num(0, 0), high + errors[1].nan_to_num(0, 0)
+        low = low.masked_fill(errors[0].isinf(), -math.inf)  # also where a part of the sum overflowed
+        return Interval.outward(low, high.masked_fill(errors[1].isinf(), math.inf)).widened()
 
     def widened(self, relative: float = ROUNDOFF) -> Interval:
         outward = [(side.abs() * relative).nan_to_num(0, 0, 0) for side in (self.low, self.high)]  # ∞ stays ∞

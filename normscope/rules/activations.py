@@ -396,7 +396,8 @@ for _name in (
     register(_name, _jump("it jumps, so no finite constant exists"))
 for _name in (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
-    "__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin", "isnan", "isinf", "isfinite",
+    "__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
+    "argmax", "argmin", "isnan", "isinf", "isfinite",
 ):  # fmt: skip
     register(_name, _jump("its answer depends on the input's values and jumps, so no finite constant exists"))
 

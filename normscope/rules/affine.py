@@ -144,7 +144,8 @@ def _constant_norms(node: Node) -> Magnitude:
 
 def _most_terms(node: Node) -> int:
     """More than any sum on the way to the product has."""
-    return sum(math.prod(operand.shape) for operand in (*node.inputs, *node.constants))
+    shapes = [source.shape for source in node.inputs] + [constant.shape for constant in node.constants]
+    return sum(map(math.prod, shapes))
 
 
 TWO_FACTORS = ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum")

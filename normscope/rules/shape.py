@@ -201,8 +201,8 @@ class Concatenation(Rule):
 
 
 @rule(
-    "select_scatter", "slice_scatter", "diagonal_scatter", "index_put", "index_copy", "index_fill", "scatter", "copy", "masked_fill",
-    "where", "masked_scatter", "fill",
+    "select_scatter", "slice_scatter", "diagonal_scatter", "index_put", "index_copy", "index_fill", "scatter", "copy",
+    "masked_fill", "where", "masked_scatter", "fill",
 )  # fmt: skip
 class Overwrite(Rule):
     """Each output entry is taken from one of the inputs, by a rule that does not depend on their values."""

@@ -7,6 +7,7 @@ import math
 import torch
 
 from normscope.core.interval import Interval
+from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
@@ -39,7 +40,7 @@ class Softmax(Rule):
             torch.sigmoid(own - rest + sign * ROUNDING * (own.abs() + rest.abs()))  # of ln p/(1 − p)
             for own, rest, sign in ((low, _of_others(high, axis), -1), (high, _of_others(low, axis), 1))
         )
-        return Interval(least.nan_to_num(0) * (1 - 1e-9), largest.nan_to_num(1) * (1 + 1e-9))
+        return Interval(least.nan_to_num(0) * (1 - 1e-9), largest.nan_to_num(1) * (1 + 1e-9) + UNDERFLOW)
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""

@@ -37,7 +37,7 @@ def test_a_length_is_never_too_small_and_hardly_too_large(values):
 def test_lengths_along_axes_and_of_what_is_not_a_number():
     values = tensor([[3e-200, 4e-200], [0.0, 1e-320]])
     found = length(values, -1)
-    assert found.shape == (2,) and math.isclose(float(found[0]), 5e-200) and 0 < float(found[1])
+    assert found.shape == (2,) and math.isclose(float(found[0]), 5e-200) and float(found[1]) > 0
     assert math.isinf(float(length(tensor([math.nan])))) and math.isinf(float(length(tensor([1e308] * 9))))
     assert float(length(tensor([0.0, 0.0]))) == 0.0 and float(above(tensor([0.0]))) == 0.0
 
@@ -48,6 +48,16 @@ def test_a_sum_is_within_the_error_that_is_stated(values):
     computed, added = (float(side.sum()) for side in (tensor(values), tensor(values).abs()))
     error = float(summation_error(len(values), tensor([added])))
     assert math.isinf(error) or abs(exact - Fraction(computed)) <= Fraction(error)
+
+
+def test_sums_of_half_bounded_values_stay_half_bounded():
+    bounds = Interval(tensor([0.0, 1.0]), tensor([math.inf, 2.0]))
+    found = bounds.summed(lambda side: side.sum(), 2)
+    assert 0.99 < float(found.low) <= 1.0 and float(found.high) == math.inf
+    found = bounds.summed(lambda side: -side.sum(), 2)
+    assert -1.01 < float(found.high) <= -0.99 and float(found.low) == -math.inf
+    huge = Interval(*(tensor([1.7e308, 1.7e308, -1.7e308, -1.7e308]),) * 2).summed(lambda side: side.sum(), 4)
+    assert float(huge.low) <= 0 <= float(huge.high)  # a part of the sum overflows
 
 
 def test_a_sum_that_is_too_long_is_unknown():

@@ -116,6 +116,7 @@ def running_layer(mean: list[float], variance: float) -> nn.Module:
     return layer
 
 
+FAR = [1e16, 1.0, -1e300, 0.0]
 MIXED = tensor([[1.0, -1.0, 1.0, -1.0], [3.0, 1e-8, -3.0, 7.0]])
 VALUES = {
     "sum": (lambda x: x.sum(1), lambda x: [sum(x)]),
@@ -125,12 +126,12 @@ VALUES = {
     "average": (
         lambda x: functional.avg_pool1d(x[:, None], 2, 1)[:, 0], lambda x: [(x[i] + x[i + 1]) / 2 for i in range(3)]),
     "linear": (
-        lambda x: functional.linear(x, MIXED), lambda x: [sum(Fraction(w) * a for w, a in zip(row, x)) for row in MIXED.tolist()]),
+        lambda x: functional.linear(x, MIXED), lambda x: [sum(Fraction(w) * a for w, a in zip(row, x, strict=True)) for row in MIXED.tolist()]),
     "convolution": (
         lambda x: functional.conv1d(x[:, None], MIXED[1, None, None, :2])[:, 0],
         lambda x: [Fraction(3) * x[i] + Fraction(1e-8) * x[i + 1] for i in range(3)]),
     "running statistics": (
-        running_layer([1e16, 1.0, -1e300, 0.0], 4.0), lambda x: [(a - Fraction(m)) / 2 for a, m in zip(x, (1e16, 1.0, -1e300, 0.0))]),
+        running_layer(FAR, 4.0), lambda x: [(a - Fraction(m)) / 2 for a, m in zip(x, FAR, strict=True)]),
     "squares": (lambda x: x * x, lambda x: [a * a for a in x]),
     "powers": (lambda x: x**3, lambda x: [a**3 for a in x]),
     "products": (lambda x: x[:, :2] * x[:, 2:], lambda x: [x[0] * x[2], x[1] * x[3]]),
