@@ -147,8 +147,8 @@ class _Reading:
         self.curved: list[str] = []  # not piecewise linear of two pieces
         self.last: Node | None = None  # the node of the last layer, while a bias may still be added to it
         self.trailing: list[str] = []  # maps behind the last layer that are not linear
-        weights = Counter(constant.value.data_ptr() for node in graph for constant in node.constants if constant.learned)
-        self.reused = {pointer for pointer, count in weights.items() if count > 1}
+        weights = Counter(mark for node in graph for constant in node.constants for mark in _marks(constant))
+        self.reused = {mark for mark, count in weights.items() if count > 1}
         for node in graph:
             if node.op != "input":
                 self._read(node)
@@ -177,7 +177,7 @@ class _Reading:
             self._between(node)
 
     def _add(self, layer: Layer, node: Node) -> None:
-        shared = layer.shared or any(constant.value.data_ptr() in self.reused for constant in node.constants if constant.learned)
+        shared = layer.shared or any(mark in self.reused for constant in node.constants for mark in _marks(constant))
         self.layers.append(replace(layer, shared=shared))
         self.last, self.trailing = node, []
 
@@ -248,3 +248,8 @@ def _largest_of_block(spectral: Magnitude, bias: Magnitude, carry: Magnitude) ->
         return ZERO
     determinant = float((spectral * carry) ** 2 / total / total)  # of the Gram matrix, over its squared trace
     return (total * (0.5 + 0.5 * math.sqrt(max(1 - 4 * determinant, 0.0)))).sqrt().widened(2**-45)
+
+
+def _marks(constant: Constant) -> set[object]:
+    """What two uses of one weight have in common: the names that it comes from, or its place in memory, if names are tied."""
+    return {*constant.sources, constant.value.data_ptr()} if constant.learned else set()

@@ -12,7 +12,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.certify import chains, fold, relaxation
-from normscope.certify.upper import upper
+from normscope.certify.upper import Composition
 from normscope.graph.trace import trace
 from normscope.operators import conv, dense
 from normscope.rules.registry import registry
@@ -58,7 +58,7 @@ def test_rule_is_tight_and_its_mutant_dies(name, monkeypatch):
     mutant = copy.copy(registry[op])
     mutant.gain = weakened(mutant.gain, 0.99 / case.slack)
     monkeypatch.setitem(registry.rules, op, mutant)
-    assert upper(graph).bound < bracket.witness.replay()
+    assert Composition(graph).upper().bound < bracket.witness.replay()
 
 
 @pytest.mark.parametrize("op", INFINITE)
@@ -85,7 +85,7 @@ def dies(case: Case, monkeypatch, *targets) -> bool:
         else:
             monkeypatch.setattr(owner, name, weakened(getattr(owner, name)))
     try:
-        return upper(trace(case.module, case.example, case.mode)).bound < lower
+        return Composition(trace(case.module, case.example, case.mode)).upper().bound < lower
     except AssertionError:
         return True
 
@@ -112,7 +112,7 @@ def test_convolution_mutant_dies(name, monkeypatch):
     case = CONVOLUTIONS[name]
     truth = ns.operator_norm(case.module, tuple(case.example.shape[1:])).lower
     monkeypatch.setattr(conv.Convolution, "norm", weakened(conv.Convolution.norm, 0.6 if name == "padding" else 0.9))
-    assert upper(trace(case.module, case.example)).bound < truth
+    assert Composition(trace(case.module, case.example)).upper().bound < truth
 
 
 def folded(layer: nn.Module, normalizer: nn.Module) -> nn.Sequential:
@@ -160,4 +160,4 @@ def test_relaxation_mutant_dies(monkeypatch):
     bracket = ns.lipschitz(model, center[None], region=region)
     assert bracket.upper <= bracket.lower * 1.01
     monkeypatch.setattr(relaxation, "spectral_norm", weakened(relaxation.spectral_norm))
-    assert upper(trace(model, center[None]), region=region).bound < bracket.lower
+    assert Composition(trace(model, center[None]), region=region).upper().bound < bracket.lower
