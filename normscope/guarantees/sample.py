@@ -134,6 +134,8 @@ class Sample:
             slopes = {"slope": _slopes(losses, leaves)} if self.slopes else {}
         losses = losses.detach().double().clamp(0, self.loss.bound)
         points, outputs, target, losses = _at_rest((flat(batch.call), outputs, batch.target, losses))
+        if not bool(points.isfinite().all()):
+            raise InputError(f"the {self.what} data hold nan or infinite values: leave those samples out, or mend them")
         columns = {"loss": losses, "norm": torch.linalg.vector_norm(points.double(), dim=1), **slopes}
         if is_labels(target) and isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
             check_classes(outputs, target)
