@@ -25,7 +25,7 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
     notes = []
     if report is not None:
         handwritten = handwritten_in(report.numerics.graph, model)
-        ends = _scale_groups(report)
+        ends = scale_free_weights(report)
         for name in free:
             free[name] = None if name in ends and free[name] is False else name in ends  # a normalizer that is frozen ends nothing
             if free[name]:
@@ -54,15 +54,24 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
-def _scale_groups(report: SymmetryReport) -> dict[str, str]:
-    """Weight → what ends its scale, for weights that a group scales whole, alone or with other parameters of their module."""
+def scale_free_weights(report: SymmetryReport) -> dict[str, str]:
+    """Weight → what ends its scale, for weights that a group scales whole, alone or with other parameters of their module.
+
+    A group that scales two weights against each other frees the one where the other is free by itself.
+    """
     found: dict[str, str] = {}
+    alone: set[str] = set()
     for group in report.of_kind("scale", "joint-scale"):
         modules = {name.rpartition(".")[0] for name in group.parameters}
         if len(modules) == 1 and len(set(group.degrees)) == 1:
-            for action in group.actions:
-                if action.whole:
-                    found.setdefault(action.parameter, group.path[-1] if group.path else "")
+            found |= {action.parameter: group.path[-1] if group.path else "" for action in group.actions if action.whole}
+            alone |= {name for name in group.parameters if len(group.parameters) == 1 and name in found}
+    opposed = [group.parameters for group in report.of_kind("rescale", "linear") if len(group.parameters) == 2 and group.whole]
+    for _ in opposed:
+        for one, other in (*opposed, *(pair[::-1] for pair in opposed)):
+            if other in alone:
+                alone.add(one)
+                found.setdefault(one, found[other])
     return found
 
 

@@ -24,7 +24,8 @@ KEEP = RESHAPE | {  # f(cx) = c f(x), in the first operand
     "NllLoss2D",
 }  # fmt: skip
 PRODUCTS = frozenset({"Mm", "Bmm", "Mv", "Dot"})
-SUMS = frozenset({"Add", "Sub", "Rsub", "Cat", "Stack"})
+SUMS = frozenset({"Add", "Sub", "Rsub"})
+JOINS = frozenset({"Cat", "Stack"})
 SUM_AND_PRODUCT = frozenset({"Addmm", "Addmv", "Baddbmm"})  # operands: the summand, then the factors
 PRODUCT_AND_BIAS = frozenset({"Convolution", "Linear"})
 ACTIVATIONS = {  # node → function
@@ -46,12 +47,13 @@ ROOTS = {"Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal": -1.0}
 class Scale:
     """Of a value, the weights (as bits) whose scale it shows, by how it shows them.
 
-    powers: degree → weights. shifted: a power plus a constant, which a later normalizer may take away. seen: otherwise.
+    powers: degree → weights. mixed: a power plus a constant, or in some entries only, which a later normalizer may take away.
+    seen: otherwise.
     unknown: there was an operation without a rule. parameter: the weight whose own entries these are; leaf: no input but one.
     """
 
     powers: Mapping[float, int] = field(default_factory=dict)
-    shifted: int = 0
+    mixed: int = 0
     seen: int = 0
     unknown: int = 0
     parameter: int = 0
@@ -63,7 +65,7 @@ class Scale:
 
     @property
     def shown(self) -> int:
-        return self.moved | self.shifted | self.seen
+        return self.moved | self.mixed | self.seen
 
     @property
     def any(self) -> int:
@@ -88,10 +90,12 @@ def scale_of(node: Any, operands: Sequence[Scale]) -> Scale:
         return product([first, raised(operands[1], -1.0)])
     if kind in SUMS:
         return total(operands if len(operands) > 1 else [first, CONSTANT])
+    if kind in JOINS:
+        return total(operands, apart=True)
     if kind in SUM_AND_PRODUCT and len(operands) == 3:
         return total([product(operands[1:]), first])
     if kind in PRODUCT_AND_BIAS and len(operands) == 3:
-        without_bias = kind == "Convolution" and getattr(node, "_saved_bias_sym_sizes_opt", ()) is None
+        without_bias = kind == "Convolution" and not sum(getattr(node, "_saved_bias_sym_sizes_opt", None) or ())
         return product(operands[:2]) if without_bias else total([product(operands[:2]), operands[2]])
     if kind.startswith("ScaledDotProduct") and len(operands) >= 3:
         return product([seen(operands[:2]), operands[2]])
@@ -101,10 +105,10 @@ def scale_of(node: Any, operands: Sequence[Scale]) -> Scale:
         return raised(first, float(exponent))
     if kind in KEEP and not any(operand.any for operand in operands[1:]):
         kept = kind in RESHAPE
-        return Scale(first.powers, first.shifted, first.seen, first.unknown, first.parameter if kept else 0, first.leaf and kept)
+        return Scale(first.powers, first.mixed, first.seen, first.unknown, first.parameter if kept else 0, first.leaf and kept)
     if kind in NORMALIZE:
         fixed = getattr(node, "_saved_training", True) is False  # by running statistics: a map x ↦ ax + b
-        return Scale(shifted=first.moved | first.shifted, seen=first.seen, unknown=first.unknown) if fixed else normalized(first)
+        return Scale(mixed=first.moved | first.mixed, seen=first.seen, unknown=first.unknown) if fixed else normalized(first)
     return seen(operands) if kind in SEE else Scale(unknown=_union(operand.any for operand in operands))
 
 
@@ -116,7 +120,7 @@ def factors(node: Any, operands: Sequence[Scale]) -> int:
 
 
 def normalized(value: Scale) -> Scale:
-    return Scale(seen=value.seen, unknown=value.unknown | value.shifted)
+    return Scale(seen=value.seen, unknown=value.unknown | value.mixed)
 
 
 def seen(operands: Sequence[Scale]) -> Scale:
@@ -132,12 +136,12 @@ def product(operands: Sequence[Scale]) -> Scale:
             for more, others in (*other.powers.items(), (0.0, ~other.moved)):
                 if degree + more and weights & others:
                     powers[degree + more] = powers.get(degree + more, 0) | weights & others
-        found = _made(powers, found.shifted | other.shifted, found.seen | other.seen, found.unknown | other.unknown)
+        found = _made(powers, found.mixed | other.mixed, found.seen | other.seen, found.unknown | other.unknown)
     return found
 
 
-def total(operands: Sequence[Scale]) -> Scale:
-    """Degrees must agree. A leaf of another degree, such as a bias, only shifts the value."""
+def total(operands: Sequence[Scale], apart: bool = False) -> Scale:
+    """Degrees must agree. A leaf of another degree, such as a bias, only shifts the value. apart: they are joined, not added."""
     ordered = sorted(operands, key=lambda operand: operand.leaf)
     found = ordered[0]
     for other in ordered[1:]:
@@ -145,8 +149,8 @@ def total(operands: Sequence[Scale]) -> Scale:
         differ = (found.moved | other.moved) & ~_union(powers.values())
         found = _made(
             powers,
-            found.shifted | other.shifted | (differ if other.leaf else 0),
-            found.seen | other.seen | (0 if other.leaf else differ),
+            found.mixed | other.mixed | (differ if other.leaf or apart else 0),
+            found.seen | other.seen | (0 if other.leaf or apart else differ),
             found.unknown | other.unknown,
         )
     return found
@@ -156,15 +160,15 @@ def raised(value: Scale, exponent: float) -> Scale:
     """A root of a sum may be that of a normalizer, with its ε."""
     powers = {degree * exponent: weights for degree, weights in value.powers.items() if exponent}
     whole = exponent >= 1 and exponent.is_integer()
-    return _made(powers, 0, value.seen | (value.shifted if whole else 0), value.unknown | (0 if whole else value.shifted))
+    return _made(powers, 0, value.seen | (value.mixed if whole else 0), value.unknown | (0 if whole else value.mixed))
 
 
-def _made(powers: Mapping[float, int], shifted: int, seen: int, unknown: int) -> Scale:
+def _made(powers: Mapping[float, int], mixed: int, seen: int, unknown: int) -> Scale:
     """Every weight in one place: where more is known to be unclear, less is said."""
     seen &= ~unknown
-    shifted &= ~(unknown | seen)
-    left = ~(unknown | seen | shifted)
-    return Scale({degree: kept for degree, weights in powers.items() if (kept := weights & left)}, shifted, seen, unknown)
+    mixed &= ~(unknown | seen)
+    left = ~(unknown | seen | mixed)
+    return Scale({degree: kept for degree, weights in powers.items() if (kept := weights & left)}, mixed, seen, unknown)
 
 
 def _union(masks: Any) -> int:

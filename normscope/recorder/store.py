@@ -40,7 +40,6 @@ FLOCK = (  # C's struct flock
 )
 
 Complete = Callable[[dict[str, Any]], None]
-Refused = (OSError, pa.ArrowException)
 
 
 class Lock:
@@ -98,9 +97,7 @@ class Writer:
     on_failure is called once, from that thread, with the error that ended the recording.
     """
 
-    def __init__(
-        self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[dict[str, Any]], None] = lambda row: None
-    ):
+    def __init__(self, directory: Path, on_failure: Callable[[BaseException], None]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.on_failure = directory, on_failure
         self.lock = Lock(directory)
@@ -170,7 +167,7 @@ class Writer:
             return
         try:
             action()
-        except Refused as error:
+        except BaseException as error:  # whatever it is, it must not end the thread unseen
             self.failed = True
             self.on_failure(error)
 

@@ -115,7 +115,7 @@ class Watch:
         self.closed = False
         self.table: Table | None = None
         self.processes = Processes.here(self.model, run)
-        self.guard = Guard(self._event, self._detach)
+        self.guard = Guard(self._event, self._stop)
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
@@ -130,6 +130,7 @@ class Watch:
             self.writer = Writer(self.processes.directory, self._recording_failed)
         except OSError as error:
             self._recording_failed(error)
+            self.guard.run("other processes", self.processes.leave)
         else:
             self._begin(self.writer)
 
@@ -153,6 +154,8 @@ class Watch:
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
+        if self.processes.problem:
+            self._event("note", message=self.processes.problem)
         if self.compiled:
             self._without_inputs("the model is compiled")
         self._handles = [
@@ -187,6 +190,11 @@ class Watch:
         self.guard.run("end of the run", self.writer.close)
         if not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
+
+    def _stop(self) -> None:
+        """End the recording before the training's end."""
+        self.guard.run("end of hooks", self._detach)
+        self.guard.run("other processes", self._leave)
 
     def _detach(self) -> None:
         for handle in self._handles:
@@ -280,9 +288,14 @@ class Watch:
 
     def _begin_step(self) -> None:
         if self.writer is None or self.writer.failed or "rows" in self.guard.off:
-            self._detach()
+            self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1):
             self._start_sample()
+
+    def _leave(self) -> None:
+        """Tell the other processes that no sample will come from here."""
+        self.processes.leave()
+        self.schedule.end()
 
     def _run_probe(self, probe: Probe) -> None:
         self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
@@ -376,7 +389,7 @@ class Watch:
         if self.writer is not None:
             self.writer.event(kind, **content)
 
-    def _recording_failed(self, error: Exception) -> None:
+    def _recording_failed(self, error: BaseException) -> None:
         warn(f"normscope.watch records no more, training goes on: {error}")
 
 
