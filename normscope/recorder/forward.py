@@ -35,7 +35,6 @@ def unrecorded() -> Iterator[None]:
     """What is computed here is the recorder's own: no gradient, no autocast, and unseen by modes that count or trace."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(_disable_current_modes())
         for device in DEVICES:
             if torch.is_autocast_enabled(device):

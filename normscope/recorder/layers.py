@@ -83,7 +83,7 @@ class Handwritten:
         """The normalizer, with γ as it is at this moment."""
         if self.normalizer is None:
             return None
-        return replace(self.normalizer, weight=None if self.gamma is None else getattr(module, self.gamma).detach())
+        return replace(self.normalizer, weight=None if self.gamma is None else module._parameters[self.gamma])
 
 
 @dataclass(frozen=True)

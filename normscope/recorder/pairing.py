@@ -112,7 +112,7 @@ def pair_by_order(model: nn.Module, seen: Seen) -> dict[str, str]:
     for path, _ in seen.calls or [(path, 1) for path in modules]:
         module = modules[path]
         if isinstance(module, MULTIPLYING):
-            waiting = f"{path}.weight".lstrip(".") if isinstance(getattr(module, "weight", None), nn.Parameter) else None
+            waiting = f"{path}.weight".lstrip(".") if module._parameters.get("weight") is not None else None
         elif isinstance(module, NORMALIZING) and waiting is not None:
             followed_by[waiting], waiting = path, None
     return followed_by

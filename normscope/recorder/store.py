@@ -127,6 +127,11 @@ class Writer:
         else:
             self._waiting.put(lambda: self._append(line))
 
+    @property
+    def alive(self) -> bool:
+        """Whether rows are still written."""
+        return not self.failed and self._thread.is_alive()
+
     def close(self, timeout: float = 60.0) -> None:
         """Write what is waiting, then end the stream and let go of the directory."""
         if self.dropped:

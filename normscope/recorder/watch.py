@@ -128,11 +128,13 @@ class Watch:
         self.writer: Writer | None = None
         try:
             self.writer = Writer(self.processes.directory, self._recording_failed)
-        except OSError as error:
-            self._recording_failed(error)
-            self.guard.run("other processes", self.processes.leave)
-        else:
             self._begin(self.writer)
+        except InputError:
+            raise
+        except Exception as error:
+            self._recording_failed(error)
+            self.guard.run("end of hooks", self._detach)
+            self.guard.run("other processes", self.processes.leave)
 
     @property
     def findings(self) -> list[EarlyWarning]:
@@ -287,7 +289,9 @@ class Watch:
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
 
     def _begin_step(self) -> None:
-        if self.writer is None or self.writer.failed or "rows" in self.guard.off:
+        if self.writer is None or not self.writer.alive or "rows" in self.guard.off:
+            if self.writer is not None and not self.writer.alive and not self.writer.failed:
+                self._recording_failed(RuntimeError("the thread that writes has ended"))
             self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1):
             self._start_sample()
@@ -298,7 +302,8 @@ class Watch:
         self.schedule.end()
 
     def _run_probe(self, probe: Probe) -> None:
-        self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
+        with torch._C._EnableTorchFunction():
+            self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
         self._event("probe", step=self.step_number, **self._probed)
 
     def _start_sample(self) -> None:
