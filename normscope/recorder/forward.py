@@ -75,15 +75,13 @@ class ForwardView:
         self._pass = threading.local()  # inside: a training pass of the whole model; outside: one without gradients
         self._thread: int | None = None  # the first that trains
         self._channel_axis = 1
-        self._handles = [
-            register_module_forward_pre_hook(guarded(self._entering)),
-            register_module_forward_hook(guarded(self._leaving)),
-        ]
+        self._handles.append(register_module_forward_pre_hook(guarded(self._entering)))
+        self._handles.append(register_module_forward_hook(guarded(self._leaving)))
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._entered = [], {}
+        while self._handles:
+            self._handles.pop().remove()
+        self._entered = {}
 
     def _entering(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         path = self.paths.get(module)

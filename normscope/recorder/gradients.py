@@ -33,12 +33,11 @@ class GradientView:
         self._guarded = guarded
         hook = guarded(self._accumulated)
         learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad and parameter.is_leaf]
-        self._handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in learned]
+        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in learned]
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._handles:
+            self._handles.pop().remove()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self._queued:

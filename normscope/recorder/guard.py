@@ -23,11 +23,15 @@ class Guard:
 
     def __init__(self, report: Callable[..., None] = lambda *a, **k: None, stop: Callable[[], None] = lambda: None) -> None:
         self.report, self.stop, self.off = report, stop, set[str]()
-        self.process = os.getpid()
+        self.process, self.over = os.getpid(), False
 
     def hook(self, function: Callable[..., None]) -> Callable[..., None]:
         """The function as torch may call it: whatever fails in it ends the recording and nothing else."""
-        return partial(self.outermost, function)
+        return partial(self._unless_over, function)
+
+    def _unless_over(self, function: Callable[..., None], *args: Any) -> None:
+        if not self.over:  # a hook whose removal failed does nothing
+            self.outermost(function, *args)
 
     def outermost(self, function: Callable[..., Result], *args: Any) -> Result | None:
         """Every call from outside comes through here. A forked process does nothing, and compiled code traces it to nothing."""

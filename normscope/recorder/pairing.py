@@ -57,21 +57,18 @@ def _listed(names: Sequence[str]) -> str:
 def scale_free_weights(report: SymmetryReport) -> dict[str, str]:
     """Weight → what ends its scale, for weights that a group scales whole, alone or with other parameters of their module.
 
-    A group that scales two weights against each other frees the one where the other is free by itself.
+    A group that scales weights against each other frees one where all others are free by themselves.
     """
     found: dict[str, str] = {}
     alone: set[str] = set()
-    for group in report.of_kind("scale", "joint-scale"):
-        modules = {name.rpartition(".")[0] for name in group.parameters}
-        if len(modules) == 1 and len(set(group.degrees)) == 1:
-            found |= {action.parameter: group.path[-1] if group.path else "" for action in group.actions if action.whole}
-            alone |= {name for name in group.parameters if len(group.parameters) == 1 and name in found}
-    opposed = [group.parameters for group in report.of_kind("rescale", "linear") if len(group.parameters) == 2 and group.whole]
-    for _ in opposed:
-        for one, other in (*opposed, *(pair[::-1] for pair in opposed)):
-            if other in alone:
-                alone.add(one)
-                found.setdefault(one, found[other])
+    groups = [group for group in report.of_kind("scale", "joint-scale", "rescale", "linear") if group.whole]
+    for _ in groups:
+        for group in groups:
+            rest = {action.parameter: action.degree for action in group.actions if action.parameter not in alone}
+            if len({name.rpartition(".")[0] for name in rest}) == 1 and len(set(rest.values())) == 1:
+                ends = [found[name] for name in group.parameters if name in found] or [*group.path, ""][-1:]
+                found |= {name: found.get(name, ends[0]) for name in rest}
+                alone |= set(rest) if len(rest) == 1 else set()
     return found
 
 

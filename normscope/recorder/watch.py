@@ -182,29 +182,29 @@ class Watch:
     def _close(self) -> None:
         if self.closed:
             return
-        self.closed = True
+        self.closed = self.guard.over = True
         atexit.unregister(self.close)
         self.guard.run("end of hooks", self._detach)
         if self.writer is None:
             return
         self.guard.run("last row", self._emit)
-        self.guard.run("summary", lambda: self._event("closed", step=self.step_number, **self.summary()))
+        self.guard.run("summary", lambda: self._event("closed", step=self.step_number, **self._summary()))
         self.guard.run("end of the run", self.writer.close)
         if not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
 
     def _stop(self) -> None:
         """End the recording before the training's end."""
+        self.guard.over = True
         self.guard.run("end of hooks", self._detach)
         self.guard.run("other processes", self._leave)
 
     def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.forward.stop()
-        self.gradients.stop()
         self._sampling = False
+        while self._handles:
+            self._handles.pop().remove()
+        self.guard.run("end of the forward hooks", self.forward.stop)
+        self.guard.run("end of the gradient hooks", self.gradients.stop)
 
     def summary(self) -> dict[str, Any]:
         """Steps, samples and cost so far."""
