@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -121,8 +122,7 @@ class ShardedSpectra:
 
     def shards(self) -> dict[int, torch.Tensor]:
         """Copies of what this process holds now, for `norms` to work on later."""
-        if self.processes.store is None or self.processes.store.check(["ended"]):
-            raise RuntimeError("another process has stopped recording")
+        self._check_others()
         if self.waiting >= MOST_WAITING:
             raise TimeoutError(f"the other processes are {MOST_WAITING} samples behind")
         self.waiting += 1
@@ -140,10 +140,18 @@ class ShardedSpectra:
         self.steps = LATER_STEPS
         return found
 
+    def _check_others(self) -> None:
+        if self.processes.store is None or self.processes.store.check(["ended"]):
+            raise RuntimeError("another process has stopped recording")
+
     def _add_up(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Replace each tensor by its sum over all processes, divided by the number of replicas, in one message."""
         together = torch.cat([torch.tensor([step], dtype=torch.float64), *(tensor.reshape(-1) for tensor in tensors)])
-        distributed.all_reduce(together, group=self.processes.group)
+        work = distributed.all_reduce(together, group=self.processes.group, async_op=True)
+        while not work.is_completed():  # the group's timeout ends it at the latest
+            self._check_others()
+            time.sleep(0.002)
+        work.wait()
         if int(together[0]) != step * self.processes.size:
             raise RuntimeError("the processes do not sample the same steps")
         for tensor, total in zip(tensors, together[1:].split([tensor.numel() for tensor in tensors]), strict=True):

@@ -93,7 +93,7 @@ def sharded_spectra(
     }
     by_rows = {index: weight for index, weight in sharded.items() if (cut := placement(weight)) and cut.by_rows}
     note = "" if len(by_rows) == len(sharded) else "weights cut otherwise than by rows: their spectral norms are not recorded"
-    return (ShardedSpectra(by_rows, processes) if by_rows else None), note
+    return (ShardedSpectra(by_rows, processes) if by_rows and processes.group is not None else None), note
 
 
 def manifest(

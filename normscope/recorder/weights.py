@@ -80,8 +80,8 @@ class PowerIteration:
 
 def first_vectors(weight: torch.Tensor, seed: int) -> torch.Tensor:
     """A few random orthonormal rows to start from."""
-    columns = weight[0].numel() if len(weight) else 0
-    shape = min(VECTORS, columns, len(weight)), columns
+    rows, columns = weight.shape[0], weight.shape[1:].numel()  # an entry of a sharded weight would be asked of all processes
+    shape = min(VECTORS, columns, rows), columns
     return orthonormal(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
 
 

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -109,7 +109,8 @@ def test_a_fault_in_any_function_of_the_recorder_stays_there(on_the_thread: bool
         for number in sorted({1, calls}):
             faults = Faults(code, number)
             assert same(trained(tmp_path / f"{index}-{number}", faults, on_the_thread), expected), (code.co_qualname, number)
-            ns.load_run(tmp_path / f"{index}-{number}").events()
+            with suppress(ns.InputError):  # of a run that was never begun
+                ns.load_run(tmp_path / f"{index}-{number}").table()
 
 
 @pytest.mark.full
