@@ -40,6 +40,7 @@ FLOCK = (  # C's struct flock
 )
 
 Complete = Callable[[dict[str, Any]], None]
+Refused = (OSError, pa.ArrowException)
 
 
 class Lock:
@@ -97,7 +98,9 @@ class Writer:
     on_failure is called once, from that thread, with the error that ended the recording.
     """
 
-    def __init__(self, directory: Path, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[dict[str, Any]], None] = lambda row: None
+    ):
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.on_failure = directory, on_failure
         self.lock = Lock(directory)
@@ -126,11 +129,6 @@ class Writer:
             self._append(line)
         else:
             self._waiting.put(lambda: self._append(line))
-
-    @property
-    def alive(self) -> bool:
-        """Whether rows are still written."""
-        return not self.failed and self._thread.is_alive()
 
     def close(self, timeout: float = 60.0) -> None:
         """Write what is waiting, then end the stream and let go of the directory."""
@@ -172,7 +170,7 @@ class Writer:
             return
         try:
             action()
-        except BaseException as error:  # whatever it is, it must not end the thread unseen
+        except Refused as error:
             self.failed = True
             self.on_failure(error)
 

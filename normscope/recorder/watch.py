@@ -289,9 +289,10 @@ class Watch:
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
 
     def _begin_step(self) -> None:
-        if self.writer is None or not self.writer.alive or "rows" in self.guard.off:
-            if self.writer is not None and not self.writer.alive and not self.writer.failed:
-                self._recording_failed(RuntimeError("the thread that writes has ended"))
+        gone = self.writer is not None and not self.writer.failed and not self.writer._thread.is_alive()
+        if gone:
+            self._recording_failed(RuntimeError("the thread that writes has ended"))
+        if gone or self.writer is None or self.writer.failed or "rows" in self.guard.off:
             self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1):
             self._start_sample()

@@ -50,13 +50,13 @@ def test_the_live_pass_agrees_with_the_symmetries_of_every_case(name: str, tmp_p
 
 
 def test_the_live_pass_agrees_with_the_symmetries_of_random_networks_and_judges_most(tmp_path: Path) -> None:
-    known = [one for seed in range(24) for one in agree(*random_graph(seed), tmp_path / str(seed))]
+    known = [one for seed in range(10) for one in agree(*random_graph(seed), tmp_path / str(seed))]
     assert sum(known) > 0.6 * len(known)
 
 
 @pytest.mark.full
 def test_the_live_pass_agrees_with_the_symmetries_of_many_random_networks(tmp_path: Path) -> None:
-    known = [one for seed in range(24, 400) for one in agree(*random_graph(seed), tmp_path / str(seed))]
+    known = [one for seed in range(10, 400) for one in agree(*random_graph(seed), tmp_path / str(seed))]
     print(f"{sum(known)} of {len(known)} weights judged")
 
 
