@@ -16,7 +16,7 @@ import torch
 from torch import distributed, nn
 
 import normscope as ns
-from tests.recorder.loops import adamw, sgd
+from tests.recorder.loops import adamw, filling, sgd
 
 STEPS = 12
 
@@ -171,16 +171,7 @@ def failing(rank: int, path: Path, wrap: Wrap, failing_rank: int, late: bool) ->
         (path / "run").mkdir(parents=True, exist_ok=True)
         (path / "run" / f"rank-{rank}").write_text("in the way")
     if rank == failing_rank and late:
-        real, written = store.write_all, 0
-
-        def filling(file: Any, content: Any) -> None:
-            nonlocal written
-            written += memoryview(content).nbytes
-            if written > 20_000:
-                raise OSError(28, "No space left on device")
-            real(file, content)
-
-        store.write_all = filling
+        store.write_all = filling(store.write_all)
     histories = [train(wrap, adamw, run) for run in (path / "run", None)]
     torch.save(histories, path / f"histories-{rank}.pt")
     distributed.destroy_process_group()
