@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,10 +15,13 @@ from torch.nn.modules.conv import _ConvNd
 from normscope.auditing import audit
 from normscope.core.data import Call
 from normscope.core.errors import NormscopeError
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.parametric import trace_parameters
 from normscope.lab.experiment import Numbers
 from normscope.recorder.columns import GAIN_METRICS, INPUT_METRICS
 from normscope.recorder.forward import ForwardView
-from normscope.recorder.layers import Handwritten, Seen, is_observable, pair
+from normscope.recorder.layers import Handwritten, is_observable
+from normscope.recorder.pairing import handwritten_in
 from normscope.recorder.statistics import as_normalizer
 
 PRODUCTS = {  # log10 of a product over layers ← whose rows, and what of them
@@ -38,7 +42,9 @@ class LayerMeter:
 
     def __init__(self, model: nn.Module, batch: torch.Tensor) -> None:
         self.batch = batch
-        self.handwritten: Mapping[str, Handwritten] = pair(model, Seen(example=Call((batch[:2],), {}))).handwritten
+        self.handwritten: Mapping[str, Handwritten] = {}
+        with preserved_random_state(), suppress(NormscopeError):  # a model that cannot be traced has its modules all the same
+            self.handwritten = handwritten_in(trace_parameters(copy.deepcopy(model), Call((batch[:2],), {})), model)
 
     def __call__(self, model: nn.Module) -> Numbers:
         """Rows of `weights`, `normalizers` and `activations`, and `products`, the log10 over the layers of each quantity."""
@@ -49,7 +55,7 @@ class LayerMeter:
         copied = copy.deepcopy(model).train()  # a training pass moves running statistics
         view = ForwardView(copied, lambda look, *arguments: look(*arguments))
         view.handwritten = self.handwritten
-        view.start()
+        view.start(lambda hook: hook)
         try:
             copied(self.batch)
         finally:

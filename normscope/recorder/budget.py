@@ -12,7 +12,7 @@ from normscope.core.errors import InputError
 class Budget:
     """Keeps Σ cost ≤ share · (wall time since the first step), by waiting until the next sample fits.
 
-    every: a fixed cadence instead. The first sample (tracing, first power iterations) is the set-up and counts apart.
+    every: a fixed cadence instead. The first sample (reading the graph, first power iterations) is the set-up and counts apart.
     """
 
     def __init__(self, share: float = 0.01, every: int | None = None, clock: Callable[[], float] = time.perf_counter) -> None:

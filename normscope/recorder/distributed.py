@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from normscope.recorder.schedule import OwnSchedule, Schedule, SharedSchedule
 from normscope.recorder.weights import FIRST_STEPS, LATER_STEPS, first_vectors, local, orthonormal, top_singular_value
 
 TIMEOUT = timedelta(seconds=60)
+ENDED = "ended"  # in place of a number: that process records no more
 MOST_WAITING = 4  # samples whose shards are kept for a slow process
 
 _watches = itertools.count()  # the same in every process, because each starts its watches in the same order
@@ -25,32 +27,63 @@ _watches = itertools.count()  # the same in every process, because each starts i
 
 @dataclass
 class Processes:
-    """This process among those that train together."""
+    """This process among those that train together.
+
+    store: None where the others cannot be reached, or where there are none; problem: why. Waiting for others has a time limit, and
+    one that does not answer costs only what needs it.
+    """
 
     directory: Path
     rank: int = 0
     size: int = 1
     store: Any = None
     group: Any = None
+    problem: str = ""
+    agreed: bool = False  # on the first step
 
     @classmethod
     def here(cls, model: nn.Module, run: Path) -> Processes:
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
             return cls(run)
         rank, size = distributed.get_rank(), distributed.get_world_size()
-        store = distributed.PrefixStore(f"normscope/{next(_watches)}", distributed.distributed_c10d._get_default_store())
-        sharded = any(placement(parameter) is not None for parameter in model.parameters())
-        group = distributed.new_group(backend="gloo", timeout=TIMEOUT) if sharded else None
-        return cls(run / f"rank-{rank}", rank, size, store, group)
+        here = cls(run / f"rank-{rank}", rank, size)
+        try:
+            default = distributed.distributed_c10d._get_default_store()
+            here.store = distributed.PrefixStore(f"normscope/{next(_watches)}", default)
+            if any(placement(parameter) is not None for parameter in model.parameters()):
+                here.group = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+        except Exception as error:
+            here.alone(error)
+        return here
+
+    def alone(self, error: Exception | str) -> None:
+        """From now on this process does without the others."""
+        self.store, self.group, self.problem = None, None, f"the other processes are not reached, so this one goes alone: {error}"
 
     def agree(self, step: int) -> int:
-        """Rank 0's number of the last step, for everybody."""
+        """Rank 0's number of the last step, for everybody; this process's own where rank 0 does not say."""
         if self.store is None:
             return step
-        if self.rank == 0:
-            self.store.set("start", str(step))
-        self.store.wait(["start"], TIMEOUT)
-        return int(self.store.get("start"))
+        try:
+            if self.rank == 0:
+                self.store.set("start", str(step))
+            self.store.wait(["start"], TIMEOUT)
+            said = self.store.get("start").decode()
+            self.agreed = True
+        except Exception as error:
+            self.alone(error)
+            return step
+        if said == ENDED:
+            self.alone("rank 0 does not record")
+            return step
+        return int(said)
+
+    def leave(self) -> None:
+        """Say that this process records no more, before or after the start, so that nobody waits for it."""
+        if self.store is not None:
+            self.store.set("ended", str(self.rank))
+            if self.rank == 0 and not self.agreed:
+                self.store.set("start", ENDED)
 
     def schedule(self, budget: Budget) -> Schedule:
         return OwnSchedule(budget) if self.store is None else SharedSchedule(budget, self.rank, self.store)
@@ -89,6 +122,7 @@ class ShardedSpectra:
 
     def shards(self) -> dict[int, torch.Tensor]:
         """Copies of what this process holds now, for `norms` to work on later."""
+        self._check_others()
         if self.waiting >= MOST_WAITING:
             raise TimeoutError(f"the other processes are {MOST_WAITING} samples behind")
         self.waiting += 1
@@ -106,10 +140,18 @@ class ShardedSpectra:
         self.steps = LATER_STEPS
         return found
 
+    def _check_others(self) -> None:
+        if self.processes.store is None or self.processes.store.check(["ended"]):
+            raise RuntimeError("another process has stopped recording")
+
     def _add_up(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Replace each tensor by its sum over all processes, divided by the number of replicas, in one message."""
         together = torch.cat([torch.tensor([step], dtype=torch.float64), *(tensor.reshape(-1) for tensor in tensors)])
-        distributed.all_reduce(together, group=self.processes.group)
+        work = distributed.all_reduce(together, group=self.processes.group, async_op=True)
+        while not work.is_completed():  # the group's timeout ends it at the latest
+            self._check_others()
+            time.sleep(0.002)
+        work.wait()
         if int(together[0]) != step * self.processes.size:
             raise RuntimeError("the processes do not sample the same steps")
         for tensor, total in zip(tensors, together[1:].split([tensor.numel() for tensor in tensors]), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,19 +11,31 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
-from normscope.core.data import Call
-from normscope.recorder.layers import CHANNELS_SECOND, MULTIPLYING, NORMALIZING, Handwritten, Seen, is_observable
-from normscope.recorder.statistics import input_statistics
+from normscope.recorder.backward import AutogradNode, Span
+from normscope.recorder.layers import (
+    ACTIVATING,
+    CHANNELS_SECOND,
+    MULTIPLYING,
+    NORMALIZING,
+    Handwritten,
+    Seen,
+    is_observable,
+    is_own_leaf,
+)
+from normscope.recorder.statistics import as_normalizer, input_statistics
 
 DEVICES = ("cpu", "cuda")
+PLAIN = (torch.Tensor, nn.Parameter)  # a subclass may run code of its own in every operation
 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """No gradient and no autocast: what is computed here is the recorder's own."""
+    """What is computed here is the recorder's own: no gradient, no autocast, and unseen by modes that count or trace."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        stack.enter_context(_disable_current_modes())
         for device in DEVICES:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
@@ -34,80 +47,97 @@ def is_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def is_traced() -> bool:
+    """Whether somebody traces or transforms the code that runs, so that what a hook computes would become a part of it."""
+    return bool(torch._C._get_tracing_state()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 class ForwardView:
     """Statistics of what enters every normalizer and activation in the first training pass of a step.
 
-    Later passes of the step (micro-batches, recomputation under checkpointing) and passes without gradients (evaluation)
-    are not looked at. look: called as look(function, *args) so that the caller can guard and time it.
+    Later passes of the step (micro-batches, recomputation under checkpointing), passes without gradients (evaluation) and those
+    of other threads are not looked at. look: called as look(function, *args) so that the caller can guard and time it.
     """
 
-    def __init__(self, model: nn.Module, look: Callable[..., None], passed: Callable[[], None] = lambda: None) -> None:
-        self.model, self.look, self.passed = model, look, passed
+    def __init__(self, model: nn.Module, look: Callable[..., None]) -> None:
+        self.model, self.look = model, look
         self.paths = {module: path for path, module in model.named_modules()}
         self.handwritten: Mapping[str, Handwritten] = {}
         self.seen = Seen()
         self.inputs: dict[tuple[str, int], torch.Tensor] = {}
         self._handles: list[Any] = []
 
-    def start(self) -> None:
-        """Look at the next training pass."""
-        self.seen, self.inputs = Seen(), {}
+    def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
+        """Look at the next training pass. spans: note the nodes of autograd's graph, too."""
+        self.seen, self.inputs, self._spans = Seen(), {}, spans
         self._calls: Counter[str] = Counter()
-        self._inside = self._outside_training = False
+        self._entered: dict[str, AutogradNode] = {}
+        self._pass = threading.local()  # inside: a training pass of the whole model; outside: one without gradients
+        self._thread: int | None = None  # the first that trains
         self._channel_axis = 1
-        self._last: tuple[str, torch.Tensor, int] | None = None
-        self._handles = [
-            register_module_forward_pre_hook(self._entering),
-            register_module_forward_hook(self._leaving, with_kwargs=True),
-        ]
+        self._handles.append(register_module_forward_pre_hook(guarded(self._entering)))
+        self._handles.append(register_module_forward_hook(guarded(self._leaving)))
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._last = [], None
+        while self._handles:
+            self._handles.pop().remove()
+        self._entered = {}
 
     def _entering(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling():  # in a compiled region this traces to nothing
-            return
         path = self.paths.get(module)
-        if path is None or torch._C._functorch.peek_interpreter_stack() is not None:
+        if path is None or is_traced():
             return
         training = torch.is_grad_enabled()
         if path == "":
-            self._inside, self._outside_training = training, not training
-        if self._outside_training or not (training or self._inside):  # inside, checkpointed parts run without gradients
+            self._pass.inside, self._pass.outside = training, not training
+        inside, outside = getattr(self._pass, "inside", False), getattr(self._pass, "outside", False)
+        if outside or not (training or inside):  # inside, checkpointed parts run without gradients
+            return
+        self._thread = self._thread or threading.get_ident()
+        if self._thread != threading.get_ident():
             return
         self._calls[path] += 1
         self.seen.calls.append((path, self._calls[path]))
-        if args and isinstance(args[0], torch.Tensor) and (is_observable(module) or path in self.handwritten):
-            self.look(self._statistics, module, path, args[0])
+        value = args[0] if args and type(args[0]) in PLAIN else None
+        if value is not None:
+            self._entered[path] = value.grad_fn
+            if is_observable(module) or path in self.handwritten:
+                self.look(self._statistics, module, path, value)
         if isinstance(module, (*MULTIPLYING, *NORMALIZING)):
             self._channel_axis = 1 if isinstance(module, CHANNELS_SECOND) else -1
 
     def _statistics(self, module: nn.Module, path: str, value: torch.Tensor) -> None:
-        if value.numel() == 0 or not value.is_floating_point():
+        if value.numel() == 0 or not value.is_floating_point() or value.is_meta or value.is_sparse:
             return
-        if self._last is not None and isinstance(module, NORMALIZING) and _is_the_same(value, *self._last[1:]):
-            self.seen.direct[path] = self._last[0]
         known = self.handwritten.get(path)
         with unrecorded():
             statistics = input_statistics(module, value, self._channel_axis, known.now(module) if known else None)
         self.inputs[path, self._calls[path]] = statistics
 
-    def _leaving(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def _leaving(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         path = self.paths.get(module)
+        if path is None or is_traced() or self._thread != threading.get_ident():
+            return
+        if self._spans:
+            self._add_span(module, path, output)
+        if path == "" and getattr(self._pass, "inside", False):
+            self.seen.whole = True
+            self.stop()
         if path == "":
-            if self._inside:
-                self.seen.example = Call(tuple(args), dict(kwargs))
-                self.stop()
-                self.passed()
-            self._inside = self._outside_training = False
-        elif path is not None and isinstance(module, MULTIPLYING) and isinstance(output, torch.Tensor):
-            self._last = path, output.detach(), output._version
+            self._pass.inside = self._pass.outside = False
 
-
-def _is_the_same(value: torch.Tensor, output: torch.Tensor, version: int) -> bool:
-    """Whether a module reads what another returned, unchanged since (a view of it counts)."""
-    return value.data_ptr() == output.data_ptr() and value.numel() == output.numel() and value._version == version
+    def _add_span(self, module: nn.Module, path: str, output: Any) -> None:
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self.seen.parameters.setdefault(id(parameter), (prefix + name, parameter))
+        if path not in self._entered or type(output) not in PLAIN or output.grad_fn is None:
+            return
+        span, spans = Span(path, self._entered[path], output.grad_fn), self.seen.spans
+        normalizer = as_normalizer(module, output.dim())
+        if normalizer is not None and normalizer.running_variance is None:
+            spans.normalizers.append(span)
+        elif isinstance(module, ACTIVATING):
+            spans.activations.append(span)
+        elif is_own_leaf(module):
+            spans.others.append(span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,28 +19,34 @@ FRAMES = 40  # how far up a GradScaler is looked for
 class GradientView:
     """‖g‖ and ⟨g, w⟩ of some parameters. Every backward pass of the step reads again, so the last has all micro-batches."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], look: Callable[..., None]) -> None:
-        self.parameters, self.look = parameters, look
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], look: Callable[..., None], began: Callable[[], None] = lambda: None
+    ) -> None:
+        """began: called inside of the backward pass, at its first gradient."""
+        self.parameters, self.look, self.began = parameters, look, began
         self.names: list[str] = []
         self.values: torch.Tensor | None = None  # (2, names)
         self._handles: list[Any] = []
 
-    def start(self) -> None:
+    def start(self, guarded: Callable[..., Any]) -> None:
         self.names, self.values, self._queued = [], None, False
-        learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
-        self._handles = [parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in learned]
+        self._guarded = guarded
+        hook = guarded(self._accumulated)
+        learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad and parameter.is_leaf]
+        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in learned]
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        while self._handles:
+            self._handles.pop().remove()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if not self._queued:
             self._queued = True
             engine = Variable._execution_engine
+            ended = self._guarded(self._ended)
             # queued again when called: behind all that waits for the end of this pass, such as DDP's reduction
-            engine.queue_callback(lambda: engine.queue_callback(self._ended))
+            engine.queue_callback(self._guarded(partial(engine.queue_callback, ended)))
+            self.began()
 
     def _ended(self) -> None:
         self._queued = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,12 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normscope.core.data import Call
-from normscope.core.errors import InputError
-from normscope.core.randomness import preserved_random_state
-from normscope.graph.graph import Graph, Node
-from normscope.graph.trace import trace
-from normscope.rules.normalizers import NORMALIZERS, Normalizer, normalizer_of
+from normscope.recorder.backward import Spans
+from normscope.rules.normalizers import Normalizer
 
 NORMALIZING = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 RECTIFYING = (nn.ReLU, nn.ReLU6, nn.Threshold)  # an input below the threshold is a unit that does not learn
@@ -28,19 +23,6 @@ ACTIVATING = (
 )  # fmt: skip
 MULTIPLYING = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
-WEIGHTED_OPERATIONS = (
-    "linear", "addmm", "mm", "matmul", "conv1d", "conv2d", "conv3d", "convolution",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-)  # fmt: skip
-ACTIVATING_OPERATIONS = (
-    "relu", "relu6", "leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
-    "sigmoid", "log_sigmoid", "hardsigmoid", "tanh", "hardtanh", "softplus",
-)  # fmt: skip
-KEEP_THE_DEGREE = {  # f(cx) = c f(x) for c > 0: what a scale of the weight passes through unchanged
-    "relu", "leaky_relu", "prelu", "dropout", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze",
-    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d", "center", "t", "movedim",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,7 +31,8 @@ class Layer:
 
     role: weight, normalizer or activation. parameter: the weight, or a normalizer's γ. module, call: which call of which
     module an input is seen at (call 1 is the first in a forward pass). normalizer: the name of the one that follows a weight.
-    scale_free: whether the loss ignores the weight's length. in_product: whether it counts in the product over depth.
+    scale_free: whether the loss ignores the weight's length, None where that was not judged.
+    in_product: whether it counts in the product over depth.
     sharded, replicas: whether processes hold parts of the weight, and how many whole copies they hold together.
     """
 
@@ -61,7 +44,7 @@ class Layer:
     parameter: str | None = None
     shape: tuple[int, ...] = ()
     normalizer: str | None = None
-    scale_free: bool = False
+    scale_free: bool | None = False
     in_product: bool = False
     epsilon: float | None = None
     sharded: bool = False
@@ -76,13 +59,14 @@ class Layer:
 class Seen:
     """What the first forward pass showed.
 
-    calls: (module path, which call of it), in order. direct: normalizer → the module whose output it reads as it is.
-    example: the call of the whole model.
+    calls: (module path, which call of it), in order. whole: whether the model itself was called. parameters: id → name and
+    parameter, as the modules held them in the pass (FSDP puts others in their place).
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
-    direct: dict[str, str] = field(default_factory=dict)
-    example: Call | None = None
+    whole: bool = False
+    spans: Spans = field(default_factory=Spans)
+    parameters: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,18 +83,21 @@ class Handwritten:
         """The normalizer, with γ as it is at this moment."""
         if self.normalizer is None:
             return None
-        return replace(self.normalizer, weight=None if self.gamma is None else getattr(module, self.gamma).detach())
+        return replace(self.normalizer, weight=None if self.gamma is None else module._parameters[self.gamma])
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """What the graph adds to the modules: for a weight its normalizer, and normalizers that are written by hand."""
+    """What is known beside the modules: for a weight its normalizer, and normalizers that are written by hand.
 
-    followed_by: Mapping[str, str]  # parameter → module path of a normalizer
-    scale_free: frozenset[str]  # parameters
-    multiplying: frozenset[str]  # parameters
-    handwritten: Mapping[str, Handwritten]  # module path → what its forward does
-    note: str = ""
+    scale_free: parameter → whether it is; None, or absent, where that was not judged.
+    """
+
+    followed_by: Mapping[str, str] = field(default_factory=dict)  # parameter → module path of a normalizer
+    scale_free: Mapping[str, bool | None] = field(default_factory=dict)
+    multiplying: frozenset[str] = frozenset()  # parameters
+    handwritten: Mapping[str, Handwritten] = field(default_factory=dict)  # module path → what its forward does
+    notes: tuple[str, ...] = ()
 
 
 def is_observable(module: nn.Module) -> bool:
@@ -168,111 +155,24 @@ def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch
     return [
         Layer(
             path if len(matrices) == 1 else name, type(module).__name__, "weight", path, call, name, tuple(parameter.shape),
-            normalizer=pairing.followed_by.get(name), scale_free=name in pairing.scale_free,
+            normalizer=pairing.followed_by.get(name), scale_free=pairing.scale_free.get(name),
             in_product=isinstance(module, MULTIPLYING) or name in pairing.multiplying,
         )
         for name, parameter in matrices
     ]  # fmt: skip
 
 
-# pairing -------------------------------------------------------------------------------------------------------------
+def is_own_leaf(module: nn.Module) -> bool:
+    """Whether it is a module of the user's own, without children and without weights: perhaps an activation or a normalizer."""
+    own = not type(module).__module__.startswith("torch.") and not is_observable(module)
+    return (
+        own
+        and not module._modules
+        and all(parameter.dim() < 2 for parameter in module._parameters.values() if parameter is not None)
+    )
 
 
-def pair(model: nn.Module, seen: Seen, use_graph: bool = True) -> Pairing:
-    """Through the graph of the first batch; by the order of calls, with a note, where there is no graph."""
-    if not use_graph:
-        return pair_by_order(model, seen, "weights are paired with normalizers by the order of calls, as asked")
-    if seen.example is None:
-        why = "no call of the whole model was seen"
-    else:
-        try:
-            return pair_by_graph(model, _graph(model, seen.example))
-        except Exception as error:  # whatever the export of somebody's model may raise
-            why = f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
-    return pair_by_order(model, seen, f"no graph, so weights are paired with normalizers by the order of calls ({why})")
-
-
-def _graph(model: nn.Module, example: Call) -> Graph:
-    """The traced model, of a copy, with random state as it was."""
-    with preserved_random_state():
-        copied = copy.deepcopy(model)
-        given = example.args if not example.kwargs else example.kwargs
-        if example.args and example.kwargs:
-            raise InputError("the model is called with positional and keyword arguments")
-        try:
-            return trace(copied, given, ids=True)
-        except InputError as error:
-            if "choose one with output=" not in str(error):
-                raise
-            return trace(copied, given, output=0, ids=True)
-
-
-def pair_by_graph(model: nn.Module, graph: Graph) -> Pairing:
-    """Follow each weight's output through maps that keep its scale, while it has one reader."""
-    parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
-    followed_by, free, multiplying = {}, set(), set()
-    users = graph.users
-    for node in graph:
-        weight = next((name for name in node.parameters if name in parameters and parameters[name].dim() >= 2), None)
-        if weight is None or node.op not in WEIGHTED_OPERATIONS or len(node.inputs) != 1:
-            continue
-        multiplying.add(weight)
-        follower = _following_normalizer(node, users)
-        if follower is not None:
-            followed_by[weight] = follower.path
-            free.add(weight)
-    handwritten: dict[str, Handwritten] = {}
-    functions = []
-    for node in graph:
-        module = modules.get(node.path)
-        if node.op not in (*NORMALIZERS, *ACTIVATING_OPERATIONS) or (module is not None and is_observable(module)):
-            continue
-        if module is None or any(True for _ in module.children()):
-            functions.append(node.label)
-        elif node.op == "standardize":
-            handwritten[node.path] = Handwritten(normalizer_of(node), _gamma(module, users[node]))
-        elif node.op in ACTIVATING_OPERATIONS:
-            handwritten.setdefault(node.path, Handwritten(None))
-    note = f"called as functions, so what enters them is not recorded: {', '.join(dict.fromkeys(functions))}" if functions else ""
-    return Pairing(followed_by, frozenset(free), frozenset(multiplying), handwritten, note)
-
-
-def _following_normalizer(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node | None:
-    """The normalizer that a weight's output reaches through maps with f(cx) = c f(x), read by nothing else on the way.
-
-    Then the weight, with its bias, is scale-free (THEORY, Symmetry).
-    """
-    while len(readers := users[node]) == 1:
-        node = readers[0]
-        if node.op in NORMALIZERS and len(node.inputs) == 1:
-            return node
-        if node.op not in KEEP_THE_DEGREE or len(node.inputs) != 1:
-            return None
-    return None
-
-
-def _gamma(module: nn.Module, readers: Sequence[Node]) -> str | None:
-    """The parameter of the module that multiplies what it normalized, as it is."""
-    if len(readers) != 1 or readers[0].op != "mul":
-        return None
-    factors = [constant.value for constant in readers[0].constants if constant.learned]
-    own = module.named_parameters(recurse=False)
-    return next((name for name, parameter in own for factor in factors if torch.equal(factor, parameter.detach())), None)
-
-
-def pair_by_order(model: nn.Module, seen: Seen, note: str) -> Pairing:
-    """Each weight with the normalizer that is called next, before any other weight.
-
-    Scale-free is only what goes there directly: between two calls there may be a sum with something else.
-    """
-    modules = dict(model.named_modules())
-    followed_by = {}
-    waiting: str | None = None
-    for path, _ in seen.calls or [(path, 1) for path in modules]:
-        module = modules[path]
-        if isinstance(module, MULTIPLYING):
-            waiting = f"{path}.weight" if isinstance(getattr(module, "weight", None), nn.Parameter) else None
-        elif isinstance(module, NORMALIZING) and waiting is not None:
-            followed_by[waiting], waiting = path, None
-    free = frozenset(weight for weight, path in followed_by.items() if f"{seen.direct.get(path)}.weight" == weight)
-    return Pairing(followed_by, free, frozenset(), {}, note)
+def weight_names(model: nn.Module) -> list[str]:
+    """The parameters that have a row of their own as weights."""
+    normalizers = {path for path, module in model.named_modules() if isinstance(module, NORMALIZING)}
+    return [name for name, p in model.named_parameters() if p.dim() >= 2 and name.rpartition(".")[0] not in normalizers]

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope.recorder.backward import Verdicts
 from normscope.recorder.budget import Budget
 from normscope.recorder.distributed import Processes, ShardedSpectra, placement
-from normscope.recorder.layers import Handwritten, Layer, Seen, layer_table, pair
+from normscope.recorder.layers import Handwritten, Layer, Seen, layer_table
 from normscope.recorder.motion import effective_power
+from normscope.recorder.pairing import pair
 from normscope.recorder.stepping import has_spectral_norm
 from normscope.recorder.store import plain
+from normscope.symmetry.report import SymmetryReport
 from normscope.version import __version__
 
 SCHEMA = "normscope.run/1"
@@ -52,18 +55,19 @@ def make_table(
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     seen: Seen,
+    verdicts: Verdicts | None = None,
+    report: SymmetryReport | None = None,
     wanted: str | None = None,
-    use_graph: bool = True,
 ) -> Table:
     """The layers whose name matches `wanted`, as the first batch met them."""
-    if seen.example is None:  # without a call of the whole model, calls of several passes cannot be told apart
+    if not seen.whole:  # without a call of the whole model, calls of several passes cannot be told apart
         seen = replace(seen, calls=[(path, call) for path, call in seen.calls if call == 1])
-    pairing = pair(model, seen, use_graph)
+    pairing = pair(model, seen, verdicts, report)
     power = effective_power(optimizer)
     chosen = [layer for layer in layer_table(model, seen, pairing) if wanted is None or re.search(wanted, layer.name)]
     layers = tuple(replace(layer, effective_power=power, **_sharding(parameters, layer)) for layer in chosen)
     unknown = f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"
-    notes = [pairing.note, "" if power else unknown, "" if _holds_one(optimizer, parameters) else FOREIGN]
+    notes = [*pairing.notes, "" if power else unknown, "" if _holds_one(optimizer, parameters) else FOREIGN]
     return Table(layers, pairing.handwritten, tuple(filter(None, notes)))
 
 
@@ -89,7 +93,7 @@ def sharded_spectra(
     }
     by_rows = {index: weight for index, weight in sharded.items() if (cut := placement(weight)) and cut.by_rows}
     note = "" if len(by_rows) == len(sharded) else "weights cut otherwise than by rows: their spectral norms are not recorded"
-    return (ShardedSpectra(by_rows, processes) if by_rows else None), note
+    return (ShardedSpectra(by_rows, processes) if by_rows and processes.group is not None else None), note
 
 
 def manifest(
@@ -99,6 +103,7 @@ def manifest(
     budget: Budget,
     processes: Processes,
     table: Table,
+    probed: bool = False,
 ) -> dict[str, Any]:
     """What manifest.json says of a run: the model, its optimizer, the cadence, the versions and the layers."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -108,7 +113,7 @@ def manifest(
         "model": type(model).__name__,
         "outline": outline(parameters),
         "optimizer": {"kind": type(optimizer).__name__, "groups": groups},
-        "config": {"budget": budget.share, "every": budget.every},
+        "config": {"budget": budget.share, "every": budget.every, "runs_the_model": probed},
         "process": {"rank": processes.rank, "world_size": processes.size},
         "versions": {"normscope": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "layers": table.rows,

@@ -23,7 +23,8 @@ class Probe:
     sharpness: the largest eigenvalue, in size, of the Hessian in train mode, by `iterations` of the power method, followed
     from one measurement to the next. gradient_predictiveness: ‖∇L(w) − ∇L(w − η∇L(w))‖/‖∇L(w)‖ with η the learning rate
     (Santurkar et al. 2018). jacobian_norm: the largest ‖∂output/∂input‖ of the batch's samples, in eval mode.
-    The model's parameters, buffers, gradients and random state stay as they are. `cost`: seconds spent so far.
+    It runs the live model, hooks included, which nothing else of `ns.watch` does: parameters, buffers, gradients and global random
+    state stay as they are, but what counts calls or draws from a generator of its own goes on. `cost`: seconds spent so far.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, 
     if normalizer is not None:
         if isinstance(module, _BatchNorm) and module.running_var is not None:
             running = running_mismatch(module, mean, variance)
-        measured = normalizer_gains(normalizer, value, variance)
+        measured = normalizer_gains(normalizer, value, variance, "parametrizations" in module._modules)
     dead = dead_fraction(module, value, axis)
     return torch.cat([torch.stack([*spread, largest(value), dead, *running]).to(value.dtype), measured.to(value.dtype)])
 
@@ -51,7 +51,7 @@ assert INPUT_METRICS[-len(GAIN_METRICS) :] == GAIN_METRICS
 
 def as_normalizer(module: nn.Module, rank: int) -> Normalizer | None:
     """A normalizing module in the form that the rules use, for inputs of `rank` axes."""
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))  # an attribute may run a parametrization
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
         kind, axes = ("batch", (0, *range(2, rank))) if isinstance(module, _BatchNorm) else ("instance", tuple(range(2, rank)))
         normalizer = Normalizer(kind, module.eps, weight, bias, axes)
@@ -96,9 +96,14 @@ def moments(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, variance
 
 
-def normalizer_gains(normalizer: Normalizer, value: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """GAIN_METRICS; for sets, the smallest variance of each channel or group, and the mean of all; NaN where γ is in shards."""
-    if hasattr(normalizer.weight, "to_local"):
+def normalizer_gains(
+    normalizer: Normalizer, value: torch.Tensor, variance: torch.Tensor, is_computed: bool = False
+) -> torch.Tensor:
+    """GAIN_METRICS; for sets, the smallest variance of each channel or group, and the mean of all.
+
+    NaN where γ is in shards, or is_computed by a parametrization, which would have to run again.
+    """
+    if is_computed or hasattr(normalizer.weight, "to_local"):
         return value.new_full((len(GAIN_METRICS),), UNKNOWN)
     if normalizer.running_variance is not None:
         fixed = normalizer.running_variance.to(value)

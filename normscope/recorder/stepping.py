@@ -32,7 +32,7 @@ class StepView:
         self.spectral = {  # row → warm-started iteration
             row: PowerIteration(local(tensor), seed=row)
             for row, tensor in zip(self.rows, self.tensors, strict=True)
-            if has_spectral_norm(layers[row]) and not layers[row].sharded and tensor.numel()
+            if has_spectral_norm(layers[row]) and not layers[row].sharded and tensor.numel() and not tensor.is_complex()
         }
         self.affine = {  # (weight or bias, row) → γ or β
             (name, row): parameters[f"{layer.module}.{name}".lstrip(".")]

@@ -7,17 +7,19 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from normscope.core.data import Call, Example
+from normscope.core.data import Example
 from normscope.core.errors import InputError
 from normscope.core.wrapping import unwrapped
+from normscope.recorder.backward import Spans, Verdicts, judge, roots_of_this_pass
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
@@ -25,7 +27,8 @@ from normscope.recorder.distributed import Processes
 from normscope.recorder.findings import EarlyWarning
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
-from normscope.recorder.guard import Guard
+from normscope.recorder.guard import Guard, warn
+from normscope.recorder.layers import weight_names
 from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
 from normscope.recorder.reading import Part
@@ -33,6 +36,9 @@ from normscope.recorder.rows import assemble
 from normscope.recorder.stepping import StepView
 from normscope.recorder.store import Writer
 from normscope.recorder.transfer import Transfer
+from normscope.symmetry.report import SymmetryReport
+
+PROBED = "a probe runs the model's own forward between steps: what counts calls or draws from its own generators goes on"
 
 
 def watch(
@@ -43,13 +49,14 @@ def watch(
     *,
     every: int | None = None,
     layers: str | None = None,
-    example: Example | None = None,
-    graph: bool = True,
+    symmetries: SymmetryReport | None = None,
     scaler: torch.amp.GradScaler | None = None,
     probe: Probe | None = None,
     on_row: OnRow | None = None,
     start_step: int | None = None,
     quiet: bool = False,
+    example: Example | None = None,
+    graph: bool | None = None,
 ) -> Watch:
     """Record how weights, activations, gradients and normalizers develop while `optimizer` trains `model`.
 
@@ -61,14 +68,21 @@ def watch(
                 optimizer.zero_grad()
                 w.step(loss=loss)  # optional: the optimizer's hooks drive it
 
-    Training is bit-identical with and without it. It never raises into the loop: a part of it that fails is switched off
-    and noted in events.jsonl. budget: the share of wall time it may take; every: a fixed cadence instead. layers: a regular
-    expression for the names to record. example: a batch to trace, the first one that the model sees by default;
-    graph=False pairs weights with normalizers by the order of calls instead. scaler: found by itself where it calls the
-    optimizer. probe: a batch for slow measurements. on_row: called with every row and the layers' names, on a thread of its
-    own. start_step: steps done before, by default the last one on record in `run`.
+    Training is bit-identical with and without it, and your code is never run a second time. It never raises into the loop: a
+    part of it that fails is switched off and noted in events.jsonl. budget: the share of wall time it may take; every: a fixed
+    cadence instead. layers: a regular expression for the names to record. symmetries: a report of `ns.symmetries`, made before
+    training, for what the live passes do not show: which weights are scale-free, and normalizers that are written by hand.
+    scaler: found by itself where it calls the optimizer. probe: a batch for slow measurements, which do run the model. on_row:
+    called with every row and the layers' names, on a thread of its own. start_step: steps done before, by default the last one
+    on record in `run`. example, graph: no longer used; the model is not traced.
     """
-    options = Options(layers, None if example is None else Call.of(example), graph, scaler, probe, on_row, start_step, quiet)
+    if example is not None or graph is not None:
+        warnings.warn(
+            "ns.watch no longer traces the model, so example= and graph= do nothing and will go; pass symmetries=… instead",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet)
     return Watch(model, optimizer, Path(run), Budget(budget, every), options)
 
 
@@ -77,8 +91,7 @@ class Options:
     """What `watch` was asked for, beside the cadence."""
 
     layers: str | None = None
-    example: Call | None = None
-    graph: bool = True
+    symmetries: SymmetryReport | None = None
     scaler: torch.amp.GradScaler | None = None
     probe: Probe | None = None
     on_row: OnRow | None = None
@@ -97,14 +110,16 @@ class Watch:
         self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
         self.parameters = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
+        _check_symmetries(options.symmetries, self.parameters)
         self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
         self.table: Table | None = None
         self.processes = Processes.here(self.model, run)
-        self.guard = Guard(self._event)
-        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a), self._forward_ended)
-        self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a))
+        self.guard = Guard(self._event, self._stop)
+        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
+        self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
+        self._verdicts: Verdicts | None = None
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
@@ -113,10 +128,13 @@ class Watch:
         self.writer: Writer | None = None
         try:
             self.writer = Writer(self.processes.directory, self._recording_failed)
-        except OSError as error:
-            self._recording_failed(error)
-        else:
             self._begin(self.writer)
+        except InputError:
+            raise
+        except Exception as error:
+            self._recording_failed(error)
+            self.guard.run("end of hooks", self._detach)
+            self.guard.run("other processes", self.processes.leave)
 
     @property
     def findings(self) -> list[EarlyWarning]:
@@ -128,7 +146,8 @@ class Watch:
     def _begin(self, writer: Writer) -> None:
         before = Part(writer.directory)
         known = before.manifest.get("outline")
-        if known is not None and known != outline(self.parameters):
+        lazy = any(is_lazy(parameter) for parameter in self.parameters.values())
+        if known is not None and not lazy and known != outline(self.parameters):
             writer.close()
             raise InputError(f"{self.run} is a run of another model: choose another run=, or delete it")
         recorded = before.table(["step"])
@@ -137,13 +156,17 @@ class Watch:
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
+        if self.processes.problem:
+            self._event("note", message=self.processes.problem)
         if self.compiled:
             self._without_inputs("the model is compiled")
         self._handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
+            self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)),
+            self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
         ]
         atexit.register(self.close)
+        if self.options.probe is not None:
+            self._event("note", message=PROBED)
         self._start_sample()
 
     def __enter__(self) -> Watch:
@@ -154,29 +177,40 @@ class Watch:
 
     def close(self) -> None:
         """Take all hooks away, write what is left, and say what it cost."""
+        self.guard.outermost(self._close)
+
+    def _close(self) -> None:
         if self.closed:
             return
-        self.closed = True
+        self.closed = self.guard.over = True
         atexit.unregister(self.close)
-        self._detach()
+        self.guard.run("end of hooks", self._detach)
         if self.writer is None:
             return
         self.guard.run("last row", self._emit)
-        self._event("closed", step=self.step_number, **self.summary())
-        self.writer.close()
+        self.guard.run("summary", lambda: self._event("closed", step=self.step_number, **self._summary()))
+        self.guard.run("end of the run", self.writer.close)
         if not self.options.quiet and self.processes.rank == 0:
-            print(self._report(), file=sys.stderr)
+            self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
+
+    def _stop(self) -> None:
+        """End the recording before the training's end."""
+        self.guard.over = True
+        self.guard.run("end of hooks", self._detach)
+        self.guard.run("other processes", self._leave)
 
     def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.forward.stop()
-        self.gradients.stop()
         self._sampling = False
+        while self._handles:
+            self._handles.pop().remove()
+        self.guard.run("end of the forward hooks", self.forward.stop)
+        self.guard.run("end of the gradient hooks", self.gradients.stop)
 
     def summary(self) -> dict[str, Any]:
         """Steps, samples and cost so far."""
+        return self.guard.outermost(self._summary) or {}
+
+    def _summary(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "sampled_steps": self.sampled_steps,
@@ -197,6 +231,9 @@ class Watch:
 
     def step(self, loss: Any = None, accuracy: Any = None) -> None:
         """Give the loss (and accuracy) of a step, always before or always after the optimizer's step; tensors are read late."""
+        self.guard.outermost(self._give, loss, accuracy)
+
+    def _give(self, loss: Any, accuracy: Any) -> None:
         if self._given_after is None:
             self._given_after = self.steps > 0
         if self._given_after and self._pending is None:
@@ -252,24 +289,44 @@ class Watch:
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
 
     def _begin_step(self) -> None:
-        if self.writer is None or self.writer.failed or "rows" in self.guard.off:
-            self._detach()
+        gone = self.writer is not None and not self.writer.failed and not self.writer._thread.is_alive()
+        if gone:
+            self._recording_failed(RuntimeError("the thread that writes has ended"))
+        if gone or self.writer is None or self.writer.failed or "rows" in self.guard.off:
+            self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1):
             self._start_sample()
 
+    def _leave(self) -> None:
+        """Tell the other processes that no sample will come from here."""
+        self.processes.leave()
+        self.schedule.end()
+
     def _run_probe(self, probe: Probe) -> None:
-        self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
+        with torch._C._EnableTorchFunction():
+            self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
         self._event("probe", step=self.step_number, **self._probed)
 
     def _start_sample(self) -> None:
+        if any(is_lazy(parameter) for parameter in self.parameters.values()):
+            return  # shapes are not known before the first forward pass
         self._sampling = True
         if not self.compiled:
-            self.forward.start()
-        self.gradients.start()
+            self.forward.start(self.guard.hook, spans=self.table is None)
+        self.gradients.start(self.guard.hook)
 
-    def _forward_ended(self) -> None:
-        with self.budget.charged():
-            self.guard.run("rows", self._ensure_table)
+    def _backward_began(self) -> None:
+        if self.table is None and self._verdicts is None:
+            with self.budget.charged(once=True):
+                self.guard.run("pairs of weights and normalizers", self._judge)
+
+    def _judge(self) -> None:
+        """Once, inside of the first backward pass, while its graph is there to be read."""
+        roots, seen = roots_of_this_pass(), self.forward.seen
+        if roots is not None:
+            names = {id(parameter): name for name, parameter in self.parameters.items()}
+            names |= {key: name for key, (name, _) in seen.parameters.items()}
+            self._verdicts = judge(roots, names, weight_names(self.model), seen.spans)
 
     def _ensure_table(self) -> None:
         """Once, when the first batch has been seen."""
@@ -278,9 +335,9 @@ class Watch:
                 self._prepare(self.writer)
 
     def _prepare(self, writer: Writer) -> None:
-        seen = self.forward.seen
-        seen = replace(seen, example=self.options.example or seen.example)
-        table = make_table(self.model, self.parameters, self.optimizer, seen, self.options.layers, self.options.graph)
+        seen, report = self.forward.seen, self.options.symmetries
+        table = make_table(self.model, self.parameters, self.optimizer, seen, self._verdicts, report, self.options.layers)
+        seen.spans, seen.parameters = Spans(), {}  # which hold the graph
         recorded = [layer["name"] for layer in Part(writer.directory).manifest["layers"]]
         if recorded and recorded != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
@@ -290,7 +347,9 @@ class Watch:
         self.forward.handwritten = table.handwritten
         names = {layer.parameter for layer in table.layers}
         self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
-        content = manifest(self.model, self.parameters, self.optimizer, self.budget, self.processes, table)
+        content = manifest(
+            self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
+        )
         writer.begin(content, schema(table.rows), self._completion)
         self.table = table
         for message in filter(None, [*table.notes, note]):
@@ -336,7 +395,12 @@ class Watch:
         if self.writer is not None:
             self.writer.event(kind, **content)
 
-    def _recording_failed(self, error: Exception) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.warn(f"normscope.watch records no more, training goes on: {error}", stacklevel=2)
+    def _recording_failed(self, error: BaseException) -> None:
+        warn(f"normscope.watch records no more, training goes on: {error}")
+
+
+def _check_symmetries(report: SymmetryReport | None, parameters: Mapping[str, torch.Tensor]) -> None:
+    if report is not None and not isinstance(report, SymmetryReport):
+        raise InputError(f"symmetries is what ns.symmetries(model, example) returns, not {type(report).__name__}")
+    if report is not None and set(report.sizes) != set(parameters):
+        raise InputError(f"symmetries is a report of another model ({report.model}): make it of the model that is trained")

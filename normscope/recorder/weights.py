@@ -11,10 +11,11 @@ SAFE_LOW, SAFE_HIGH = 1e-15, 1e15  # squares of float32 numbers beyond are round
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this process holds: all of it unless it is sharded."""
+    """The part of a tensor that this process holds: all of it unless it is sharded. Complex entries are pairs of real ones."""
     tensor = tensor.detach()
     held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return held.to_dense() if held.is_sparse else held
+    held = held if held.layout == torch.strided else held.to_dense()
+    return torch.view_as_real(held.resolve_conj()) if held.is_complex() else held
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -79,8 +80,8 @@ class PowerIteration:
 
 def first_vectors(weight: torch.Tensor, seed: int) -> torch.Tensor:
     """A few random orthonormal rows to start from."""
-    columns = weight[0].numel() if len(weight) else 0
-    shape = min(VECTORS, columns, len(weight)), columns
+    rows, columns = weight.shape[0], weight.shape[1:].numel()  # an entry of a sharded weight would be asked of all processes
+    shape = min(VECTORS, columns, rows), columns
     return orthonormal(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
 
 

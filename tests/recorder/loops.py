@@ -56,6 +56,20 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
+def filling(write_all: Callable[[Any, Any], None], most: int = 20_000) -> Callable[[Any, Any], None]:
+    """The store's `write_all` on a disk that takes so many bytes."""
+    written = 0
+
+    def write(file: Any, content: Any) -> None:
+        nonlocal written
+        written += memoryview(content).nbytes
+        if written > most:
+            raise OSError(28, "No space left on device")
+        write_all(file, content)
+
+    return write
+
+
 @dataclass
 class Loop:
     """A training that is the same every time; `steps` yields the loss before each optimizer step is final."""

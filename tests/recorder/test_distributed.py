@@ -16,7 +16,7 @@ import torch
 from torch import distributed, nn
 
 import normscope as ns
-from tests.recorder.loops import adamw, sgd
+from tests.recorder.loops import adamw, filling, sgd
 
 STEPS = 12
 
@@ -160,3 +160,33 @@ def test_a_slow_and_then_dead_process_ends_only_its_own_record(tmp_path: Path) -
     assert run.table()["step"].to_pylist()[-1] == 10
     own = run.parts[1].table()
     assert own is not None and len(own) >= 1 and own["step"].to_pylist()[-1] <= 5
+
+
+def failing(rank: int, path: Path, wrap: Wrap, failing_rank: int, late: bool) -> None:
+    """One process cannot write, from the start or after some rows; the training of both is that without the watch."""
+    from normscope.recorder import store
+
+    join(rank, path)
+    if rank == failing_rank and not late:
+        (path / "run").mkdir(parents=True, exist_ok=True)
+        (path / "run" / f"rank-{rank}").write_text("in the way")
+    if rank == failing_rank and late:
+        store.write_all = filling(store.write_all)
+    histories = [train(wrap, adamw, run) for run in (path / "run", None)]
+    torch.save(histories, path / f"histories-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "rank", "late"), [(replicated, 0, False), (replicated, 0, True), (fully_sharded, 0, False), (fully_sharded, 1, True)]
+)
+def test_a_process_that_cannot_write_ends_only_its_own_record(wrap: Wrap, rank: int, late: bool, tmp_path: Path) -> None:
+    assert started(failing, tmp_path, wrap, rank, late) == [0, 0]
+    for number in range(2):
+        watched, plain = torch.load(tmp_path / f"histories-{number}.pt")
+        for left, right in zip(watched, plain, strict=True):
+            assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], right[name], strict=True))
+    other = ns.load_run(tmp_path / "run" / f"rank-{1 - rank}")
+    assert other.table()["step"].to_pylist()[-1] == STEPS, "the other goes on"
+    if not late:
+        assert "goes alone" in other.events("note")[0]["message"]

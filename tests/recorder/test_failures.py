@@ -20,7 +20,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.recorder import forward, gradients, stepping
-from tests.recorder.loops import Loop, convolutional, mlp
+from tests.recorder.loops import Loop, convolutional, filling, mlp
 from tests.recorder.test_identity import same, state
 
 
@@ -102,16 +102,8 @@ def test_a_directory_that_cannot_be_written_ends_recording_only(
 def test_a_full_disk_ends_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normscope.recorder import store
 
-    expected, loop, real, written = plain(), Loop(), store.write_all, 0
-
-    def filling(file: Any, content: Any) -> None:
-        nonlocal written
-        written += memoryview(content).nbytes
-        if written > 20_000:
-            raise OSError(28, "No space left on device")
-        real(file, content)
-
-    monkeypatch.setattr(store, "write_all", filling)
+    expected, loop = plain(), Loop()
+    monkeypatch.setattr(store, "write_all", filling(store.write_all))
     with pytest.warns(UserWarning, match="No space left"):
         for _ in loop.watched(tmp_path, 8):
             pass

@@ -55,6 +55,7 @@ def test_a_probed_training_is_bit_identical(tmp_path: Path) -> None:
         pass
     assert same(state(probed)[:-1], expected[:-1])
     run = ns.load_run(tmp_path / "run")
+    assert "a probe runs the model" in run.events("note")[0]["message"] and run.manifest["config"]["runs_the_model"]
     assert [event["step"] for event in run.events("probe")] == [4, 8, 12] and not run.events("error")
     assert np.isfinite(run.table()["sharpness"].to_numpy()).tolist() == [False, False, False, True, False, True, False]
     assert probe.cost > 0 and run.events("closed")[0]["probe_seconds"] == pytest.approx(probe.cost)

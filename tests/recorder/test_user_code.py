@@ -1,0 +1,297 @@
+"""Your code runs as often as it did without the watch, in the same order, on the same tensors: training is bit-identical."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import normscope as ns
+
+STEPS = 6
+Record = dict[str, Any]  # what the user's code leaves behind
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Doubled(torch.autograd.Function):
+    """x ↦ 2x, with counters in both directions."""
+
+    calls: list[str] = []
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        Doubled.calls.append("forward")
+        return 2 * x
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        Doubled.calls.append("backward")
+        return 2 * gradients[0]
+
+
+class Net(nn.Module):
+    """Two layers with a normalizer between; `between` is the user's own code."""
+
+    count = 0  # of the class, not of its objects
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = lambda h: h) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.between = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        Net.count += 1
+        return self.second(torch.relu(self.norm(self.between(self.first(x)))))
+
+
+def plain_loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def numpy_generator(record: Record) -> tuple[nn.Module, Loss]:
+    generator = np.random.default_rng(0)
+    record["state"] = lambda: generator.bit_generator.state["state"]
+    return Net(lambda h: h + 0.1 * torch.from_numpy(generator.standard_normal(h.shape)).float()), plain_loss
+
+
+def torch_generator(record: Record) -> tuple[nn.Module, Loss]:
+    generator = torch.Generator().manual_seed(0)
+    record["state"] = lambda: generator.get_state().tolist()
+    return Net(lambda h: h + 0.1 * torch.randn(h.shape, generator=generator)), plain_loss
+
+
+def stochastic_depth(record: Record) -> tuple[nn.Module, Loss]:
+    generator = np.random.default_rng(0)
+    record["state"] = lambda: generator.bit_generator.state["state"]
+    return Net(lambda h: h if generator.random() < 0.5 else torch.tanh(h)), plain_loss
+
+
+def counter_in_forward(record: Record) -> tuple[nn.Module, Loss]:
+    ticks = itertools.count()
+    record["count"] = lambda: repr(ticks)
+    return Net(lambda h: h * (1 + next(ticks))), plain_loss
+
+
+def activation_kept_by_a_hook(record: Record) -> tuple[nn.Module, Loss]:
+    model, kept = Net(), record.setdefault("kept", [])
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        kept.append(output)
+
+    model.first.register_forward_hook(keep)
+    record["seen"] = lambda: (len(kept), [type(value).__name__ for value in kept])
+    return model, lambda model, x: model(x).square().mean() + kept[-1].square().mean()
+
+
+def hook_that_changes_what_it_returns(record: Record) -> tuple[nn.Module, Loss]:
+    model, ticks = Net(), itertools.count()
+    model.first.register_forward_hook(lambda module, args, output: output + 0.01 * next(ticks))
+    model.norm.register_full_backward_hook(lambda module, grads, outputs: None)
+    record["count"] = lambda: repr(ticks)
+    return model, plain_loss
+
+
+def own_autograd_function(record: Record) -> tuple[nn.Module, Loss]:
+    Doubled.calls.clear()
+    record["calls"] = lambda: list(Doubled.calls)
+    return Net(Doubled.apply), plain_loss
+
+
+def checkpointed(reentrant: bool) -> Callable[[Record], tuple[nn.Module, Loss]]:
+    def make(record: Record) -> tuple[nn.Module, Loss]:
+        ticks = itertools.count()
+        record["count"] = lambda: repr(ticks)
+
+        def body(h: Tensor) -> Tensor:
+            next(ticks)
+            return nn.functional.dropout(torch.tanh(h), 0.3)
+
+        return Net(lambda h: checkpoint(body, h, use_reentrant=reentrant)), plain_loss
+
+    return make
+
+
+class Doubling(nn.Module):
+    calls = 0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        Doubling.calls += 1
+        return 2 * weight
+
+
+def parametrized(record: Record) -> tuple[nn.Module, Loss]:
+    model, Doubling.calls = Net(), 0
+    parametrize.register_parametrization(model.first, "weight", Doubling())
+    nn.utils.parametrizations.spectral_norm(model.second)
+    record["calls"] = lambda: Doubling.calls
+    return model, plain_loss
+
+
+def hooks_on_saved_tensors(record: Record) -> tuple[nn.Module, Loss]:
+    counts = {"pack": 0, "unpack": 0}
+
+    def counted(name: str) -> Callable[[Tensor], Tensor]:
+        def count(tensor: Tensor) -> Tensor:
+            counts[name] += 1
+            return tensor
+
+        return count
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(counted("pack"), counted("unpack")):
+            return plain_loss(model, x)
+
+    record["counts"] = lambda: dict(counts)
+    return Net(), loss
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations, as a counter of FLOPs does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def mode_that_counts_operations(record: Record) -> tuple[nn.Module, Loss]:
+    mode = Counting()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with mode:
+            return plain_loss(model, x)
+
+    record["count"] = lambda: mode.count
+    return Net(), loss
+
+
+class Marked(Tensor):
+    """A tensor whose every operation runs the user's code."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Marked.calls += 1
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def tensors_of_a_subclass(record: Record) -> tuple[nn.Module, Loss]:
+    Marked.calls = 0
+    record["calls"] = lambda: Marked.calls
+    return Net(), lambda model, x: model(x.as_subclass(Marked)).square().mean()
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8, dtype=torch.cfloat), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x.to(torch.cfloat)).abs()))
+
+
+def complex_weights(record: Record) -> tuple[nn.Module, Loss]:
+    return Spectral(), plain_loss
+
+
+def lazy_modules(record: Record) -> tuple[nn.Module, Loss]:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3)), plain_loss
+
+
+class Odd(nn.Module):
+    """Returns what is no tensor; takes a tensor by name; calls its normalizer on a list of views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.LayerNorm(4)
+
+    def forward(self, *, x: Tensor) -> Any:
+        halves = [self.norm(input=half) for half in self.first(x).chunk(2, 1)]
+        return type("Result", (), {"parts": {"halves": halves}})()
+
+
+def odd_arguments_and_results(record: Record) -> tuple[nn.Module, Loss]:
+    return Odd(), lambda model, x: sum(half.square().mean() for half in model(x=x).parts["halves"])
+
+
+CASES: dict[str, Callable[[Record], tuple[nn.Module, Loss]]] = {
+    "numpy generator in a closure": numpy_generator,
+    "torch generator in a closure": torch_generator,
+    "stochastic depth": stochastic_depth,
+    "counter in forward": counter_in_forward,
+    "activation kept by a hook": activation_kept_by_a_hook,
+    "hook that changes what it returns": hook_that_changes_what_it_returns,
+    "own autograd function": own_autograd_function,
+    "checkpointed": checkpointed(False),
+    "checkpointed, reentrant": checkpointed(True),
+    "parametrized": parametrized,
+    "hooks on saved tensors": hooks_on_saved_tensors,
+    "mode that counts operations": mode_that_counts_operations,
+    "tensors of a subclass": tensors_of_a_subclass,
+    "complex weights": complex_weights,
+    "lazy modules": lazy_modules,
+    "odd arguments and results": odd_arguments_and_results,
+}
+
+
+def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
+    """Everything that training leaves: tensors, and what the user's code counted or drew."""
+    record: Record = {}
+    torch.manual_seed(0)
+    Net.count = 0
+    model, loss_of = CASES[case](record)
+    data = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    watch = None if run is None else ns.watch(model, optimizer, run, quiet=True, **options)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.randn(8, 6, generator=data))
+        loss.backward()
+        optimizer.step()
+        if watch is not None:
+            watch.step(loss=loss)
+    if watch is not None:
+        watch.close()
+    moments = [entry["momentum_buffer"] for entry in optimizer.state.values()]
+    tensors = [*model.state_dict().values(), *moments, torch.get_rng_state()]
+    return tensors, {"count": Net.count, **{name: value() for name, value in record.items() if callable(value)}}
+
+
+@pytest.mark.parametrize("options", [{"every": 1}, {}], ids=["every step", "budget"])
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_bit_identical_and_runs_the_code_as_often(case: str, options: dict[str, Any], tmp_path: Path) -> None:
+    expected, counted = train(case, None)
+    tensors, found = train(case, tmp_path, **options)
+    assert found == counted
+    assert all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))
+    run = ns.load_run(tmp_path)
+    assert not run.events("error")
+    if options:
+        assert run.table()["step"].to_pylist() == list(range(2 if case == "lazy modules" else 1, STEPS + 1))
+        assert np.isfinite(run.matrix("gradient_norm")[:, 0]).all() and np.isfinite(run.matrix("update_ratio")[:, 0]).all()
+
+
+def test_complex_weights_have_the_norms_of_their_real_and_imaginary_parts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Spectral()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+        plain_loss(model, torch.ones(8, 6)).backward()
+        norm, gradient = (float(torch.linalg.vector_norm(t)) for t in (model.first.weight.detach(), model.first.weight.grad))
+        optimizer.step()
+    run = ns.load_run(tmp_path)
+    assert run.matrix("frobenius_norm")[0, 0] == pytest.approx(norm, rel=1e-5)
+    assert run.matrix("gradient_norm")[0, 0] == pytest.approx(gradient, rel=1e-5)
+    assert np.isnan(run.matrix("spectral_norm")[0, 0])
