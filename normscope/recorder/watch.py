@@ -23,12 +23,13 @@ from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
 from normscope.recorder.distributed import Processes
 from normscope.recorder.findings import EarlyWarning
+from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard
-from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra
+from normscope.recorder.life import FINISHED, Life, ending
+from normscope.recorder.preparation import Earlier, Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
-from normscope.recorder.reading import Part
 from normscope.recorder.rows import assemble
 from normscope.recorder.stepping import StepView
 from normscope.recorder.store import Writer
@@ -112,11 +113,15 @@ class Watch:
         self._handles: list[Any] = []
         self.writer: Writer | None = None
         try:
-            self.writer = Writer(self.processes.directory, self._recording_failed)
+            self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
         except OSError as error:
             self._recording_failed(error)
-        else:
+            return
+        try:
             self._begin(self.writer)
+        except BaseException:
+            self.writer.close(None)  # and with it the lock: the next call may be right
+            raise
 
     @property
     def findings(self) -> list[EarlyWarning]:
@@ -126,44 +131,51 @@ class Watch:
     # life --------------------------------------------------------------------------------------------------------------
 
     def _begin(self, writer: Writer) -> None:
-        before = Part(writer.directory)
-        known = before.manifest.get("outline")
-        if known is not None and known != outline(self.parameters):
-            writer.close()
+        before = Earlier.of(FollowedPart.at(writer.directory, anew=True))
+        if before.outline is not None and before.outline != outline(self.parameters):
             raise InputError(f"{self.run} is a run of another model: choose another run=, or delete it")
-        recorded = before.table(["step"])
-        last = int(recorded["step"][-1].as_py()) if recorded is not None and len(recorded) else 0
+        self._recorded_layers = before.layers
+        last = before.life.step or 0
         self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
+        if before.rows:
+            self._say_resumed(before)
         if self.compiled:
             self._without_inputs("the model is compiled")
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
-        atexit.register(self.close)
+        atexit.register(self._left)
         self._start_sample()
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._close(ending(error))
 
     def close(self) -> None:
         """Take all hooks away, write what is left, and say what it cost."""
+        self._close(FINISHED)
+
+    def _left(self) -> None:
+        """At the interpreter's exit; what ended a script is still known there."""
+        self._close(ending(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
+
+    def _close(self, life: Life) -> None:
         if self.closed:
             return
         self.closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._left)
         self._detach()
         if self.writer is None:
             return
         self.guard.run("last row", self._emit)
-        self._event("closed", step=self.step_number, **self.summary())
-        self.writer.close()
+        self._event("closed", step=self.step_number, state=life.state, error=life.error, **self.summary())
+        self.writer.close(life)
         if not self.options.quiet and self.processes.rank == 0:
             print(self._report(), file=sys.stderr)
 
@@ -191,7 +203,16 @@ class Watch:
         return (
             f"normscope: {found['sampled_steps']} of {found['steps']} steps sampled; overhead {100 * found['overhead']:.2f} % "
             f"({allowed}), set-up {found['setup_seconds']:.1f} s; findings: {len(self.findings)}; {self.run}"
+            + (f"; not all of it is recorded: {self.writer.failure}" if self.writer is not None and self.writer.failed else "")
         )
+
+    def _say_resumed(self, before: Earlier) -> None:
+        earlier = f"{before.rows:,} rows of an earlier recording ({before.life})"
+        said = f"{self.run} holds {earlier}: this one goes on after step {self.step_number:,}"
+        for message in filter(None, [said, before.problem]):
+            self._event("note", message=message)
+        if not self.options.quiet and self.processes.rank == 0:
+            print(f"normscope: {said}; choose another run= to begin a new one", file=sys.stderr)
 
     # the loop ----------------------------------------------------------------------------------------------------------
 
@@ -281,8 +302,7 @@ class Watch:
         seen = self.forward.seen
         seen = replace(seen, example=self.options.example or seen.example)
         table = make_table(self.model, self.parameters, self.optimizer, seen, self.options.layers, self.options.graph)
-        recorded = [layer["name"] for layer in Part(writer.directory).manifest["layers"]]
-        if recorded and recorded != table.names:
+        if self._recorded_layers and self._recorded_layers != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
@@ -291,7 +311,7 @@ class Watch:
         names = {layer.parameter for layer in table.layers}
         self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
         content = manifest(self.model, self.parameters, self.optimizer, self.budget, self.processes, table)
-        writer.begin(content, schema(table.rows), self._completion)
+        writer.begin(content, schema(table.rows), self._completion, self._completion.show)
         self.table = table
         for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)
@@ -336,7 +356,7 @@ class Watch:
         if self.writer is not None:
             self.writer.event(kind, **content)
 
-    def _recording_failed(self, error: Exception) -> None:
+    def _recording_failed(self, error: BaseException) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.warn(f"normscope.watch records no more, training goes on: {error}", stacklevel=2)

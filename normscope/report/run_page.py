@@ -102,6 +102,7 @@ def _verdict(name: str, run: Snapshot, summary: Summary, named: bool) -> Markup:
         element("p", extent(run, summary), class_="soft"),
         element(
             "div",
+            titled("What could not be read", list(run.notes), "wrong"),
             titled("What is not fine", wrong, "wrong"),
             titled("What to do", remedies, "todo"),
             titled("What stands out at the last step", list(map(str, summary.outliers[:MOST_OUTLIERS])), "apart"),

@@ -18,8 +18,10 @@ import pytest
 
 import normscope as ns
 from normscope.recorder.columns import METRICS, SCALARS, matrix, schema
-from normscope.recorder.reading import Part, Segment
-from normscope.recorder.store import Lock, Writer, write_all
+from normscope.recorder.following import FollowedPart
+from normscope.recorder.lock import Lock
+from normscope.recorder.segments import FollowedSegment
+from normscope.recorder.store import Writer, write_all
 
 LAYERS = [{"name": f"layer{i}"} for i in range(7)]
 MANIFEST = {"layers": LAYERS}
@@ -104,7 +106,9 @@ def test_every_cut_leaves_the_complete_rows(tmp_path: Path) -> None:
     cut = tmp_path / "metrics-0001.arrows"
     for length in (*range(40), *range(ends[0] - 3, ends[0] + 4), *range(ends[1] - 9, len(content), 37), *ends):
         cut.write_bytes(content[:length])
-        table = Segment(cut).read()
+        segment = FollowedSegment(cut)
+        segment.refresh()
+        table = segment.table()
         assert (0 if table is None else len(table)) == sum(length >= end for end in ends[1:])
         assert (table is None) == (length < ends[0])
 
@@ -235,7 +239,7 @@ def check_kills(path: Path, times: int) -> None:
     chance, done = random.Random(times), 0
     for _ in range(times):
         flushed = killed_at_random(path, done, chance)
-        table = Part(path).table()
+        table = FollowedPart.at(path, anew=True).table()
         assert table is not None and len(table) >= flushed > done
         assert table["step"].to_pylist() == list(range(len(table)))
         assert is_row(table, flushed - 1, flushed - 1) and is_row(table, len(table) - 1, len(table) - 1)
