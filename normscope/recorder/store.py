@@ -218,13 +218,7 @@ class Writer:
             raise FileNotFoundError(f"{path} was deleted or moved while it was written, {self.rows} rows with it")
 
     def _say(self, ended: Mapping[str, Any]) -> None:
-        self._status |= {
-            "step": self.progress(),
-            "rows": self.rows,
-            "beat": time.time(),
-            "beats": self._status["beats"] + 1,
-            **ended,
-        }
+        self._status |= {"step": self.progress(), "rows": self.rows, "beat": time.time(), **ended}
         replace_json(self.directory / STATUS, self._status, durable=bool(ended))
 
     def _finish(self) -> None:

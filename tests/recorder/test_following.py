@@ -33,7 +33,7 @@ def refreshed(path: Path, cache: ColumnCache | None = None) -> Run:
 
 def refresh(run: Run) -> None:
     for part in run.parts:
-            while part.refresh():
+        while part.refresh():
             pass
 
 
@@ -293,7 +293,11 @@ def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "time": 1}) + "\n" for kind in kinds))
     part = FollowedPart.at(tmp_path, most_events=3)
     part.refresh()
-    assert [event["kind"] for event in part.events()] == ["started", "note", "closed"] and part.log.unread == 3 and part.life().state == "finished"
+    assert (
+        [event["kind"] for event in part.events()] == ["started", "note", "closed"]
+        and part.log.unread == 3
+        and part.life().state == "finished"
+    )
 
 
 def test_an_endless_line_is_counted_and_what_follows_is_read(tmp_path: Path) -> None:
