@@ -81,7 +81,7 @@ class FollowedPart:
         layers = len(self.manifest["layers"])
         for stream in self.streams.values():
             for place in stream.lists():
-                if place.width != layers and self.outline.content is not None:
+                if place.width != layers:
                     raise InputError(f"{MANIFEST} has {layers} layers, {stream.path.name} has {place.width}")
 
     @property
@@ -92,7 +92,9 @@ class FollowedPart:
     def manifest(self) -> dict[str, Any]:
         if self.anew:
             self.outline.refresh()
-        return {"layers": []} if self.outline.content is None else self.outline.content
+        if self.outline.content is None:
+            return {"layers": [{"name": name} for name in self.named_layers()]}
+        return self.outline.content
 
     def events(self) -> list[dict[str, Any]]:
         """Every complete line of events.jsonl that is one."""
@@ -132,7 +134,7 @@ class FollowedPart:
         return sum(stream.rows for stream in self.streams.values())
 
     def named_layers(self) -> list[str]:
-        """The layers that the newest segment names, for a directory whose manifest cannot be read."""
+        """The layers that the newest segment names, for a directory without a manifest that can be read."""
         self._read_streams()
         for path in sorted(self.streams, key=segment_number, reverse=True):
             found = self.streams[path].schema

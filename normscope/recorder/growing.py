@@ -16,7 +16,7 @@ from normscope.recorder.directory import MANIFEST, STATUS, opened, read_at
 from normscope.recorder.layout import MOST_LAYERS
 
 MOST_MANIFEST, MOST_STATUS = 8 << 20, 1 << 16  # bytes; a manifest of 10,000 layers has 4 million
-MOST_NAME, MOST_STEP = 1_000, 1 << 62
+MOST_NAME, MOST_STEP = 4_000, 1 << 62
 MOST_LINE, MOST_EVENTS, EVENTS_AT_ONCE = 1 << 20, 5_000, 16 << 20
 LIFE = ("started", "closed")  # the events that say whether a run is being written
 FIELDS: dict[str, tuple[type, ...]] = {  # of a layer, where it has them

@@ -69,7 +69,7 @@ class Stream(Grown):
     @property
     def cut(self) -> Damage | None:
         """The rows whose checksums were written but which are not all there: being written now, or lost with the writer."""
-        rows = sum(record.rows for record in self.checksums.records)
+        rows = sum(record.rows for record in self.checksums.records if record.offset >= self.offset)
         return Damage(self.path.name, self.offset, self._size - self.offset, rows, True, CUT) if rows else None
 
     def _read(self, file: int, size: int) -> None:

@@ -84,7 +84,9 @@ class Run(Rendered):
         """
         tables = [(part, table) for part in self.parts if (table := part.table(columns)) is not None]
         if not tables:
-            raise InputError(f"{self.path} holds no rows yet: the first is written after the first optimizer step")
+            damage = next(iter(self.damage), None)
+            why = "yet: the first is written after the first optimizer step" if damage is None else f"that can be read: {damage}"
+            raise InputError(f"{self.path} holds no rows {why}")
         layers = self.layers
         if len(self.parts) == 1 or not any(layer.get("sharded") for layer in layers):
             return tables[0][1]

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from normscope.recorder.checksums import packed
-from normscope.recorder.columns import record_batch
+from normscope.recorder.columns import row_messages
 from normscope.recorder.directory import (
     CHECKSUMS,
     EVENTS,
@@ -172,7 +172,7 @@ class Writer:
         assert self._schema is not None, "begin comes before the first row"
         for row in rows:
             self._complete(row)
-        self._store([record_batch([row], self._schema).serialize() for row in rows], 1)
+        self._store(row_messages(rows, self._schema), 1)
         self.rows += len(rows)
         for row in rows:
             self._written(row)

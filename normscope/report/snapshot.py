@@ -40,8 +40,8 @@ class Snapshot:
             made = Snapshot(run.path, run.manifest, run.layers, run.events(), held, run.name, life, notes)
             fits = all(isinstance(layer["name"], str) for layer in made.layers)
             fits &= all(values.shape[1:] in ((), (len(made.layers),)) for values in made.held.values())
-        except InputError:
-            raise
+        except InputError as error:
+            raise error if str(run.path) in str(error) else InputError(f"{run.path}: {error}") from error
         except DAMAGED as error:
             raise InputError(f"{run.path} cannot be read ({type(error).__name__}: {error}): {ADVICE}") from error
         if not fits:

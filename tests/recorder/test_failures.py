@@ -217,7 +217,7 @@ def test_the_cost_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert "5 of 5 steps sampled; overhead" in printed.err and printed.out == ""
     (closed,) = ns.load_run(tmp_path).events("closed")
-    assert closed["sampled_steps"] == 5 and 0 < closed["overhead"] < 1 and closed["setup_seconds"] > 0
+    assert closed["sampled_steps"] == 5 and closed["overhead"] > 0 and closed["setup_seconds"] > 0
     assert np.isfinite(ns.load_run(tmp_path).table()["overhead"].to_numpy()).all()
 
 
