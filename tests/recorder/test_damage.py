@@ -46,7 +46,9 @@ def with_block(content: Files, start: int, block: bytes) -> Files:
 
 @pytest.mark.parametrize("filling", [b"\0", b"\xff", b"\x55"])
 @pytest.mark.parametrize("checked", [True, False])
-def test_all_outside_of_a_damaged_block_is_read_and_the_loss_is_said(filling: bytes, checked: bool, whole: Files, tmp_path: Path) -> None:
+def test_all_outside_of_a_damaged_block_is_read_and_the_loss_is_said(
+    filling: bytes, checked: bool, whole: Files, tmp_path: Path
+) -> None:
     places = ends(whole)
     content = whole if checked else without_checksums(whole)
     for start in (places[90] - 100, places[150], places[0]):
@@ -150,7 +152,9 @@ def test_one_line_that_is_no_event_does_not_fail_a_report(tmp_path: Path) -> Non
 def test_segments_of_other_columns_are_an_error_of_ours(tmp_path: Path) -> None:
     path = laid(tmp_path, files(2))
     fewer = pa.schema([("step", pa.int64()), ("loss", pa.float64())])
-    (path / "metrics-0002.arrows").write_bytes(bytes(fewer.serialize()) + bytes(pa.record_batch([[5], [1.0]], schema=fewer).serialize()))
+    (path / "metrics-0002.arrows").write_bytes(
+        bytes(fewer.serialize()) + bytes(pa.record_batch([[5], [1.0]], schema=fewer).serialize())
+    )
     assert ns.load_run(path).table(["loss"])["step"].to_pylist() == [0, 1, 5]
     with pytest.raises(ns.InputError, match="different columns"):
         ns.load_run(path).table()

@@ -245,6 +245,7 @@ def test_a_killed_training_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
         table = ns.load_run(tmp_path).table()
         assert len(table) >= done + lines[-1] and table["step"].to_pylist() == list(range(1, len(table) + 1))
         done = len(table)
+        assert ns.load_run(tmp_path).status == "killed"
     assert np.isfinite(ns.load_run(tmp_path).matrix("spectral_norm")[:, 0]).all()
 
 
