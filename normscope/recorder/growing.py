@@ -147,10 +147,10 @@ class FollowedStatus(Replaced):
     @staticmethod
     def checked(content: bytes) -> dict[str, Any]:
         status = parsed_object(content, STATUS)
-        if not isinstance(status.get("state"), str) or not all(_is(status.get(name), (int, float)) for name in ("beat", "step")):
+        step, beat = status.get("step"), status.get("beat")
+        known = isinstance(status.get("state"), str) and _is(step, (int,)) and 0 <= step <= MOST_STEP  # type: ignore[operator]
+        if not known or not _is(beat, (int, float)) or not abs(beat) < MOST_STEP:  # type: ignore[arg-type]
             raise InputError(f"{STATUS} is not that of a run: it has no state, step and beat")
-        if not (isinstance(status["step"], int) and 0 <= status["step"] <= MOST_STEP):
-            raise InputError(f"{STATUS} is not that of a run: its step is no number of a step")
         return status
 
 

@@ -21,7 +21,7 @@ from normscope.recorder.directory import CHECKSUMS, MANIFEST, read_at
 from normscope.recorder.growing import Grown
 from normscope.recorder.layout import PREFIX, Layout, Place, batch_layout, check_batch, metadata_size, places, stream_schema
 
-BYTES_AT_ONCE = 1 << 28  # read by one refresh
+BYTES_AT_ONCE = 1 << 25  # read by one refresh
 BEGINNING = re.compile(rb"\xff\xff\xff\xff[^\xff]..\0", re.DOTALL)  # of a message: its marker, and a multiple of 8 below 2²⁴
 MOST_SEARCHED, SEARCHED_AT_ONCE, MOST_TRIED = 1 << 26, 1 << 20, 10_000  # bytes after damage, and places that look like a message
 MOST_DAMAGES = 1_000

@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard
-from normscope.recorder.life import FINISHED, Life, ending
+from normscope.recorder.life import ending
 from normscope.recorder.preparation import Earlier, Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
 from normscope.recorder.rows import assemble
@@ -155,17 +156,15 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._close(ending(error))
-
-    def close(self) -> None:
-        """Take all hooks away, write what is left, and say what it cost."""
-        self._close(FINISHED)
+        self.close(error)
 
     def _left(self) -> None:
         """At the interpreter's exit; what ended a script is still known there."""
-        self._close(ending(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)))
+        self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
-    def _close(self, life: Life) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """Take all hooks away, write what is left, and say what it cost. error: what ended the training, if anything did."""
+        life = ending(error)
         if self.closed:
             return
         self.closed = True
@@ -212,7 +211,8 @@ class Watch:
         for message in filter(None, [said, before.problem]):
             self._event("note", message=message)
         if not self.options.quiet and self.processes.rank == 0:
-            print(f"normscope: {said}; choose another run= to begin a new one", file=sys.stderr)
+            with suppress(OSError, ValueError):  # a broken stderr is no reason not to train
+                print(f"normscope: {said}; choose another run= to begin a new one", file=sys.stderr)
 
     # the loop ----------------------------------------------------------------------------------------------------------
 

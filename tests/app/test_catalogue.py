@@ -287,6 +287,7 @@ def test_many_runs_are_read_a_few_at_a_time_the_newest_first(tmp_path: Path, mon
     assert len(first.ids) == 12 and first.more
     read = [card.id for card in first.cards if card.status != "waiting"]
     assert 0 < len(read) < 12 and "run11" in read and "run0" not in read
+    monkeypatch.undo()
     assert all(card.status == "finished" for card in cards(catalogue).values())
 
 

@@ -23,6 +23,8 @@ from normscope.recorder.lock import is_being_written
 from normscope.recorder.reading import followed
 from normscope.recorder.segments import ColumnCache
 from normscope.recorder.store import Writer
+from normscope.report.run_page import COLUMNS, run_report
+from normscope.report.snapshot import Snapshot
 
 LAYERS = [{"name": f"layer{index}", "role": "weight"} for index in range(3)]
 ROWS = 8
@@ -49,7 +51,7 @@ def files(rows: int = ROWS, layers: int = len(LAYERS)) -> Files:
     with tempfile.TemporaryDirectory() as name:
         writer = Writer(Path(name), fail, lambda: rows)
         writer.event("started", step=0)
-        writer.begin({"layers": named, "model": "Sequential"}, schema(named))
+        writer.begin({"layers": named, "model": "Sequential", "created": 1e9}, schema(named))
         for step in range(rows):
             writer.row(row(step, layers))
         writer.event("closed", step=rows)
@@ -131,7 +133,7 @@ def odd(path: Path, chance: random.Random) -> None:
 # laws ----------------------------------------------------------------------------------------------------------------
 
 
-def questions(path: Path, thorough: bool) -> list[Callable[[], Any]]:
+def questions(path: Path, thorough: bool, chance: random.Random) -> list[Callable[[], Any]]:
     """Everything that reads a run."""
     run, live = ns.load_run(path), followed(path, [], ColumnCache())
 
@@ -141,7 +143,13 @@ def questions(path: Path, thorough: bool) -> list[Callable[[], Any]]:
         return card("a", "a", live, 0.0)
 
     asked = [run.table, lambda: run.arrays("loss", "angle"), run.events, lambda: run.life, lambda: run.notes, shown]
-    slow = [lambda: str(run), lambda: to_csv(run, path / "csv"), lambda: list(run.follow(timeout=0.0))]
+    report: Callable[[], Any] = lambda: run_report([Snapshot.of(run, COLUMNS)])  # noqa: E731
+    slow = [
+        *([report] if chance.random() < 0.2 else []),
+        lambda: str(run),
+        lambda: to_csv(run, path / "csv"),
+        lambda: list(run.follow(timeout=0.0)),
+    ]
     return [*asked, lambda: is_being_written(path), *(slow if thorough else [])]
 
 
@@ -156,7 +164,7 @@ def check_case(seed: int, whole: Files, path: Path) -> None:
     if not only_stream and seed % 16 < 2:
         odd(path, chance)
     try:
-        asked = questions(path, thorough=seed % 25 == 0)
+        asked = questions(path, seed % 25 == 0, chance)
     except ns.NormscopeError:
         return
     for question in asked:

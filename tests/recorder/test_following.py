@@ -194,7 +194,7 @@ def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_stream_gives_rows_or_an_input_error(data: st.DataObject) -> None:
     import tempfile
 

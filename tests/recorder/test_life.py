@@ -138,7 +138,15 @@ def test_a_clock_that_goes_backwards_confuses_nothing(tmp_path: Path, monkeypatc
 
 
 def test_a_status_that_cannot_be_read_leaves_lock_and_events(tmp_path: Path) -> None:
-    for content in (b"", b"42", b"{}", b'{"state": 3}', b"\0" * 50, b'{"state": "running", "beat": 1, "step": -5}'):
+    for content in (
+        b"",
+        b"42",
+        b"{}",
+        b'{"state": 3}',
+        b"\0" * 50,
+        b'{"state": "running", "beat": 1, "step": -5}',
+        b'{"state": "killed", "beat": 1' + b"0" * 400 + b', "step": 5}',
+    ):
         writer = opened(tmp_path)
         write(writer, range(2))
         flushed(writer, 2)
