@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,12 +11,11 @@ import numpy as np
 
 from normscope.recorder.columns import METRICS
 from normscope.recorder.following import FollowedPart
-from normscope.recorder.reading import Run, closed
-from normscope.recorder.store import is_being_written
+from normscope.recorder.reading import Run
 from normscope.report.summary import Problem, summarize
 
-QUIET = 120.0  # seconds after which an open run without a lock to ask counts as ended
 LONGEST = 600  # characters of a text
+MOST_NOTES = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,8 @@ class Alert:
 
 @dataclass(frozen=True)
 class Card:
-    """status: live, finished, failed (ended without closing), error (cannot be read; `error` says why) or waiting (not read yet).
+    """status: live, finished, failed (`error` says why), interrupted, killed (ended without a word), error (cannot be read; `error`
+    says why) or waiting (not read yet). notes: what of it could not be read.
 
     headline, fine: the report's summary. worst: its first problem that names a layer, else its first.
     """
@@ -64,6 +63,7 @@ class Card:
     worst: Alert | None = None
     headline: str = ""
     fine: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     updated: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,8 +72,7 @@ class Card:
 
 def card(id: str, name: str, run: Run, updated: float) -> Card:
     """The card of a run that was refreshed just now."""
-    part = run.parts[0]
-    assert isinstance(part, FollowedPart)
+    part, life = run.parts[0], run.life
     edges = Edges(name, run.layers, run.findings, part)
     summary = replace(summarize(edges), samples=part.count)
     problems = sorted(summary.problems, key=lambda problem: problem.layer is None)
@@ -81,7 +80,8 @@ def card(id: str, name: str, run: Run, updated: float) -> Card:
     return Card(
         id,
         name,
-        status(run, updated),
+        status(life.state),
+        error=text(life.error),
         model=text(run.manifest.get("model")),
         layers=len(run.layers),
         rows=part.count,
@@ -92,6 +92,7 @@ def card(id: str, name: str, run: Run, updated: float) -> Card:
         worst=next((_alert(problem) for problem in problems), None),
         headline=text(summary.headline),
         fine=summary.fine,
+        notes=tuple(map(text, run.notes[:MOST_NOTES])),
         updated=updated,
     )
 
@@ -119,13 +120,9 @@ def alerts(run: Run) -> list[Alert]:
     return [Alert.of(finding) for finding in run.findings]
 
 
-def status(run: Run, updated: float) -> str:
-    """Finished where every process closed its part; live while one holds its lock, or writes where there is no lock to ask."""
-    if all(closed(part) for part in run.parts):
-        return "finished"
-    writing = [is_being_written(part.path) for part in run.parts]
-    recent = time.time() - updated < QUIET
-    return "live" if any(recent if held is None else held for held in writing) else "failed"
+def status(state: str) -> str:
+    """A run's state in the words of the page."""
+    return "live" if state == "running" else state
 
 
 def text(value: Any) -> str:

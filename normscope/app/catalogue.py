@@ -15,8 +15,7 @@ from urllib.parse import unquote_to_bytes
 from normscope.app.card import Card, card, status
 from normscope.app.discovery import MOST_RUNS, Place, discover
 from normscope.core.errors import InputError, NormscopeError
-from normscope.recorder.following import FollowedPart, followed
-from normscope.recorder.reading import Run
+from normscope.recorder.reading import Run, followed
 from normscope.recorder.segments import ColumnCache
 
 AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
@@ -128,7 +127,7 @@ class Catalogue:
         if entry.signature != state or entry.unfinished:
             made = self._read(entry, state)
         elif entry.card.status == "live":
-            made = replace(entry.card, status=status(entry.run, entry.card.updated))
+            made = replace(entry.card, status=status(entry.run.status))
         else:
             return
         if made != entry.card:
@@ -140,7 +139,6 @@ class Catalogue:
         entry.signature, entry.unfinished = state, False
         try:
             for part in entry.run.parts:
-                assert isinstance(part, FollowedPart)
                 entry.unfinished |= part.refresh()
             return card(entry.place.id, entry.name, entry.run, updated)
         except Exception as error:  # whatever somebody's directory holds, the other runs are shown

@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from normscope.app.card import alerts, text
 from normscope.core.errors import InputError
 from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
-from normscope.recorder.following import FollowedPart
 from normscope.recorder.reading import Run
 from normscope.recorder.store import EVENTS
 from normscope.report.quantities import quantity
@@ -203,9 +202,8 @@ def details(run: Run) -> dict[str, Any]:
 
 def _notes(run: Run) -> list[str]:
     said = [text(event.get("message")) for kind in ("note", "error") for event in run.events(kind)]
-    unread = sum(part.log.unread for part in run.parts if isinstance(part, FollowedPart))
     hidden = [f"{len(said) - MOST_NOTES} more notes are in {EVENTS}"] if len(said) > MOST_NOTES else []
-    return [*said[:MOST_NOTES], *hidden, *([f"{unread} lines of {EVENTS} are not shown: damaged, or too many"] if unread else [])]
+    return [*map(text, run.notes[:MOST_NOTES]), *said[:MOST_NOTES], *hidden]
 
 
 def quantities() -> dict[str, Any]:

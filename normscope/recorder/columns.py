@@ -49,6 +49,14 @@ def record_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([_column(rows, field) for field in schema], schema=schema)
 
 
+def row_messages(rows: Sequence[Row], schema: pa.Schema) -> list[pa.Buffer]:
+    """Rows as messages of one row each, all of one form."""
+    if len(rows) == 1:
+        return [record_batch(rows, schema).serialize()]
+    batch = record_batch([rows[0], *rows], schema)  # the first slice of a batch would keep the room of all
+    return [batch.slice(index, 1).serialize() for index in range(1, len(rows) + 1)]
+
+
 def _column(rows: Sequence[Row], field: pa.Field) -> pa.Array:
     if not pa.types.is_fixed_size_list(field.type):
         return pa.array([row.get(field.name, np.nan) for row in rows], field.type)

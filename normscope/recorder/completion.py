@@ -1,8 +1,9 @@
-"""What happens to a row on the writer's thread, just before it is written."""
+"""What happens to a row on the writer's thread, just before it is written and after."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from normscope.recorder.distributed import ShardedSpectra
@@ -30,8 +31,19 @@ class Completion:
         for warning in self.guard.run("findings", self.watchman.look, row) or []:
             self.findings.append(warning)
             self.event("finding", **warning.to_dict())
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Call the user's own function with a row that has been written: a copy, whatever it does with it."""
         if self.on_row is not None:
-            self.guard.run("on_row", self.on_row, row, self.table.names)
+            self.guard.run("on_row", self._show, self.on_row, row)
+
+    def _show(self, on_row: OnRow, row: Mapping[str, Any]) -> None:
+        try:
+            on_row(deepcopy(dict(row)), list(self.table.names))
+        except Exception:
+            raise
+        except BaseException as error:  # sys.exit() would end this thread, and with it the recording
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _add_spectral_norms(self, row: dict[str, Any]) -> None:
         shards = row.pop("shards", None)

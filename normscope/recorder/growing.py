@@ -1,47 +1,31 @@
-"""Files that grow while they are read: events and manifests, of which only what is new is read.
+"""Files that grow or are replaced while they are read: events, manifests and statuses, of which only what is new is read.
 
-For readers that must stand whatever a directory holds (the dashboard): only regular files are opened, links are not followed,
-sizes are limited, and a file that was replaced or cut is read anew.
+Whatever a directory holds, its reader stands: only regular files are opened, links are not followed, nothing is memory-mapped
+(cutting a mapped file kills its reader), sizes are limited, and a file that was replaced or cut is read anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from normscope.core.errors import InputError
-from normscope.recorder.reading import LIFE, parsed
-from normscope.recorder.store import EVENTS, MANIFEST
+from normscope.recorder.directory import MANIFEST, STATUS, opened, read_at
+from normscope.recorder.layout import MOST_LAYERS
 
-MOST_MANIFEST = 8 << 20  # bytes; one of 10,000 layers has 4 million
-MOST_LAYERS, MOST_NAME = 50_000, 1_000
+MOST_MANIFEST, MOST_STATUS = 8 << 20, 1 << 16  # bytes; a manifest of 10,000 layers has 4 million
+MOST_NAME, MOST_STEP = 4_000, 1 << 62
 MOST_LINE, MOST_EVENTS, EVENTS_AT_ONCE = 1 << 20, 5_000, 16 << 20
-REGULAR_ONLY = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor of a regular file and its state; a link, a pipe or a device is refused, not followed or waited for."""
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise InputError(f"{path.name} is not a regular file: links, pipes and devices are not read")
-        descriptor = os.open(path, REGULAR_ONLY)
-    except OSError as error:
-        raise InputError(f"cannot read {path.name}: {error.strerror}") from error
-    try:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode):
-            raise InputError(f"{path.name} is not a regular file: links, pipes and devices are not read")
-        yield descriptor, state
-    except OSError as error:
-        raise InputError(f"cannot read {path.name}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+LIFE = ("started", "closed")  # the events that say whether a run is being written
+FIELDS: dict[str, tuple[type, ...]] = {  # of a layer, where it has them
+    "sharded": (bool,),
+    "scale_free": (bool,),
+    "in_product": (bool,),
+    "replicas": (int,),
+    "effective_power": (int, float, type(None)),
+}
 
 
 class Grown:
@@ -53,18 +37,21 @@ class Grown:
 
     def forget(self) -> None:
         """Begin anew, for a file that is no longer the one that was read."""
-        self.identity: tuple[int, int] | None = None
+        self.identity: tuple[int, ...] | None = None
         self.offset = 0
         self.more = False
 
     def refresh(self) -> None:
         """Read what was completed since the last call."""
         with opened(self.path) as (file, state):
-            identity = (state.st_dev, state.st_ino)
+            identity = self._identity(state)
             if identity != self.identity or state.st_size < self.offset:
                 self.forget()
                 self.identity = identity
             self._read(file, state.st_size)
+
+    def _identity(self, state: os.stat_result) -> tuple[int, ...]:
+        return (state.st_dev, state.st_ino)
 
     def _read(self, file: int, size: int) -> None:
         raise NotImplementedError
@@ -73,23 +60,33 @@ class Grown:
 class FollowedEvents(Grown):
     """The complete lines of events.jsonl; `unread` counts those that are no event, and those beyond the limit."""
 
+    def __init__(self, path: Path, most: int = MOST_EVENTS) -> None:
+        self.most = most
+        super().__init__(path)
+
     def forget(self) -> None:
         super().forget()
         self.events: list[dict[str, Any]] = []
         self.unread = 0
+        self._endless = False  # in the middle of a line that is too long
 
     def _read(self, file: int, size: int) -> None:
-        content = os.pread(file, EVENTS_AT_ONCE, self.offset)
-        complete = content.rfind(b"\n") + 1
-        if len(content) - complete > MOST_LINE:
-            raise InputError(f"{EVENTS} has a line of more than {MOST_LINE >> 20} MB")
-        self.offset += complete
+        content = read_at(file, min(EVENTS_AT_ONCE, size - self.offset), self.offset)
         self.more = len(content) == EVENTS_AT_ONCE
-        for line in content[:complete].splitlines():
+        complete = content.rfind(b"\n") + 1
+        lines = content[:complete].split(b"\n")[:-1]
+        if self._endless and lines:
+            self._endless = False
+            lines = lines[1:]
+        if len(content) - complete > MOST_LINE:
+            self.unread += not self._endless
+            self._endless, complete = True, len(content)
+        self.offset += complete
+        for line in lines:
             event = parsed(line) if len(line) <= MOST_LINE else None
-            if event is None or not _is_event(event):
+            if event is None:
                 self.unread += bool(line.strip())
-            elif len(self.events) < MOST_EVENTS:
+            elif len(self.events) < self.most:
                 self.events.append(event)
             else:
                 self.unread += 1
@@ -97,39 +94,91 @@ class FollowedEvents(Grown):
                     self.events[-1] = event
 
 
-class FollowedManifest(Grown):
-    """manifest.json, which is replaced as a whole."""
+class Replaced(Grown):
+    """A JSON file that is replaced as a whole. content: of the last reading; None where there was nothing to read."""
+
+    most = MOST_STATUS
 
     def forget(self) -> None:
         super().forget()
-        self.content: dict[str, Any] = {"layers": []}
-        self.offset = -1  # not read yet
+        self.content: dict[str, Any] | None = None
+
+    def refresh(self) -> None:
+        if os.path.lexists(self.path):
+            super().refresh()
+        else:
+            self.forget()
+
+    def _identity(self, state: os.stat_result) -> tuple[int, ...]:
+        return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
 
     def _read(self, file: int, size: int) -> None:
-        if size > MOST_MANIFEST:
-            raise InputError(f"{MANIFEST} has {size >> 20} MB: more than a manifest can have")
-        if size != self.offset:
-            self.content = checked_manifest(os.pread(file, size, 0))
-            self.offset = size
+        if size > self.most:
+            raise InputError(f"{self.path.name} has {size >> 10} KB: more than it can have")
+        if self.content is None:
+            self.content = self.checked(read_at(file, size, 0))
+
+    @staticmethod
+    def checked(content: bytes) -> dict[str, Any]:
+        """Its content, if it has the form that it should have."""
+        raise NotImplementedError
 
 
-def checked_manifest(content: bytes) -> dict[str, Any]:
-    """A manifest, if it has the form of one."""
+class FollowedManifest(Replaced):
+    most = MOST_MANIFEST
+
+    @staticmethod
+    def checked(content: bytes) -> dict[str, Any]:
+        manifest = parsed_object(content, MANIFEST)
+        layers = manifest.get("layers")
+        if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
+            raise InputError(f"{MANIFEST} is not that of a run: it has no list of at most {MOST_LAYERS} layers")
+        if not all(isinstance(layer, dict) and _is_name(layer.get("name")) for layer in layers):
+            raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
+        for name, kinds in FIELDS.items():
+            if not all(_is(layer[name], kinds) for layer in layers if name in layer):
+                raise InputError(f"{MANIFEST} is not that of a run: a layer's {name!r} is of another type")
+        return manifest
+
+
+class FollowedStatus(Replaced):
+    """status.json, as `life` reads it."""
+
+    @staticmethod
+    def checked(content: bytes) -> dict[str, Any]:
+        status = parsed_object(content, STATUS)
+        step, beat = status.get("step"), status.get("beat")
+        known = isinstance(status.get("state"), str) and _is(step, (int,)) and 0 <= step <= MOST_STEP  # type: ignore[operator]
+        if not known or not _is(beat, (int, float)) or not abs(beat) < MOST_STEP:  # type: ignore[arg-type]
+            raise InputError(f"{STATUS} is not that of a run: it has no state, step and beat")
+        return status
+
+
+def parsed_object(content: bytes, name: str) -> dict[str, Any]:
     try:
-        manifest = json.loads(content)
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{MANIFEST} is not JSON: {type(error).__name__}") from error
-    layers = manifest.get("layers") if isinstance(manifest, dict) else None
-    if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
-        raise InputError(f"{MANIFEST} is not that of a run: it has no list of at most {MOST_LAYERS} layers")
-    if not all(isinstance(layer, dict) and _is_name(layer.get("name")) for layer in layers):
-        raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
-    return dict(manifest)
+        cause = f"it has {len(content)} bytes" if not content.strip(b"\0 \n") else type(error).__name__
+        raise InputError(f"{name} is not JSON ({cause}): restore it, or choose another run") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{name} is not that of a run: it is no JSON object")
+    return found
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """An event, None where a line is none: an object with a kind and a time."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    fits = isinstance(event, dict) and isinstance(event.get("kind"), str) and _is(event.get("time"), (int, float))
+    return event if fits else None
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Of one of these types; True and False are no numbers."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and len(name) <= MOST_NAME
-
-
-def _is_event(event: Any) -> bool:
-    return isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("time"), (int, float))

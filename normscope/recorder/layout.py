@@ -1,7 +1,8 @@
 """Where the columns of an Arrow record batch lie in a file, from the header of its message.
 
-Who knows it takes one column out of a long stream by position and touches nothing else. Every number of a header is checked
-against the size of its message and nothing is decompressed, so a damaged or hostile file gives an error, never an allocation.
+Who knows it takes one column out of a long stream by position and touches nothing else. No parser of pyarrow sees a byte of a
+file: a damaged header makes it crash the process. Every number is checked against the size of its message and nothing is
+decompressed, so a damaged or hostile file gives an error, never an allocation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from normscope.core.errors import InputError
 MARKER = b"\xff\xff\xff\xff"
 PREFIX = 8  # the marker and the length of the metadata that follow
 MOST_METADATA = 1 << 24  # bytes; a schema of 10,000 layers has 200,000
-RECORD_BATCH = 3  # of the union MessageHeader of Arrow's Message.fbs
+MOST_COLUMNS, MOST_LAYERS, MOST_TEXT = 1_000, 50_000, 1_000
+SCHEMA, RECORD_BATCH = 1, 3  # of the union MessageHeader of Arrow's Message.fbs
+INTEGER, FLOATING, FIXED_SIZE_LIST = 2, 3, 16  # of the union Type of its Schema.fbs
+INTEGERS = {(bits, signed): f"{'' if signed else 'u'}int{bits}" for bits in (8, 16, 32, 64) for signed in (0, 1)}
+FLOATS = ("float16", "float32", "float64")  # by precision
+NUMBERS: dict[str, pa.DataType] = {name: getattr(pa, name)() for name in (*INTEGERS.values(), *FLOATS)}
+DTYPES = {kind: np.dtype(name) for name, kind in NUMBERS.items()}
 MISPLACED = "a record batch is not laid out as its schema says"
 
 
@@ -55,22 +62,46 @@ def metadata_size(prefix: bytes) -> int:
     return size
 
 
+def stream_schema(header: bytes) -> pa.Schema:
+    """Of a schema whose prefix and metadata are `header` (Message.fbs and its Schema, read as flatbuffers)."""
+    metadata = header[PREFIX:]
+    try:
+        schema, body = _message(metadata, SCHEMA, "a run's stream begins with a schema")
+        endianness = _number(metadata, schema, 0, "<h")
+        fields = [_read_field(metadata, place) for place in _tables(metadata, schema, 1, MOST_COLUMNS)]
+        pairs = _tables(metadata, schema, 2, MOST_COLUMNS)
+        said = {_text(metadata, pair, 0, MOST_TEXT): _text(metadata, pair, 1, MOST_METADATA) for pair in pairs}
+    except (struct.error, UnicodeDecodeError) as error:
+        raise InputError(f"not a run's stream: its schema is damaged ({error})") from error
+    names = [field.name for field in fields]
+    if body or endianness or len(set(names)) != len(names) or "step" not in names or fields[names.index("step")].type != pa.int64():
+        raise InputError("not a run's stream: its columns are not those of a run")
+    return pa.schema(fields, said)
+
+
+def _read_field(data: bytes, field: int, listed: bool = False) -> pa.Field:
+    """A column of numbers, or of lists of a fixed number of them; nothing else is in a run."""
+    name, nullable = _text(data, field, 0, MOST_TEXT), bool(_number(data, field, 1, "<B"))
+    kind, detail, children = _number(data, field, 2, "<B"), _child(data, field, 3), _tables(data, field, 5, 1)
+    first, second = _number(data, detail, 0, "<h" if kind == FLOATING else "<i"), _number(data, detail, 1, "<B")
+    if kind == FIXED_SIZE_LIST and len(children) == 1 and not listed and 0 <= first <= MOST_LAYERS:
+        return pa.field(name, pa.list_(_read_field(data, children[0], listed=True), first), nullable)
+    numbers = {INTEGER: INTEGERS.get((first, second)), FLOATING: dict(enumerate(FLOATS)).get(first)}.get(kind)
+    if numbers is None or children or _slot(data, field, 4):
+        raise InputError(f"not a run's stream: its column {name[:100]!r} holds no plain numbers")
+    return pa.field(name, NUMBERS[numbers], nullable)
+
+
 def batch_layout(header: bytes) -> Layout:
     """Of a record batch whose prefix and metadata are `header` (Message.fbs and its RecordBatch, read as flatbuffers)."""
+    metadata = header[PREFIX:]
     try:
-        metadata = header[PREFIX:]
-        message = _follow(metadata, 0)
-        (kind,) = _field(metadata, message, 1, "<B") or (0,)
-        (body,) = _field(metadata, message, 3, "<q") or (0,)
-        if kind != RECORD_BATCH:
-            raise InputError("a run's stream holds record batches only")
-        batch = _follow(metadata, _slot(metadata, message, 2))
-        (rows,) = _field(metadata, batch, 0, "<q") or (0,)
+        batch, body = _message(metadata, RECORD_BATCH, "a run's stream holds record batches only")
+        rows = _number(metadata, batch, 0, "<q")
         if _slot(metadata, batch, 3):
             raise InputError("a run's stream is not compressed")
-        table = _follow(metadata, _slot(metadata, batch, 2))
-        (count,) = struct.unpack_from("<I", metadata, table)
-        numbers = struct.unpack_from(f"<{2 * count}q", metadata, table + 4) if count <= len(metadata) // 16 else ()
+        place, count = _vector(metadata, batch, 2, 4 * MOST_COLUMNS)
+        numbers = struct.unpack_from(f"<{2 * count}q", metadata, place)
     except struct.error as error:
         raise InputError(f"the header of a message is damaged: {error}") from error
     buffers = tuple(zip((len(header) + start for start in numbers[::2]), numbers[1::2], strict=True))
@@ -87,10 +118,8 @@ def places(schema: pa.Schema) -> dict[str, Place]:
     for field in schema:
         listed = pa.types.is_fixed_size_list(field.type)
         numbers = field.type.value_type if listed else field.type
-        if not (pa.types.is_integer(numbers) or pa.types.is_floating(numbers)):
-            raise InputError(f"not a run's stream: its column {field.name[:100]!r} is of type {str(field.type)[:100]}")
         buffer += 2 if listed else 1  # past the validity bitmaps
-        found[field.name] = Place(buffer, field.type.list_size if listed else 1, np.dtype(numbers.to_pandas_dtype()))
+        found[field.name] = Place(buffer, field.type.list_size if listed else 1, DTYPES[numbers])
         buffer += 1
     return found
 
@@ -125,6 +154,45 @@ def _slot(data: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-def _field(data: bytes, table: int, number: int, form: str) -> tuple[int, ...] | None:
+def _number(data: bytes, table: int, number: int, form: str) -> int:
+    """A field of one number, 0 where it is absent."""
     place = _slot(data, table, number)
-    return struct.unpack_from(form, data, place) if place else None
+    return int(struct.unpack_from(form, data, place)[0]) if place else 0
+
+
+def _message(data: bytes, kind: int, otherwise: str) -> tuple[int, int]:
+    """Where the header of a message of this kind lies, and the bytes of its body."""
+    message = _follow(data, 0)
+    if _number(data, message, 1, "<B") != kind:
+        raise InputError(otherwise)
+    return _child(data, message, 2), _number(data, message, 3, "<q")
+
+
+def _child(data: bytes, table: int, number: int) -> int:
+    """Where the table lies that a field points to."""
+    slot = _slot(data, table, number)
+    if not slot:
+        raise struct.error("a part is missing")
+    return _follow(data, slot)
+
+
+def _vector(data: bytes, table: int, number: int, most: int) -> tuple[int, int]:
+    """Where the entries of a vector begin and how many there are."""
+    slot = _slot(data, table, number)
+    if not slot:
+        return 0, 0
+    place = _follow(data, slot)
+    (count,) = struct.unpack_from("<I", data, place)
+    if count > min(most, len(data)):
+        raise struct.error(f"a vector of {count} entries")
+    return place + 4, count
+
+
+def _tables(data: bytes, table: int, number: int, most: int) -> list[int]:
+    place, count = _vector(data, table, number, most)
+    return [_follow(data, place + 4 * entry) for entry in range(count)]
+
+
+def _text(data: bytes, table: int, number: int, most: int) -> str:
+    place, count = _vector(data, table, number, most)
+    return data[place : place + count].decode()

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope.core.errors import InputError
 from normscope.recorder.backward import Verdicts
 from normscope.recorder.budget import Budget
 from normscope.recorder.distributed import Processes, ShardedSpectra, placement
+from normscope.recorder.following import FollowedPart
 from normscope.recorder.layers import Handwritten, Layer, Seen, layer_table
+from normscope.recorder.life import Life
 from normscope.recorder.motion import effective_power
 from normscope.recorder.pairing import pair
 from normscope.recorder.stepping import has_spectral_norm
@@ -48,6 +51,27 @@ class Table:
 def outline(parameters: Mapping[str, torch.Tensor]) -> list[list[Any]]:
     """Names and shapes of all parameters: what makes two models the same for a run."""
     return [[plain(name), list(parameter.shape)] for name, parameter in parameters.items()]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a directory holds of an earlier recording, as far as it can be read. problem: what cannot, in words."""
+
+    outline: list[list[Any]] | None
+    layers: list[str]
+    life: Life
+    rows: int
+    problem: str
+
+    @staticmethod
+    def of(part: FollowedPart) -> Earlier:
+        problem, life = "", part.life()
+        try:
+            manifest = part.manifest
+        except InputError as error:  # a power failure leaves empty files; the segments name their layers themselves
+            manifest, problem = {}, f"{error}; it is written anew"
+        layers = [layer["name"] for layer in manifest["layers"]] if manifest else part.named_layers()
+        return Earlier(manifest.get("outline"), layers, life, part.count, problem)
 
 
 def make_table(

@@ -1,123 +1,86 @@
-"""The run directory, written by a background thread so that training never waits for a disk.
+"""The writer of a run directory: a background thread, so that training never waits for a disk.
 
-    manifest.json        configuration, layers, versions; replaced as a whole
-    events.jsonl         findings, errors and notes, one JSON object a line
-    metrics-0001.arrows  an Arrow IPC stream; a new segment after every restart
-    rank-0/, rank-1/ …   the same again, one a process, where there are several
-
-A row is one `write` of one complete message, so what was flushed is readable after `kill -9`, and a reader that meets a torn
-last message knows that it is the end.
+A row is one message, written whole and after its checksum, so what was flushed is readable after `kill -9`, and a reader that
+meets a torn last message knows that it is the end. Every BEAT seconds what was written is synced to the disk and the status gets
+a sign of life.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import queue
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from normscope.core.errors import InputError
-from normscope.recorder.columns import record_batch
+from normscope.recorder.checksums import packed
+from normscope.recorder.columns import row_messages
+from normscope.recorder.directory import (
+    CHECKSUMS,
+    EVENTS,
+    MANIFEST,
+    SEGMENTS,
+    STATUS,
+    opened,
+    read_at,
+    refuse_unless_regular,
+    segment_number,
+)
+from normscope.recorder.life import BEAT, FINISHED, Life
+from normscope.recorder.lock import Lock, owner
 
-MANIFEST, EVENTS, LOCK, SEGMENTS = "manifest.json", "events.jsonl", ".lock", "metrics-*.arrows"
 MOST_WAITING = 1024  # rows, for a disk that does not keep up
 MOST_AT_ONCE = 64
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow IPC
 
-FLOCK = (  # C's struct flock
-    ("qqihh", ("start", "length", "pid", "type", "whence"))
-    if sys.platform == "darwin"
-    else ("hhqqi", ("type", "whence", "start", "length", "pid"))
-)
-
-Complete = Callable[[dict[str, Any]], None]
-Refused = (OSError, pa.ArrowException)
-
-
-class Lock:
-    """At most one writer a directory. The kernel drops the lock when its process ends, however it ends."""
-
-    _here: set[Path] = set()  # a record lock does not hold within one process
-
-    def __init__(self, directory: Path) -> None:
-        import fcntl
-
-        self.path = directory.resolve() / LOCK
-        if self.path in Lock._here:
-            raise InputError(f"{directory} is already being written by this process: close the other watch, or choose another run=")
-        self.file = self.path.open("a+")
-        try:
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = self._owner()
-            self.file.close()
-            raise InputError(f"{directory} is being written by another process{owner}: choose another run=") from error
-        Lock._here.add(self.path)
-        self.file.truncate(0)
-        self.file.write(str(os.getpid()))
-        self.file.flush()
-
-    def _owner(self) -> str:
-        self.file.seek(0)
-        number = self.file.read().strip()
-        return f" ({number})" if number else ""
-
-    def release(self) -> None:
-        Lock._here.discard(self.path)
-        self.file.close()
-
-
-def is_being_written(directory: Path) -> bool | None:
-    """Whether a process holds the directory's lock, asked without taking it; None where there is no lock to ask."""
-    import fcntl
-
-    path = directory.resolve() / LOCK
-    if path in Lock._here:
-        return True
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            asked = struct.pack(FLOCK[0], *(fcntl.F_RDLCK if name == "type" else 0 for name in FLOCK[1]))
-            answer = dict(zip(FLOCK[1], struct.unpack(FLOCK[0], fcntl.fcntl(file, fcntl.F_GETLK, asked)), strict=True))
-    except OSError:
-        return None
-    return bool(answer["type"] != fcntl.F_UNLCK)
+Row = dict[str, Any]
+OfRow = Callable[[Row], None]
+Item = Callable[[], None] | Row | None
 
 
 class Writer:
     """One run directory. Every method returns at once; a thread does the writing and `cost` is the time it took.
 
-    on_failure is called once, from that thread, with the error that ended the recording.
+    on_failure is called once, from that thread, with the error that ended the recording; `failure` keeps its words. progress: the
+    last step of the training, asked for with every sign of life.
     """
 
     def __init__(
-        self, directory: Path, on_failure: Callable[[Exception], None], observe: Callable[[dict[str, Any]], None] = lambda row: None
-    ):
+        self, directory: Path, on_failure: Callable[[BaseException], None], progress: Callable[[], int] = lambda: 0
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory, self.on_failure = directory, on_failure
+        self.directory, self.on_failure, self.progress = directory, on_failure, progress
         self.lock = Lock(directory)
-        self.cost, self.failed, self.dropped, self.rows = 0.0, False, 0, 0
+        self.cost, self.failed, self.dropped, self.rows, self.failure = 0.0, False, 0, 0, ""
         self._schema: pa.Schema | None = None
         self._segment: BinaryIO | None = None
+        self._checksums: BinaryIO | None = None
         self._events: BinaryIO | None = None
-        self._waiting: queue.Queue[Callable[[], None] | dict[str, Any] | None] = queue.Queue()
+        self._offset = 0  # in the segment
+        self._status: dict[str, Any] = {}
+        self._life: Life | None = Life("running")
+        self._next_beat = 0.0
+        self._waiting: queue.Queue[Item] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="normscope-writer", daemon=True)
         self._thread.start()
 
-    def begin(self, manifest: Mapping[str, Any], schema: pa.Schema, complete: Complete = lambda row: None) -> None:
-        """Write the manifest and start a new segment. complete: adds to a row just before it is written, on the thread."""
-        self._complete = complete
+    def begin(
+        self, manifest: Mapping[str, Any], schema: pa.Schema, complete: OfRow = lambda row: None, written: OfRow = lambda row: None
+    ) -> None:
+        """Write the manifest and start a new segment. complete: adds to a row just before it is written, written: gets it after."""
+        self._complete, self._written = complete, written
         self._waiting.put(lambda: self._begin(manifest, schema))
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         if self._waiting.qsize() >= MOST_WAITING:
             self.dropped += 1
         else:
@@ -130,13 +93,17 @@ class Writer:
         else:
             self._waiting.put(lambda: self._append(line))
 
-    def close(self, timeout: float = 60.0) -> None:
-        """Write what is waiting, then end the stream and let go of the directory."""
+    def close(self, life: Life | None = FINISHED, timeout: float = 60.0) -> None:
+        """Write what is waiting, then how it ended (nothing if None), and let go of the directory."""
         if self.dropped:
             self.event("error", what="store", message=f"{self.dropped} rows were dropped because the disk did not keep up")
+        self._life = life
         self._waiting.put(None)
         self._thread.join(timeout)
-        self.lock.release()
+        if self._thread.is_alive():  # and keeps the lock: it may still write
+            self._fail(TimeoutError(f"the disk did not take {self._waiting.qsize()} rows and events within {timeout:g} s"))
+        else:
+            self.lock.release()
 
     # on the thread -----------------------------------------------------------------------------------------------------
 
@@ -144,20 +111,28 @@ class Writer:
         while True:
             items = self._next()
             start = time.thread_time()
+            if items and items[-1] is not None and not self._status:
+                self._try(self._announce)
             rows = [item for item in items if isinstance(item, dict)]
             if rows:
                 self._try(partial(self._write, rows))
             for item in items:
                 if callable(item):
                     self._try(item)
+            if self._status and time.monotonic() >= self._next_beat:
+                self._try(self._beat)
             self.cost += time.thread_time() - start
-            if items[-1] is None:
+            if items and items[-1] is None:
                 self._try(self._finish)
+                self._leave()
                 return
 
-    def _next(self) -> list[Callable[[], None] | dict[str, Any] | None]:
-        """The next thing to do, or all rows that wait in a row."""
-        items = [self._waiting.get()]
+    def _next(self) -> list[Item]:
+        """The next thing to do, or all rows that wait in a row; nothing when a sign of life is due."""
+        try:
+            items = [self._waiting.get(timeout=BEAT)]
+        except queue.Empty:
+            return []
         while isinstance(items[-1], dict) and len(items) < MOST_AT_ONCE:
             try:
                 items.append(self._waiting.get_nowait())
@@ -170,43 +145,101 @@ class Writer:
             return
         try:
             action()
-        except Refused as error:
-            self.failed = True
-            self.on_failure(error)
+        except BaseException as error:  # whatever it is, it must not end the thread unseen
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed = True
+        self.failure = str(error) or type(error).__name__
+        self.on_failure(error)
+
+    def _announce(self) -> None:
+        self._status = {"state": "running", **owner(), "started": time.time(), "segment": 0}
+        self._beat()
 
     def _begin(self, manifest: Mapping[str, Any], schema: pa.Schema) -> None:
-        replace_json(self.directory / MANIFEST, manifest)
+        replace_json(self.directory / MANIFEST, manifest, durable=True)
         number = 1 + max((segment_number(path) for path in self.directory.glob(SEGMENTS)), default=0)
-        self._schema = schema
-        self._segment = (self.directory / f"metrics-{number:04d}.arrows").open("xb", buffering=0)
-        write_all(self._segment, schema.serialize())
+        path = self.directory / f"metrics-{number:04d}.arrows"
+        self._schema, self._offset = schema, 0
+        self._segment = path.open("xb", buffering=0)
+        self._checksums = path.with_suffix(CHECKSUMS).open("xb", buffering=0)
+        self._store([schema.serialize()], 0)
+        self._status["segment"] = number
+        self._beat()
 
-    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        assert self._segment is not None and self._schema is not None, "begin comes before the first row"
+    def _write(self, rows: Sequence[Row]) -> None:
+        assert self._schema is not None, "begin comes before the first row"
         for row in rows:
             self._complete(row)
-        write_all(self._segment, record_batch(rows, self._schema).serialize())
+        self._store(row_messages(rows, self._schema), 1)
         self.rows += len(rows)
+        for row in rows:
+            self._written(row)
+
+    def _store(self, messages: Sequence[pa.Buffer], rows: int) -> None:
+        """Messages of so many rows each, after their checksums."""
+        assert self._segment is not None and self._checksums is not None
+        records = b""
+        for message in messages:
+            records += packed(self._offset, memoryview(message), rows)
+            self._offset += message.size
+        write_all(self._checksums, records)
+        write_all(self._segment, messages[0] if len(messages) == 1 else b"".join(messages))
 
     def _append(self, line: str) -> None:
+        path = self.directory / EVENTS
         if self._events is None:
-            self._events = (self.directory / EVENTS).open("ab", buffering=0)
-            if self._events.tell() and not _ends_with_newline(self.directory / EVENTS):
+            self._events = open(path, "ab", buffering=0, opener=_without_links)  # noqa: SIM115
+            refuse_unless_regular(path, os.fstat(self._events.fileno()).st_mode)
+            if self._events.tell() and not _ends_with_newline(path):
                 line = "\n" + line  # the last writer was killed in the middle of a line
         write_all(self._events, line.encode())
 
+    def _beat(self) -> None:
+        """Sync what was written, and say so."""
+        self._next_beat = time.monotonic() + BEAT
+        for file in (self._checksums, self._segment, self._events):
+            if file is not None:
+                _sync(file)
+        self._check_place()
+        self._say({})
+
+    def _check_place(self) -> None:
+        """Files that were deleted take rows that nobody will ever read."""
+        if self._segment is None:
+            return
+        path = Path(self._segment.name)
+        try:
+            there = os.path.samestat(os.lstat(path), os.fstat(self._segment.fileno()))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise FileNotFoundError(f"{path} was deleted or moved while it was written, {self.rows} rows with it")
+
+    def _say(self, ended: Mapping[str, Any]) -> None:
+        self._status |= {"step": self.progress(), "rows": self.rows, "beat": time.time(), **ended}
+        replace_json(self.directory / STATUS, self._status, durable=bool(ended))
+
     def _finish(self) -> None:
         if self._segment is not None:
-            write_all(self._segment, b"\xff\xff\xff\xff\x00\x00\x00\x00")  # end of an Arrow IPC stream
-            self._segment.close()
-        if self._events is not None:
-            self._events.close()
+            write_all(self._segment, END_OF_STREAM)
+        if self._status:
+            self._beat()
 
-
-def segment_number(path: Path) -> int:
-    """The number at the end of a segment's name, by which segments are in order."""
-    digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else 0
+    def _leave(self) -> None:
+        """Close the files and say how it ended, as far as the disk lets it."""
+        for file in (self._segment, self._checksums, self._events):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+        if self._status and self._life is not None:
+            ended = {"state": self._life.state, "error": self._life.error, "recording": self.failure}
+            try:
+                self._say(ended)
+            except OSError as error:
+                if not self.failed:
+                    self._fail(error)
 
 
 def write_all(file: BinaryIO, content: Any) -> None:
@@ -216,11 +249,27 @@ def write_all(file: BinaryIO, content: Any) -> None:
         left = left[file.write(left) :]
 
 
-def replace_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+def replace_json(path: Path, content: Mapping[str, Any], durable: bool = False) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part. durable: also after a power failure."""
     beside = path.with_suffix(".partial")
-    beside.write_text(json.dumps(plain(content), indent=1, ensure_ascii=False), encoding="utf-8")
+    with open(beside, "wb", buffering=0, opener=_without_links) as file:
+        write_all(file, json.dumps(plain(content), indent=1, ensure_ascii=False).encode())
+        if durable:
+            _sync(file)
     os.replace(beside, path)
+
+
+def _sync(file: BinaryIO) -> None:
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # a file system that cannot is no failure
+            raise
+
+
+def _without_links(path: str, flags: int) -> int:
+    """As `open` opens, but no link and no pipe that nobody reads."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def plain(content: Any) -> Any:
@@ -241,6 +290,5 @@ def plain(content: Any) -> Any:
 
 
 def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+    with opened(path) as (file, state):
+        return read_at(file, 1, state.st_size - 1) == b"\n"

@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +26,14 @@ from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
 from normscope.recorder.distributed import Processes
 from normscope.recorder.findings import EarlyWarning
+from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard, warn
 from normscope.recorder.layers import weight_names
-from normscope.recorder.preparation import Table, make_table, manifest, outline, sharded_spectra
+from normscope.recorder.life import ending
+from normscope.recorder.preparation import Earlier, Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
-from normscope.recorder.reading import Part
 from normscope.recorder.rows import assemble
 from normscope.recorder.stepping import StepView
 from normscope.recorder.store import Writer
@@ -127,14 +129,25 @@ class Watch:
         self._handles: list[Any] = []
         self.writer: Writer | None = None
         try:
-            self.writer = Writer(self.processes.directory, self._recording_failed)
+            self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
             self._begin(self.writer)
         except InputError:
+            self._abandon()
             raise
         except Exception as error:
             self._recording_failed(error)
             self.guard.run("end of hooks", self._detach)
             self.guard.run("other processes", self.processes.leave)
+            self._abandon()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Give up the writer and with it the lock: the next call may be right."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            self.guard.run("end of the run", writer.close, None)
 
     @property
     def findings(self) -> list[EarlyWarning]:
@@ -144,18 +157,18 @@ class Watch:
     # life --------------------------------------------------------------------------------------------------------------
 
     def _begin(self, writer: Writer) -> None:
-        before = Part(writer.directory)
-        known = before.manifest.get("outline")
+        before = Earlier.of(FollowedPart.at(writer.directory, anew=True))
         lazy = any(is_lazy(parameter) for parameter in self.parameters.values())
-        if known is not None and not lazy and known != outline(self.parameters):
-            writer.close()
+        if before.outline is not None and not lazy and before.outline != outline(self.parameters):
             raise InputError(f"{self.run} is a run of another model: choose another run=, or delete it")
-        recorded = before.table(["step"])
-        last = int(recorded["step"][-1].as_py()) if recorded is not None and len(recorded) else 0
+        self._recorded_layers = before.layers
+        last = before.life.step or 0
         self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
+        if before.rows:
+            self._say_resumed(before)
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
         if self.compiled:
@@ -164,7 +177,7 @@ class Watch:
             self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)),
             self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
         ]
-        atexit.register(self.close)
+        atexit.register(self._left)
         if self.options.probe is not None:
             self._event("note", message=PROBED)
         self._start_sample()
@@ -173,23 +186,30 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(error)
 
-    def close(self) -> None:
-        """Take all hooks away, write what is left, and say what it cost."""
-        self.guard.outermost(self._close)
+    def _left(self) -> None:
+        """At the interpreter's exit; what ended a script is still known there."""
+        self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
-    def _close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """Take all hooks away, write what is left, and say what it cost. error: what ended the training, if anything did."""
+        self.guard.outermost(self._close, error)
+
+    def _close(self, error: BaseException | None) -> None:
         if self.closed:
             return
+        life = ending(error)
         self.closed = self.guard.over = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._left)
         self.guard.run("end of hooks", self._detach)
         if self.writer is None:
             return
         self.guard.run("last row", self._emit)
-        self.guard.run("summary", lambda: self._event("closed", step=self.step_number, **self._summary()))
-        self.guard.run("end of the run", self.writer.close)
+        self.guard.run(
+            "summary", lambda: self._event("closed", step=self.step_number, state=life.state, error=life.error, **self._summary())
+        )
+        self.guard.run("end of the run", self.writer.close, life)
         if not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
 
@@ -225,7 +245,17 @@ class Watch:
         return (
             f"normscope: {found['sampled_steps']} of {found['steps']} steps sampled; overhead {100 * found['overhead']:.2f} % "
             f"({allowed}), set-up {found['setup_seconds']:.1f} s; findings: {len(self.findings)}; {self.run}"
+            + (f"; not all of it is recorded: {self.writer.failure}" if self.writer is not None and self.writer.failed else "")
         )
+
+    def _say_resumed(self, before: Earlier) -> None:
+        earlier = f"{before.rows:,} rows of an earlier recording ({before.life})"
+        said = f"{self.run} holds {earlier}: this one goes on after step {self.step_number:,}"
+        for message in filter(None, [said, before.problem]):
+            self._event("note", message=message)
+        if not self.options.quiet and self.processes.rank == 0:
+            with suppress(OSError, ValueError):  # a broken stderr is no reason not to train
+                print(f"normscope: {said}; choose another run= to begin a new one", file=sys.stderr)
 
     # the loop ----------------------------------------------------------------------------------------------------------
 
@@ -338,8 +368,7 @@ class Watch:
         seen, report = self.forward.seen, self.options.symmetries
         table = make_table(self.model, self.parameters, self.optimizer, seen, self._verdicts, report, self.options.layers)
         seen.spans, seen.parameters = Spans(), {}  # which hold the graph
-        recorded = [layer["name"] for layer in Part(writer.directory).manifest["layers"]]
-        if recorded and recorded != table.names:
+        if self._recorded_layers and self._recorded_layers != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
@@ -350,7 +379,7 @@ class Watch:
         content = manifest(
             self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
         )
-        writer.begin(content, schema(table.rows), self._completion)
+        writer.begin(content, schema(table.rows), self._completion, self._completion.show)
         self.table = table
         for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)

@@ -102,6 +102,7 @@ def _verdict(name: str, run: Snapshot, summary: Summary, named: bool) -> Markup:
         element("p", extent(run, summary), class_="soft"),
         element(
             "div",
+            titled("What could not be read", list(run.notes), "wrong"),
             titled("What is not fine", wrong, "wrong"),
             titled("What to do", remedies, "todo"),
             titled("What stands out at the last step", list(map(str, summary.outliers[:MOST_OUTLIERS])), "apart"),
@@ -229,8 +230,10 @@ def _said(event: Mapping[Any, Any], key: str) -> Markup:
 
 def _settings(name: str, run: Snapshot) -> Markup:
     manifest = run.manifest
-    created = manifest.get("created")
-    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(created)) if isinstance(created, (int, float)) else "unknown"
+    try:
+        begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest["created"]))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # no time, or none that a calendar has
+        begun = "unknown"
     known = {key: manifest[key] for key in ("model", "optimizer", "config", "process", "versions") if key in manifest}
     rows: list[list[Child]] = [["begun", begun], ["directory", run.path.name]]
     rows += [[key, _said(known, key)] for key in known]

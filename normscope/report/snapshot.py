@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from normscope.core.errors import InputError
+from normscope.recorder.life import FINISHED, Life
 from normscope.recorder.reading import Run, load_run
 
 DAMAGED = (KeyError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException)  # what a corrupt directory raises
@@ -27,17 +28,20 @@ class Snapshot:
     events: list[dict[str, Any]]
     held: Mapping[str, np.ndarray] = field(repr=False)
     name: str = ""
+    life: Life = FINISHED
+    notes: tuple[str, ...] = ()
 
     @staticmethod
     def of(run: Run | str | Path, columns: Sequence[str]) -> Snapshot:
         """These columns of a run, or of the directory of one. An error says what of it cannot be read."""
         run = run if isinstance(run, Run) else load_run(run)
         try:
-            made = Snapshot(run.path, run.manifest, run.layers, run.events(), run.arrays(*columns), run.name)
+            held, life, notes = run.arrays(*columns), run.life, tuple(run.notes)
+            made = Snapshot(run.path, run.manifest, run.layers, run.events(), held, run.name, life, notes)
             fits = all(isinstance(layer["name"], str) for layer in made.layers)
             fits &= all(values.shape[1:] in ((), (len(made.layers),)) for values in made.held.values())
-        except InputError:
-            raise
+        except InputError as error:
+            raise error if str(run.path) in str(error) else InputError(f"{run.path}: {error}") from error
         except DAMAGED as error:
             raise InputError(f"{run.path} cannot be read ({type(error).__name__}: {error}): {ADVICE}") from error
         if not fits:
@@ -49,12 +53,6 @@ class Snapshot:
     @property
     def findings(self) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == "finding"]
-
-    @property
-    def finished(self) -> bool:
-        """Whether the recording was closed; one that was not is still being written, or was cut off."""
-        ends = [event["kind"] for event in self.events if event["kind"] in ("started", "closed")]
-        return bool(ends) and ends[-1] == "closed"
 
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
         return {name: self.held[name] for name in ("step", *columns)}

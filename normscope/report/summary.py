@@ -127,6 +127,7 @@ def rendered_run(run: Run) -> RenderableType:
         return Text(str(error))
     summary = summarize(snapshot)
     parts = [Text(f"{snapshot.name}: {extent(snapshot, summary)}"), Text(summary.headline, "bold")]
+    parts += [Text(f"· {note}", "red") for note in snapshot.notes]
     parts += [Text(f"· {problem.rule} at {problem}\n    {problem.fix}", "yellow") for problem in summary.problems]
     parts += [Text(f"· {outlier}") for outlier in summary.outliers[:MOST_OUTLIERS]]
     return Group(*parts, *(Text(f"· {sentence}", "green") for sentence in summary.fine))
@@ -134,9 +135,8 @@ def rendered_run(run: Run) -> RenderableType:
 
 def extent(run: Snapshot, summary: Summary) -> str:
     """How much of a run there is."""
-    state = "finished" if run.finished else "still being written, or cut off"
     model = run.manifest.get("model", "a model")
-    return f"{model}, {summary.layers} layers; {_steps(summary.samples)} up to step {summary.last_step:,}; {state}"
+    return f"{model}, {summary.layers} layers; {_steps(summary.samples)} up to step {summary.last_step:,}; {run.life}"
 
 
 def _steps(samples: int) -> str:

@@ -209,7 +209,7 @@ def test_the_cost_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert "5 of 5 steps sampled; overhead" in printed.err and printed.out == ""
     (closed,) = ns.load_run(tmp_path).events("closed")
-    assert closed["sampled_steps"] == 5 and 0 < closed["overhead"] < 1 and closed["setup_seconds"] > 0
+    assert closed["sampled_steps"] == 5 and closed["overhead"] > 0 and closed["setup_seconds"] > 0
     assert np.isfinite(ns.load_run(tmp_path).table()["overhead"].to_numpy()).all()
 
 
@@ -237,6 +237,7 @@ def test_a_killed_training_keeps_its_rows_and_can_go_on(tmp_path: Path) -> None:
         table = ns.load_run(tmp_path).table()
         assert len(table) >= done + lines[-1] and table["step"].to_pylist() == list(range(1, len(table) + 1))
         done = len(table)
+        assert ns.load_run(tmp_path).status == "killed"
     assert np.isfinite(ns.load_run(tmp_path).matrix("spectral_norm")[:, 0]).all()
 
 

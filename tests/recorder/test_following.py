@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import normscope as ns
 from normscope.recorder.columns import METRICS, record_batch, schema
-from normscope.recorder.following import FollowedPart, followed
+from normscope.recorder.following import FollowedPart
 from normscope.recorder.growing import MOST_LINE, MOST_MANIFEST
 from normscope.recorder.layout import batch_layout, places
-from normscope.recorder.reading import Part, Run, closed
+from normscope.recorder.reading import Run, followed
 from normscope.recorder.segments import ColumnCache, FollowedSegment
 from tests.recorder.test_store import LAYERS, row, written
 
@@ -33,7 +33,6 @@ def refreshed(path: Path, cache: ColumnCache | None = None) -> Run:
 
 def refresh(run: Run) -> None:
     for part in run.parts:
-        assert isinstance(part, FollowedPart)
         while part.refresh():
             pass
 
@@ -75,9 +74,9 @@ def test_the_same_as_load_run_while_it_grows(sizes: list[int], random: Any) -> N
         for cut in sorted(random.randrange(len(content) + 1) for _ in range(6)):
             (path / "metrics-0001.arrows").write_bytes(content[:cut])
             refresh(run)
-            expected, found = Part(path).table(COLUMNS), run.parts[0].table(COLUMNS)
+            expected, found = ns.load_run(path).parts[0].table(COLUMNS), run.parts[0].table(COLUMNS)
             assert (expected is None) == (found is None)
-            assert found is None or found.equals(expected.combine_chunks())
+            assert found is None or found.equals(expected)
 
 
 def test_all_columns_and_restarts_that_repeat_steps(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_all_columns_and_restarts_that_repeat_steps(tmp_path: Path) -> None:
 
 def test_a_part_knows_its_first_and_last_row(tmp_path: Path) -> None:
     part = refreshed(laid(tmp_path, stream(3, 1, 1, 4))).parts[0]
-    assert isinstance(part, FollowedPart) and part.count == 9
+    assert part.count == 9
     first, last = part.edge("step", last=False), part.edge("step")
     assert first is not None and first[0] == 0 and last is not None and last[0] == 8
     metric = part.edge("angle")
@@ -159,7 +158,6 @@ def test_a_view_stays_as_it_was_while_its_column_grows(tmp_path: Path) -> None:
     content = stream(*[2] * 20)
     run = refreshed(laid(tmp_path, content[: len(stream(*[2] * 10))]))
     part = run.parts[0]
-    assert isinstance(part, FollowedPart)
     (segment,) = part.streams.values()
     before = segment.column("angle")
     copy = before.copy()
@@ -196,7 +194,7 @@ def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_stream_gives_rows_or_an_input_error(data: st.DataObject) -> None:
     import tempfile
 
@@ -236,8 +234,8 @@ def test_compressed_batches_are_refused_unread(tmp_path: Path) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, kind, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(record_batch([row(step) for step in range(500)], kind))
-    with pytest.raises(ns.InputError, match="not compressed"):
-        refreshed(laid(tmp_path, sink.getvalue().to_pybytes()))
+    (damage,) = refreshed(laid(tmp_path, sink.getvalue().to_pybytes())).damage
+    assert "not compressed" in damage.why
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.float32()), pa.dictionary(pa.int8(), pa.string())], ids=str)
@@ -263,7 +261,7 @@ MANIFESTS: dict[str, tuple[bytes, str]] = {
     "no layers": (b'{"layers": {"a": 1}}', "not that of a run"),
     "layers without names": (b'{"layers": [{"name": 3}]}', "not that of a run"),
     "long name": (b'{"layers": [{"name": "' + b"x" * 5_000 + b'"}]}', "not that of a run"),
-    "huge": (b'{"layers": []' + b" " * MOST_MANIFEST + b"}", "more than a manifest can have"),
+    "huge": (b'{"layers": []' + b" " * MOST_MANIFEST + b"}", "more than it can have"),
 }  # fmt: skip
 
 
@@ -287,23 +285,31 @@ def test_lines_that_are_no_events_are_counted_not_shown(tmp_path: Path) -> None:
     ]
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines) + b'\n{"kind": "torn"')
     part = refreshed(tmp_path).parts[0]
-    assert isinstance(part, FollowedPart)
     assert [event["message"] for event in part.events()] == ["fine"] and part.log.unread == 5
 
 
-def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.recorder.growing.MOST_EVENTS", 3)
+def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path) -> None:
     kinds = ["started", "note", "note", "note", "note", "closed"]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "time": 1}) + "\n" for kind in kinds))
-    part = refreshed(tmp_path).parts[0]
-    assert isinstance(part, FollowedPart)
-    assert [event["kind"] for event in part.events()] == ["started", "note", "closed"] and part.log.unread == 3 and closed(part)
+    part = FollowedPart.at(tmp_path, most_events=3)
+    part.refresh()
+    assert (
+        [event["kind"] for event in part.events()] == ["started", "note", "closed"]
+        and part.log.unread == 3
+        and part.life().state == "finished"
+    )
 
 
-def test_an_endless_line_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_bytes(b"x" * (MOST_LINE + 1))
-    with pytest.raises(ns.InputError, match="line of more than 1 MB"):
-        refreshed(tmp_path)
+def test_an_endless_line_is_counted_and_what_follows_is_read(tmp_path: Path) -> None:
+    fine = b'{"kind": "note", "time": 1}\n'
+    with (tmp_path / "events.jsonl").open("wb", buffering=0) as file:
+        file.write(fine + b"x" * (MOST_LINE + 1))
+        run = refreshed(tmp_path)
+        for more in (b"y" * (MOST_LINE + 2), b"z\n" + fine, b"w" * (MOST_LINE + 1) + b"\n" + fine):
+            file.write(more)
+            refresh(run)
+    assert len(run.events()) == 3 and run.parts[0].log.unread == 2
+    assert len(ns.load_run(tmp_path).events()) == 3
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "events.jsonl", "metrics-0001.arrows"])
@@ -326,12 +332,12 @@ def test_a_sparse_file_costs_nothing(tmp_path: Path) -> None:
     path = laid(tmp_path, stream(2))
     with (path / "metrics-0001.arrows").open("ab") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ns.InputError, match="marker"):
-        refreshed(path)
+    run = refreshed(path)
+    assert len(run.matrix("angle")) == 2 and run.damage[0].bytes == (1 << 40) - len(stream(2))
 
 
 def test_many_messages_are_read_in_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.recorder.segments.MESSAGES_AT_ONCE", 7)
+    monkeypatch.setattr("normscope.recorder.messages.BYTES_AT_ONCE", 10_000)
     path = laid(tmp_path, stream(*[1, 2] * 10))
     segment = FollowedSegment(path / "metrics-0001.arrows", ColumnCache())
     turns = 0

@@ -17,22 +17,20 @@ import pyarrow as pa
 import pytest
 
 import normscope as ns
-from normscope.recorder.columns import METRICS, SCALARS, matrix, schema
-from normscope.recorder.reading import Part, Segment
-from normscope.recorder.store import Lock, Writer, write_all
+from normscope.recorder.columns import METRICS, matrix, schema
+from normscope.recorder.following import FollowedPart
+from normscope.recorder.lock import Lock
+from normscope.recorder.segments import FollowedSegment
+from normscope.recorder.store import Writer, write_all
+from tests.recorder import fuzzing
+from tests.recorder.fuzzing import fail
 
 LAYERS = [{"name": f"layer{i}"} for i in range(7)]
 MANIFEST = {"layers": LAYERS}
 
 
-def fail(error: Exception) -> None:
-    raise AssertionError(error)
-
-
 def row(step: int, layers: int = len(LAYERS)) -> dict[str, Any]:
-    """A row that can be told from every other."""
-    metrics = {name: np.arange(layers) + step + 0.5 * i for i, name in enumerate(METRICS)}
-    return {"step": step, "time": float(step), **dict.fromkeys(SCALARS, step / 8), **metrics}
+    return fuzzing.row(step, layers)
 
 
 def is_row(table: pa.Table, index: int, step: int) -> bool:
@@ -104,7 +102,9 @@ def test_every_cut_leaves_the_complete_rows(tmp_path: Path) -> None:
     cut = tmp_path / "metrics-0001.arrows"
     for length in (*range(40), *range(ends[0] - 3, ends[0] + 4), *range(ends[1] - 9, len(content), 37), *ends):
         cut.write_bytes(content[:length])
-        table = Segment(cut).read()
+        segment = FollowedSegment(cut)
+        segment.refresh()
+        table = segment.table()
         assert (0 if table is None else len(table)) == sum(length >= end for end in ends[1:])
         assert (table is None) == (length < ends[0])
 
@@ -233,13 +233,16 @@ def killed_at_random(path: Path, start: int, chance: random.Random) -> int:
 
 def check_kills(path: Path, times: int) -> None:
     chance, done = random.Random(times), 0
-    for _ in range(times):
+    for count in range(times):
         flushed = killed_at_random(path, done, chance)
-        table = Part(path).table()
+        table = FollowedPart.at(path, anew=True).table()
         assert table is not None and len(table) >= flushed > done
         assert table["step"].to_pylist() == list(range(len(table)))
         assert is_row(table, flushed - 1, flushed - 1) and is_row(table, len(table) - 1, len(table) - 1)
-        done = len(table)
+        run, done = ns.load_run(path), len(table)
+        assert (
+            run.status == "killed" and sum(damage.rows for damage in run.damage) <= 1 + count
+        )  # at most the row in hand, each time
     written(path, range(done, done + 3))  # and a restart goes on
     assert ns.load_run(path).table(["loss"])["step"].to_pylist() == list(range(done + 3))
 
@@ -250,12 +253,14 @@ def test_nothing_flushed_is_lost_to_kill_9(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_nothing_flushed_is_lost_to_kill_9_often(tmp_path: Path) -> None:
-    check_kills(tmp_path, 120)
+    check_kills(tmp_path, 200)
 
 
 def hold(path: Path, ready: Connection) -> None:
     writer = opened(path)
     writer.event("started")
+    while not (path / "status.json").exists():
+        time.sleep(0.001)
     ready.send(True)
     time.sleep(60)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from normscope.recorder.columns import METRICS, SCALARS, schema
+from normscope.recorder.life import FINISHED
 from normscope.recorder.store import Writer
 
 ROWS_AT_ONCE = 500
@@ -51,9 +52,9 @@ def write_run(
         writer.event("finding", **finding)
     if closed:
         writer.event("closed", step=steps, steps=steps, sampled_steps=steps, overhead=0.01, setup_seconds=0.1, probe_seconds=0.0)
-    writer.close()
+    writer.close(FINISHED if closed else None)
     return path
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: BaseException) -> None:
     raise error

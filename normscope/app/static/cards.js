@@ -7,13 +7,17 @@ const STATUS = {
   live: "● live",
   finished: "✓ finished",
   failed: "■ failed",
+  interrupted: "■ interrupted",
+  killed: "■ killed",
   error: "⚠ unreadable",
   waiting: "… reading",
 };
 const MEANING = {
   live: "being written now",
   finished: "closed as it should",
-  failed: "ended without closing: killed, or crashed",
+  failed: "ended by an exception",
+  interrupted: "ended by Ctrl-C",
+  killed: "ended without a word: killed, or crashed",
   error: "this directory cannot be read",
   waiting: "not read yet",
 };
@@ -84,10 +88,11 @@ function content(card) {
     { class: `card ${card.status}` },
     element("input", { type: "checkbox", "aria-label": `Compare ${card.name}`, title: "Compare with others", onchange: (event) => compare(card.id, event.target.checked) }),
     element("button", { type: "button", class: "name", onclick: () => show({ runs: [card.id], ...ANEW }, { keep: true }) }, card.name),
-    element("span", { class: "status", title: MEANING[card.status] ?? "" }, STATUS[card.status] ?? card.status),
+    element("span", { class: "status", title: (card.status === "failed" && card.error) || (MEANING[card.status] ?? "") }, STATUS[card.status] ?? card.status),
     card.status === "error"
       ? element("span", { class: "problem" }, card.error)
       : element("span", { class: "facts" }, facts.join(" · ")),
+    card.notes.length > 0 && element("span", { class: "problem" }, `incomplete: ${card.notes[0]}`),
     card.worst && element("span", { class: "problem" }, card.worst.layer ? element("b", {}, card.worst.layer) : null, `${card.worst.layer ? ": " : ""}${card.worst.rule}`),
     card.findings > 1 && element("span", { class: "facts" }, plural(card.findings, "finding")),
   );

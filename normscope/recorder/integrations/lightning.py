@@ -37,8 +37,8 @@ class WatchCallback(Callback):
         self._close()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        self._close()
+        self._close(exception)
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
         if self.watch is not None:
-            self.watch.close()
+            self.watch.close(error)

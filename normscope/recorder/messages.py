@@ -1,0 +1,232 @@
+"""The messages of a segment that may grow, be cut off, damaged or foreign: which are sound, and what was skipped between them.
+
+A message is taken if its checksum holds, or, where it has none (older runs), if its header says exactly what the schema implies.
+After damage reading goes on at the next message: the one that the checksums name, else the next that has the form of one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import pyarrow as pa
+
+from normscope.core.errors import InputError
+from normscope.recorder.checksums import Damage, FollowedChecksums, Record
+from normscope.recorder.directory import CHECKSUMS, MANIFEST, read_at
+from normscope.recorder.growing import Grown
+from normscope.recorder.layout import PREFIX, Layout, Place, batch_layout, check_batch, metadata_size, places, stream_schema
+
+BYTES_AT_ONCE = 1 << 25  # read by one refresh
+BEGINNING = re.compile(rb"\xff\xff\xff\xff[^\xff]..\0", re.DOTALL)  # of a message: its marker, and a multiple of 8 below 2²⁴
+MOST_SEARCHED, SEARCHED_AT_ONCE, MOST_TRIED = 1 << 26, 1 << 20, 10_000  # bytes after damage, and places that look like a message
+MOST_DAMAGES = 1_000
+CUT = "cut off at the end"
+
+
+@dataclass
+class Block:
+    """Messages one after another with the same header, hence with the same layout."""
+
+    start: int
+    layout: Layout
+    messages: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.messages * self.layout.size
+
+
+class Stream(Grown):
+    """An Arrow IPC stream. implied: the schema by the manifest, for a stream whose own is damaged; `unchecked` counts rows."""
+
+    def __init__(self, path: Path, implied: Callable[[], pa.Schema | None] = lambda: None) -> None:
+        self.implied = implied
+        self.checksums = FollowedChecksums(path.with_suffix(CHECKSUMS))
+        super().__init__(path)
+
+    def forget(self) -> None:
+        super().forget()
+        self.checksums.forget()
+        self.schema: pa.Schema | None = None
+        self.places: dict[str, Place] = {}
+        self.blocks: list[Block] = []
+        self.rows = self.unchecked = 0
+        self.skipped: list[Damage] = []
+        self._tail: Damage | None = None  # damage after which no message was found yet
+        self._size = self._searched = 0
+        self._known: tuple[bytes, Layout] | None = None
+
+    @property
+    def damage(self) -> list[Damage]:
+        """What was skipped, in the order of the file."""
+        return [*self.skipped, *([self._tail] if self._tail is not None else [])]
+
+    @property
+    def cut(self) -> Damage | None:
+        """The rows whose checksums were written but which are not all there: being written now, or lost with the writer."""
+        rows = sum(record.rows for record in self.checksums.records if record.offset >= self.offset)
+        return Damage(self.path.name, self.offset, self._size - self.offset, rows, True, CUT) if rows else None
+
+    def _read(self, file: int, size: int) -> None:
+        self._size, self._left = size, BYTES_AT_ONCE
+        if os.path.lexists(self.checksums.path):  # after the stream's size was read: its messages' records are there
+            self.checksums.refresh()
+        while self._left > 0 and self.offset < size and self._advance(file, size):
+            pass
+        self.more = self._left <= 0
+
+    def _advance(self, file: int, size: int) -> bool:
+        """Take in or skip the next message; False where no complete one follows."""
+        record = self.checksums.following(self.offset)
+        while record is None and self.checksums.more:
+            self.checksums.refresh()
+            record = self.checksums.following(self.offset)
+        if record is not None and record.offset == self.offset:
+            return self._advance_checked(file, size, record)
+        return self._advance_framed(file, size, record)
+
+    def _advance_checked(self, file: int, size: int, record: Record) -> bool:
+        message = read_at(file, record.length, record.offset) if record.offset + record.length <= size else b""
+        if len(message) < record.length:
+            return False
+        self._left -= record.length
+        why = "another checksum"
+        if crc32(message) == record.crc:
+            try:
+                header = message[: PREFIX + metadata_size(message[:PREFIX])]
+                self._take(header, record.length)
+                return True
+            except InputError as error:
+                why = str(error)
+        self._skip(record.offset + record.length, record.rows, why)
+        return True
+
+    def _advance_framed(self, file: int, size: int, record: Record | None) -> bool:
+        """Where no checksum is known: up to the next message that has one."""
+        limit = size if record is None else min(size, record.offset)
+        why = CUT
+        try:
+            if (found := self._message(file, self.offset, limit)) is not None:
+                self._left -= len(found[0])
+                self.unchecked += self._take(*found)
+                return True
+        except InputError as error:
+            why = str(error)
+        if limit < size:
+            self._skip(limit, None, why)
+            return True
+        if self._searched == size:
+            return False
+        if (following := self._search(file, self.offset + 1, size)) is not None:
+            self._skip(following, None, why)
+            return True
+        if self.offset == 0 and why != CUT:
+            raise InputError(why)
+        self._searched = size
+        self._tail = None if why == CUT else self._damage(size, None, why)
+        return False
+
+    def _message(self, file: int, start: int, limit: int) -> tuple[bytes, int] | None:
+        """Header and size of the message at `start`; None where it is not all there or the stream ends, an error if it is none."""
+        prefix = read_at(file, PREFIX, start)
+        if len(prefix) < PREFIX or start + PREFIX > limit:
+            return None
+        length = metadata_size(prefix)
+        if length == 0 and start + PREFIX < limit:
+            raise InputError("the stream ends before its file does")
+        if length == 0 or start + PREFIX + length > limit:
+            return None
+        header = prefix + read_at(file, length, start + PREFIX)
+        size = self._layout(header).size if start else len(header)
+        return (header, size) if start + size <= limit else None
+
+    def _search(self, file: int, start: int, size: int) -> int | None:
+        """Where the next message begins that is all there."""
+        if not self.places and not self._imply():
+            return None
+        tried = 0
+        for base in range(start, min(size, start + MOST_SEARCHED), SEARCHED_AT_ONCE):
+            for match in BEGINNING.finditer(read_at(file, SEARCHED_AT_ONCE + PREFIX - 1, base)):
+                tried += 1
+                try:
+                    if tried > MOST_TRIED or self._message(file, base + match.start(), size) is not None:
+                        return base + match.start() if tried <= MOST_TRIED else None
+                except InputError:
+                    continue
+        return None
+
+    def _layout(self, header: bytes) -> Layout:
+        if self._known is None or self._known[0] != header:
+            layout = batch_layout(header)
+            check_batch(layout, list(self.places.values()))
+            self._known = header, layout
+        return self._known[1]
+
+    def _take(self, header: bytes, size: int) -> int:
+        """A sound message: the schema, or rows; the number of them."""
+        start, rows = self.offset, 0
+        if start == 0:
+            self._begin(header, size)
+        else:
+            layout = self._layout(header)
+            if layout.size != size:
+                raise InputError("a message is not as long as its checksum says")
+            if not self.blocks or self.blocks[-1].layout != layout or self.blocks[-1].end != start:
+                self.blocks.append(Block(start, layout))
+            self.blocks[-1].messages += 1
+            rows = layout.rows
+        self.rows += rows
+        self.offset += size
+        self._tail = None
+        return rows
+
+    def _begin(self, header: bytes, size: int) -> None:
+        schema = stream_schema(header)
+        if len(header) != size:
+            raise InputError("a schema is not as long as its checksum says")
+        self.schema, self.places = schema, places(schema)
+
+    def _imply(self) -> bool:
+        """Take the manifest's word for what the columns are."""
+        implied = self.implied()
+        if implied is not None:
+            self.places = places(implied)
+        return implied is not None
+
+    def _skip(self, end: int, rows: int | None, why: str) -> None:
+        """Go on at `end`."""
+        if self.offset == 0:
+            if not self._imply():
+                raise InputError(
+                    f"the schema of {self.path.name} is damaged, and there is no {MANIFEST} that says what it was: {why}"
+                )
+            self.schema = self.implied()
+        damage = self._damage(end, rows, why)
+        last = self.skipped[-1] if self.skipped else None
+        if last is not None and (last.start + last.bytes == damage.start or len(self.skipped) >= MOST_DAMAGES):
+            self.skipped[-1] = last.joined(damage)
+        else:
+            self.skipped.append(damage)
+        self.offset = end
+        self._tail = None
+
+    def _damage(self, end: int, rows: int | None, why: str) -> Damage:
+        size = end - self.offset
+        usual = self._known[1] if self._known is not None else None
+        guessed = round(size / usual.size) * usual.rows if usual is not None and self.offset else 0
+        return Damage(self.path.name, self.offset, size, guessed if rows is None else rows, rows is not None, why)
+
+    def messages(self, first: int) -> Iterator[tuple[int, int, Layout]]:
+        """(row, place in the file, layout) of every message from the one that begins with row `first`."""
+        row = 0
+        for block in self.blocks:
+            rows = block.layout.rows
+            skipped = min(block.messages, (first - row) // rows) if rows and first > row else 0
+            for message in range(skipped, block.messages):
+                yield row + message * rows, block.start + message * block.layout.size, block.layout
+            row += block.messages * rows
