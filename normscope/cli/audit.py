@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from normscope.cli.examples import dtype_of, random_example
 from normscope.cli.options import seed_of
-from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.output import STDOUT, JsonFile, check_writable, errors, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def audit(
     write_json(result.to_json(), json)
     terminal(json).print(result.render())
     if robustness is not None:
-        Console(stderr=json == STDOUT, highlight=False).print(f"robustness: {robustness}")
+        (errors() if json == STDOUT else terminal()).print(f"robustness: {robustness}")
 
 
 def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | None:

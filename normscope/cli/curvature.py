@@ -70,7 +70,7 @@ def curvature(
         described = "\n\n".join(map(str, found))
         content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
     write_json(content, json)
-    terminal(json).print(described, soft_wrap=True, markup=False)
+    terminal(json).print(described, soft_wrap=True)
     if interrupted:
         raise KeyboardInterrupt
 

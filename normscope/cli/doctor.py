@@ -10,7 +10,7 @@ import typer
 
 from normscope.cli.examples import dtype_of, random_example
 from normscope.cli.options import seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def report(findings: Findings, model: str, json: Path | None, sarif: Path | None
         _write(to_sarif(findings, model), sarif)
     write_json(findings.to_json(), json)
     if format == "github":
-        terminal(json).out("\n".join(to_github(findings)))
+        if json != STDOUT:
+            print("\n".join(to_github(findings)))
     else:
         terminal(json).print(findings.render())
 

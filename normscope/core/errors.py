@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from normscope.core.text import lines
+
 
 class NormscopeError(Exception):
     """Base class of every error that normscope raises on purpose."""
+
+    def __str__(self) -> str:
+        return lines(super().__str__())  # names of layers and files stand in messages
 
 
 class InputError(NormscopeError, ValueError):

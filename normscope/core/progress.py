@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Union
 
+from normscope.core.text import visible
+
 Report = Callable[[str, int, int], None]  # what, how much is done, how much is expected
 Wanted = Union[bool, Report, None]
 
@@ -47,12 +49,12 @@ def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
 
         def report(what: str, done: int, expected: int) -> None:
-            bar.update(task, description=what, completed=done, total=expected or None)  # 0: not known
+            bar.update(task, description=visible(what), completed=done, total=expected or None)  # 0: not known
 
         yield Progress(what, report, total)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
+from normscope.core.text import encodable
 from normscope.lab.executors import Executor, InProcess, Processes
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find
 from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, run_task, tasks
@@ -50,7 +49,7 @@ class Outcome(Rendered):
         return list(self.content["failures"])
 
     def to_json(self) -> str:
-        return json.dumps(self.content, indent=1, ensure_ascii=False)
+        return encodable(json.dumps(self.content, indent=1, ensure_ascii=False))
 
     def render(self) -> RenderableType:
         content = self.content
