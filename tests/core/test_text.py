@@ -26,7 +26,7 @@ from tests.cases import randn
 HOSTILE = (
     "block[a]", "x[/red]y", "[bold]x", "[link=javascript:alert(1)]y[/link]", "[a](javascript:alert(1))", "{0}",
     "a\x1b]8;;http://x\x07b", "\x1b[31mred", "\x9b31m", "back\x08\x08", "line\n::error::gotcha", "\r\n::error::x", "::error::start",
-    "##[error]x", "##vso[task]x", "\u202eevil", "\u2066a", "\u2028::error::x", "half\ud800", "\udcff", "a\0b", "\x7f", ":warning:",
+    "##[error]x", "##vso[task]x", "\u202eevil", "\u2066a", "\u2028::error::x", "half\ud800", "\udcff", "\x7f", "a\0b", ":warning:",
     "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "'\"&amp;", "%0A::error::x", "a,line=1::x", "\\[a](b)",
     "\xa0", "\ufeff", "x" * 300,
 )  # fmt: skip
@@ -39,11 +39,9 @@ GROUP_IDS = [visible(" ".join(names))[:40] for names in GROUPS]
 
 
 def network(names: Names) -> nn.Module:
-    """Four layers of these names; the doctor has something to say of the first, and symmetries move three."""
+    """Four layers of these names, in a class of the first; the doctor has something to say of the first, and symmetries move three."""
     layers = [nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)]
-    made = type(names[0].replace("\0", "").encode(errors="replace").decode(), (nn.Sequential,), {})(
-        OrderedDict(zip(names, layers, strict=True))
-    )
+    made = type(names[0], (nn.Sequential,), {})(OrderedDict(zip(names, layers, strict=True)))
     for parameter in made.parameters():
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     return made.eval()
