@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -62,9 +63,8 @@ def errors() -> Console:
 
 
 def _console(stream: TextIO, quiet: bool = False) -> Console:
-    words = {"highlight": False, "markup": False, "emoji": False, "quiet": quiet}
-    console = Console(file=stream, **words)
-    return console if console.is_terminal else Console(file=_Log(stream), width=WIDTH, **words)
+    console = partial(Console, highlight=False, markup=False, emoji=False, quiet=quiet)
+    return console(file=stream) if stream.isatty() else console(file=cast(TextIO, _Log(stream)), width=WIDTH)
 
 
 class _Log:
