@@ -14,6 +14,7 @@ from normscope.lab.executors import POLL, Progress
 from normscope.lab.tasks import RESULT, Failure, Record, Task, run_task
 from normscope.lab.workspace import write_atomically
 
+LOCAL = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # a cluster that no other machine can reach
 Files = dict[str, bytes]  # what a trial left behind, by its path in the trial's directory
 
 
@@ -49,8 +50,7 @@ class OnRay:
 def run_and_collect(task: Task) -> Files:
     """On a node: run the trial, and return its files."""
     run_task(task)
-    paths = [path for path in task.directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {str(path.relative_to(task.directory)): path.read_bytes() for path in paths}
+    return {str(path.relative_to(task.directory)): path.read_bytes() for path in _files(task.directory)}
 
 
 def _outcome(ray: Any, reference: Any, task: Task) -> Record | Failure:
@@ -68,12 +68,19 @@ def _outcome(ray: Any, reference: Any, task: Task) -> Record | Failure:
 
 
 def _write(files: Files, directory: Path) -> None:
-    """What is not here already; the result last, for it says that the rest is complete."""
+    """All of them in place of what an attempt before left; the result last, for it says that the rest is complete."""
+    for path in _files(directory):
+        if str(path.relative_to(directory)) not in files:
+            path.unlink()
     for name in sorted(files, key=lambda name: name == RESULT):
         path = directory / name
-        if not path.exists():
+        if not path.exists() or path.read_bytes() != files[name]:  # nodes may share this file system
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, files[name])
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
 def _ray() -> Any:
@@ -88,7 +95,7 @@ def _ray() -> Any:
 def _connect(ray: Any, address: str | None) -> None:
     try:
         _knock(address)  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, **({} if address else {"include_dashboard": False}))
+        ray.init(address=address, log_to_driver=False, **({} if address else LOCAL))
     except (OSError, ValueError) as error:
         raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray start --head`") from error
 

@@ -121,6 +121,8 @@ def load_experiment(name: str, full: bool = False, out: str | Path = DEFAULT) ->
     except FileNotFoundError:
         command = f"normscope lab run {name}" + (" --full" if full else "")
         raise InputError(f"no result in {directory}: run it first with `{command}`") from None
+    except ValueError as error:
+        raise InputError(f"{directory / RESULT} is damaged: run the experiment again; its finished trials are kept") from error
 
 
 def result_directory(out: str | Path, name: str, full: bool) -> Path:

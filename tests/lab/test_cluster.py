@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from normscope.core.errors import InputError
-from normscope.lab.cluster import OnRay, run_and_collect
+from normscope.lab.cluster import OnRay, _connect, _write, run_and_collect
 from normscope.lab.experiment import find
 from normscope.lab.runner import run_experiment
 from normscope.lab.tasks import RESULT, tasks
@@ -39,6 +40,40 @@ def test_a_trial_sends_its_files_back(tmp_path: Path) -> None:
     files = run_and_collect(task)
     assert {RESULT, "run/manifest.json", "run/events.jsonl"} <= set(files)
     assert all((task.directory / name).read_bytes() == content for name, content in files.items())
+
+
+def test_what_a_killed_attempt_left_is_replaced(tmp_path: Path) -> None:
+    """A node's files are the trial, not a part of them beside older ones."""
+    experiment = find("weight-norms")
+    task = tasks(experiment, experiment.quick.changed(TINY), tmp_path, None, 1)[0]
+    files = run_and_collect(task)
+    (segment,) = (name for name in files if name.endswith(".arrows"))
+    shutil.rmtree(task.directory)
+    (task.directory / "run").mkdir(parents=True)
+    (task.directory / segment).write_bytes(files[segment][: len(files[segment]) // 2])
+    for stale in ("checkpoint.pt", "run/metrics-0009.arrows"):
+        (task.directory / stale).write_bytes(b"older")
+    _write(files, task.directory)
+    assert {
+        str(path.relative_to(task.directory)): path.read_bytes() for path in task.directory.rglob("*") if path.is_file()
+    } == files
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from /proc")
+def test_a_local_cluster_listens_on_loopback_alone() -> None:
+    def listening() -> set[str]:
+        """Addresses with ports, in hexadecimal, that accept connections: state 0A."""
+        lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+        return {line[1] for line in lines if line[3] == "0A"}
+
+    before = listening()
+    _connect(ray, None)
+    try:
+        found = {address.partition(":")[0] for address in listening() - before}
+    finally:
+        ray.shutdown()
+    assert found and found <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.mark.full

@@ -87,6 +87,30 @@ def test_finished_trials_are_kept_and_shared(tmp_path: Path) -> None:
     assert first.asked == third.asked == ["mlp none", "mlp batch"] and second.asked == []
 
 
+def test_trials_of_another_version_are_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_experiment("weight-norms", settings=TINY, out=tmp_path)
+    monkeypatch.setattr("normscope.lab.tasks.__version__", "0.0.1")
+    again = Recording()
+    run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=again)
+    assert again.asked == ["mlp none", "mlp batch"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 10**5, b'{"numbers": {}}'], ids=repr)
+def test_a_damaged_trial_is_run_again(tmp_path: Path, content: bytes) -> None:
+    name = "weight-norms"
+    first = run_experiment(name, settings=TINY, out=tmp_path)
+    whole = trial_records(tmp_path)
+    (damaged, *_) = sorted((tmp_path / "trials").iterdir())
+    for file in ("result.json", "checkpoint.pt", "progress.json"):
+        (damaged / file).write_bytes(content)
+    (tmp_path / name / "result.json").write_bytes(b"")
+    with pytest.raises(InputError, match="is damaged: run the experiment again"):
+        load_experiment(name, out=tmp_path)
+    again = Recording()
+    assert run_experiment(name, settings=TINY, out=tmp_path, executor=again).comparisons == first.comparisons
+    assert len(again.asked) == 1 and trial_records(tmp_path) == whole
+
+
 def test_fresh_runs_again(tmp_path: Path) -> None:
     run_experiment("weight-norms", settings=TINY, out=tmp_path)
     again = Recording()
