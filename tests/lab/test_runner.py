@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -240,16 +241,19 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when the first trial writes its result; with room again, the run goes on from its checkpoint."""
-    write = Path.write_bytes
+    honest = Path.open
 
-    def full(path: Path, content: bytes) -> int:
-        if path.name.startswith("result.json"):
-            write(path, content[:10])
+    class Full(io.FileIO):
+        def write(self, content: bytes) -> int:
+            super().write(content[:10])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, content)
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        full = path.name.startswith("result.json") and mode == "wb"
+        return Full(path, mode) if full else honest(path, mode, *rest, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
+        patched.setattr(Path, "open", opened)
         with pytest.raises(InputError, match="No space left on device; make room") as caught:
             run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
     assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.tmp"))
