@@ -92,8 +92,14 @@ def progress(first: str) -> Iterator[Report]:
         yield report
 
 
-def progress_bar() -> Progress:
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
     """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True)
+    if console.is_terminal:
+        with bar:
+            yield bar
+    else:
+        yield bar  # never started: rich before 14.3 would leave an empty line

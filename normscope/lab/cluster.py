@@ -14,7 +14,10 @@ from normscope.lab.executors import POLL, Progress
 from normscope.lab.tasks import RESULT, Failure, Record, Task, run_task
 from normscope.lab.workspace import write_atomically
 
-LOCAL = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}  # a cluster that no other machine can reach
+ON_LOOPBACK = (
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "0",
+)  # Ray's own switch for clusters of one machine
 Files = dict[str, bytes]  # what a trial left behind, by its path in the trial's directory
 
 
@@ -29,7 +32,7 @@ class OnRay:
         self.address = address
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, Record | Failure]]:
-        ray = _ray()
+        ray = _ray(self.address is None)
         started = not ray.is_initialized()
         if started:
             _connect(ray, self.address)
@@ -83,7 +86,10 @@ def _files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
-def _ray() -> Any:
+def _ray(local: bool) -> Any:
+    """Ray; local: for a cluster that no other machine shall reach, which it must know when it is imported."""
+    if local:
+        os.environ.setdefault(*ON_LOOPBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -95,7 +101,7 @@ def _ray() -> Any:
 def _connect(ray: Any, address: str | None) -> None:
     try:
         _knock(address)  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, **({} if address else LOCAL))
+        ray.init(address=address, log_to_driver=False, **({} if address else {"include_dashboard": False}))
     except (OSError, ValueError) as error:
         raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray start --head`") from error
 
