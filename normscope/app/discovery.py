@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote_from_bytes
@@ -67,8 +68,7 @@ class Discovery:
         while self._waiting:
             in_time = time.monotonic() < begun + seconds
             if self._named and (in_time or timed < AT_LEAST):
-                self._time(*self._named.popleft())
-                timed += 1
+                timed += self._time()
             elif self._timed and (in_time or listed < AT_LEAST):
                 _, path, depth = heapq.heappop(self._timed)
                 self._list(path, depth)
@@ -103,11 +103,14 @@ class Discovery:
             if changed:
                 self._list(path, path.count(os.sep) - self.root.count(os.sep), again=True)
 
-    def _time(self, path: str, depth: int) -> None:
-        try:
-            heapq.heappush(self._timed, (-os.stat(path, follow_symlinks=False).st_mtime_ns, path, depth))
-        except OSError:
-            return
+    def _time(self) -> int:
+        """Ask when some directories changed; how many."""
+        count = min(len(self._named), AT_LEAST)
+        for _ in range(count):
+            path, depth = self._named.popleft()
+            with suppress(OSError):
+                heapq.heappush(self._timed, (-os.stat(path, follow_symlinks=False).st_mtime_ns, path, depth))
+        return count
 
     def _list(self, path: str, depth: int, again: bool = False) -> None:
         """Take in a directory; what cannot be listed is taken as empty. again: only what is new in it is looked at further."""
