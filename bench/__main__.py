@@ -7,8 +7,8 @@ import sys
 
 NAMES = (
     "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_speed",
-    "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard", "dashboard_scale",
-    "generalization_scale", "bound_ranking",
+    "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard",
+    "dashboard_scale", "generalization_scale", "bound_ranking",
 )  # fmt: skip
 
 
