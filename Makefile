@@ -4,7 +4,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-full bench lint types docs browser screenshots clean
+.PHONY: demo test test-full test-oldest bench lint types docs browser screenshots clean
 
 .venv/user: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -41,9 +41,24 @@ test: lint types browser
 test-full: .venv/dev browser
 	$(BIN)/pytest -q -n $(WORKERS) -m 'full or not full'
 
+# every lower bound of pyproject.toml but torch's, for which constraints.txt stands; ray and the like come as they are
+.venv-oldest/dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -c "import tomllib; \
+		names = tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']; \
+		print(*(name.replace('>=', '==') for name in names if not name.startswith('torch')), sep='\n')" > .venv-oldest/floors.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt torch -e .
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt \
+		pytest pytest-xdist hypothesis jsonschema 'httpx<0.28'
+	touch $@
+
+test-oldest: .venv-oldest/dev
+	! .venv-oldest/bin/python -c 'import pandas' 2>/dev/null
+	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --ignore tests/browser
+
 bench: .venv/dev
 	@echo "bench/ compares with peers: see docs/benchmarks.md for how their environment is made"
 	OMP_NUM_THREADS=2 $(BIN)/python -m bench
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-oldest build *.egg-info

@@ -8,7 +8,7 @@ import sys
 NAMES = (
     "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_speed",
     "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard",
-    "generalization_scale", "bound_ranking",
+    "dashboard_scale", "generalization_scale", "bound_ranking",
 )  # fmt: skip
 
 

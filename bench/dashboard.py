@@ -121,7 +121,7 @@ def opened(browser: Any, address: str) -> tuple[float, float, float]:
 def live(browser: Any, address: str, writer: Writer) -> list[float]:
     """Seconds from writing a row until its step is on the card, while the figures are open."""
     page = browser.new_page()
-    page.goto(address + "?run=long")
+    page.goto(address + "&run=long")
     page.wait_for_selector(".plot .main-svg", timeout=120_000)
     drift = {metric: np.ones((1, LAYERS), np.float32) for metric in METRICS}
     delays = []

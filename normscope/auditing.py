@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch.export import ExportedProgram
 
 from normscope import ledger as ledgers
@@ -25,7 +23,7 @@ from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
 
@@ -147,7 +145,7 @@ class Audit(Rendered):
         ]
         if self.bracket.reason:
             lines.append(f"infinite because: {self.bracket.reason}")
-        return Text("\n".join(lines) + "\n")
+        return Text.of_lines([*lines, ""])
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
@@ -175,7 +173,7 @@ class Audit(Rendered):
             lines.append("  " + "".join(f"{item:<32}" for item in shown[start : start + 3]).rstrip())
         if self.residual:
             lines.append("  (the papers' quantities; in a residual network no such product is a bound)")
-        return Text("\n".join(lines))
+        return Text.of_lines(lines)
 
 
 @boundary

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,12 +15,17 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from normscope.app.card import Card, card, status
-from normscope.app.discovery import MOST_RUNS, Place, discover
+from normscope.app.discovery import Discovery, Place
+from normscope.app.results import result_card
 from normscope.core.errors import InputError, NormscopeError
 from normscope.recorder.reading import Run, followed
 from normscope.recorder.segments import ColumnCache
 
-AT_ONCE = 0.5  # seconds that one refresh reads; what is left is read by the next one
+AT_ONCE = 0.4  # seconds that one answer looks for runs, and then reads; what is left is done by the next one
+MOST_LISTED = 200  # places in an answer
+MOST_SHOWN = 12  # runs in one figure
+MOST_KEPT = 1_000  # places whose cards and headers are kept
+MOST_CACHED = 512 << 20  # bytes of columns
 OFTEN = 0.4  # seconds between refreshes
 PATIENCE = 0.05  # seconds to wait for a run that a figure is made of
 MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
@@ -42,51 +49,71 @@ class Entry:
 
 @dataclass(frozen=True)
 class Changes:
-    """Cards that changed after a version, all ids, and whether there is more to read."""
+    """An answer about the list. cards: those that changed after a version, of ids. listed: what the list shows, newest first; ids
+    also has the newest runs and those that were asked for. matching, total: how many there are to list, and in all. more: whether
+    there is more to read.
+    """
 
     version: int
     cards: tuple[Card, ...]
     ids: tuple[str, ...]
+    listed: tuple[str, ...]
+    matching: int
+    total: int
     more: bool
 
     def to_dict(self) -> dict[str, Any]:
-        cards = [card.to_dict() for card in self.cards]
-        return {"version": self.version, "cards": cards, "ids": self.ids, "more": self.more, "full": len(self.ids) >= MOST_RUNS}
+        return {**vars(self), "cards": [card.to_dict() for card in self.cards]}
 
 
 class Catalogue:
-    """Reads when asked, on the asker's thread: a dashboard that nobody looks at costs nothing."""
+    """Reads when asked, on the asker's thread: a dashboard that nobody looks at costs nothing.
+
+    All places are known by name and time; only those that a question lists are read, the newest first.
+    """
 
     def __init__(self, root: Path, cache: ColumnCache | None = None) -> None:
         self.root = root.resolve()
-        self.cache = cache or ColumnCache()
+        self.cache = cache or ColumnCache(MOST_CACHED)
         self.version = 0
-        self._entries: dict[str, Entry] = {}
+        self.discovery = Discovery(self.root)
+        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the one that was listed last is the last one
         self._lock = threading.Lock()
         self._readers = threading.Semaphore(MOST_READERS)
         self._last = -OFTEN
 
-    def changes(self, since: int = -1) -> Changes:
-        """What is new after version `since`; everything for −1."""
+    def changes(self, since: int = -1, find: str = "", also: Sequence[str] = ()) -> Changes:
+        """What is new after version `since`, everything for −1, of the newest whose names have `find` in them, and of `also`."""
         with self._lock:
-            if time.monotonic() - self._last >= OFTEN or self._more():
-                self._refresh(time.monotonic() + AT_ONCE)
+            if time.monotonic() - self._last >= OFTEN or not self.discovery.known_once:
+                self.discovery.advance(AT_ONCE)
                 self._last = time.monotonic()
-            entries = list(self._entries.values())
+            places, written = self.discovery.places, self.discovery.written
+            matching = [id for id in places if find.lower() in self._name(id).lower()] if find else list(places)
+            listed = heapq.nlargest(MOST_LISTED, matching, key=written.__getitem__)
+            leading = listed if not find else heapq.nlargest(MOST_SHOWN, written, key=written.__getitem__)
+            ids = list(dict.fromkeys([*(id for id in also[:MOST_SHOWN] if id in places), *leading[:MOST_SHOWN], *listed]))
+            self._refresh(ids)
+            entries = [self._entries[id] for id in ids if id in self._entries]
             return Changes(
                 self.version, tuple(entry.card for entry in entries if entry.version > since),
-                tuple(entry.place.id for entry in entries), self._more(),
+                tuple(entry.place.id for entry in entries), tuple(id for id in listed if id in self._entries),
+                len(matching), len(places),
+                not self.discovery.known_once or any(entry.unfinished for entry in entries),
             )  # fmt: skip
 
     @contextmanager
     def reading(self, ids: Sequence[str]) -> Iterator[list[Run]]:
         """The runs of these ids, which nobody refreshes meanwhile."""
         with self._lock:
-            if not self._entries:
-                self._refresh(time.monotonic() + AT_ONCE)
-            unknown = [id for id in ids if id not in self._entries]
+            if not self.discovery.places:
+                self.discovery.advance(AT_ONCE)
+            unknown = [id for id in ids if id not in self.discovery.places or self.discovery.places[id].is_result]
             if unknown:
                 raise InputError(f"no run {unknown[0][:200]!r} here: reload the list of runs")
+            self._refresh(list(dict.fromkeys(ids))[:MOST_SHOWN])
+            if not set(ids) <= self._entries.keys():
+                raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
             entries = {id: self._entries[id] for id in sorted(set(ids))}
         with self._readers, ExitStack() as held:
             for entry in entries.values():
@@ -95,30 +122,53 @@ class Catalogue:
                     raise InputError(f"{entry.name} cannot be read: {entry.card.error}")
             yield [entries[id].run for id in ids]
 
-    def _more(self) -> bool:
-        return any(entry.unfinished for entry in self._entries.values())
+    def result(self, id: str) -> Path:
+        """The file of a result."""
+        with self._lock:
+            if not self.discovery.places:
+                self.discovery.advance(AT_ONCE)
+            place = self.discovery.places.get(id)
+        if place is None or not place.is_result:
+            raise InputError(f"no result {id[:200]!r} here: reload the list")
+        return place.path
 
-    def _refresh(self, deadline: float) -> None:
-        places = {place.id: place for place in discover(self.root)}
-        for id in self._entries.keys() - places.keys():
-            del self._entries[id]
-            self.version += 1
-        states = {id: signature(place) for id, place in places.items()}
-        for id in sorted(places, key=lambda id: -_modified(states[id])):  # what was written last is read first
-            entry = self._entries.get(id)
-            if entry is None or entry.place != places[id]:
-                entry = self._entries[id] = self._entry(places[id])
-            if time.monotonic() < deadline and entry.lock.acquire(timeout=PATIENCE):
+    def _refresh(self, ids: Sequence[str]) -> None:
+        """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
+        for id in [id for id in self._entries if id not in self.discovery.places]:
+            self._drop(id)
+        deadline, renewed = time.monotonic() + AT_ONCE, 0
+        for id in ids:
+            place, entry = self.discovery.places[id], self._entries.get(id)
+            if entry is None or entry.place != place:
+                entry = self._entries[id] = self._entry(place)
+            self._entries.move_to_end(id)
+            in_time = time.monotonic() < deadline or not renewed
+            if in_time and entry.lock.acquire(timeout=PATIENCE):
                 try:
-                    self._renew(entry, states[id])
+                    state = signature(place)
+                    if state:
+                        self.discovery.written[id] = _modified(state)
+                        renewed += entry.unfinished
+                        self._renew(entry, state)
+                    else:
+                        self.discovery.forget(id)
                 finally:
                     entry.lock.release()
-            elif entry.signature != states[id]:
-                entry.unfinished = True
+            if id not in self.discovery.places:
+                self._drop(id)
+        while len(self._entries) > MOST_KEPT:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, id: str) -> None:
+        del self._entries[id]
+        self.version += 1
+
+    def _name(self, id: str) -> str:
+        name = unquote_to_bytes(id).decode(errors="replace")
+        return self.root.name if name == "." else name
 
     def _entry(self, place: Place) -> Entry:
-        name = unquote_to_bytes(place.id).decode(errors="replace")
-        name = self.root.name if name == "." else name
+        name = self._name(place.id)
         run = followed(place.path, place.ranks, self.cache)
         self.version += 1
         return Entry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
@@ -138,6 +188,8 @@ class Catalogue:
         updated = _modified(state) / 1e9
         entry.signature, entry.unfinished = state, False
         try:
+            if entry.place.is_result:
+                return result_card(entry.place.id, entry.name, entry.place.path, updated)
             for part in entry.run.parts:
                 entry.unfinished |= part.refresh()
             return card(entry.place.id, entry.name, entry.run, updated)
@@ -147,7 +199,9 @@ class Catalogue:
 
 
 def signature(place: Place) -> Signature:
-    """Name, inode, size and time of every file of a run: what changes when it is written."""
+    """Name, inode, size and time of every file of a run or a result: what changes when it is written; empty where it is gone."""
+    if place.is_result:
+        return tuple(state for state in _states(place.path.parent) if state[0] == place.path.name)
     return tuple(state for directory in (place.path, *place.ranks) for state in _states(directory))
 
 

@@ -1,8 +1,9 @@
 """Who may ask, and what a browser may do with the answer.
 
-Only GET and HEAD. Without a token the server listens on loopback only, and the Host header must name loopback: a page elsewhere
-whose name was made to resolve to 127.0.0.1 (DNS rebinding) is refused. With a token every request needs it, as a cookie that
-`/?token=…` sets, or as `Authorization: Bearer …`.
+Only GET and HEAD, with headers of bounded size. Every request needs the token, as a cookie that `/?token=…` sets, or as
+`Authorization: Bearer …`. Browsers say where a request comes from (Sec-Fetch-Site, Origin): other sites may link to the page and
+ask for nothing else. An application without a token, as in tests, demands instead that the Host header names loopback: a page
+elsewhere whose name was made to resolve to 127.0.0.1 (DNS rebinding) is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SHORTEST_TOKEN = 16
 COOKIE = "normscope-token"
+MOST_HEADERS = 16 << 10  # bytes
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 # Plotly sets style attributes, which hold no script; its style element is the stylesheet that index.html gives it
@@ -76,6 +77,10 @@ class Guard:
         """The answer to who may not ask, or who must come again with a cookie; None lets the request through."""
         if method not in ("GET", "HEAD"):
             return PlainTextResponse("this server is read-only", 405, {"allow": "GET, HEAD"})
+        if sum(len(name) + len(value) for name, value in headers.items()) > MOST_HEADERS:
+            return PlainTextResponse("these headers are too large", 431)
+        if _from_elsewhere(headers, path):
+            return PlainTextResponse("pages of other sites may not ask this server", 403)
         if self.token is None:
             if _host(headers.get("host", "")) in LOOPBACK_NAMES:
                 return None
@@ -85,7 +90,7 @@ class Guard:
             return self._welcome(query)
         if self._same(headers.get("authorization", "").removeprefix("Bearer ")) or self._has_cookie(headers.get("cookie", "")):
             return None
-        return PlainTextResponse("a token is needed: open /?token=… with the token given to normscope serve --token", 401)
+        return PlainTextResponse("a token is needed: open the link that normscope serve printed", 401)
 
     def _same(self, given: str) -> bool:
         assert self.token is not None
@@ -98,18 +103,30 @@ class Guard:
         return hashlib.sha256(b"normscope:" + self.token.encode()).hexdigest()
 
     def _has_cookie(self, header: str) -> bool:
-        try:
-            found = SimpleCookie(header).get(COOKIE)
-        except CookieError:
-            return False
-        return found is not None and secrets.compare_digest(found.value.encode(), self._proof.encode())
+        """Whether one of the cookies is ours: its value is hexadecimal, so nothing has to be unquoted."""
+        given = (part.strip().encode() for part in header.split(";"))
+        return any(secrets.compare_digest(part, f"{self._cookie}={self._proof}".encode()) for part in given)
+
+    @property
+    def _cookie(self) -> str:
+        """Cookies belong to a machine, not to a port: dashboards beside each other have their own."""
+        return f"{COOKIE}-{self._proof[:8]}"
 
     def _welcome(self, query: str) -> Response:
         """Set the cookie and go on without the token in the address, so that a shared address does not hold it."""
         rest = urlencode([(name, value) for name, value in parse_qsl(query) if name != "token"])
         answer = RedirectResponse("/" + (f"?{rest}" if rest else ""), 303)
-        answer.set_cookie(COOKIE, self._proof, httponly=True, samesite="strict")
+        answer.set_cookie(self._cookie, self._proof, httponly=True, samesite="strict")
         return answer
+
+
+def _from_elsewhere(headers: Mapping[str, str], path: str) -> bool:
+    """Whether a page of another site asks; it may lead a visitor to the page, and that is all."""
+    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+    visit = path == "/" and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if site not in ("same-origin", "none") and not visit:
+        return True
+    return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
 
 
 def _host(header: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,17 +18,23 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normscope.app import views
 from normscope.app.catalogue import Catalogue
-from normscope.app.guard import SHORTEST_TOKEN, Guard, is_loopback
+from normscope.app.guard import MOST_HEADERS, SHORTEST_TOKEN, Guard
+from normscope.app.results import POLICY as RESULT_POLICY
+from normscope.app.results import result_page
 from normscope.core.errors import InputError, NormscopeError
 from normscope.recorder.store import plain
 
 STATIC = Path(str(resources.files("normscope.app") / "static"))
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+TOKEN = re.compile(r"[\w.~-]*", re.ASCII)  # what needs no escape in an address
+LONGEST_FIND = 200  # characters
+MOST_CONNECTIONS, KEEP_ALIVE, HEADER_TIME = 100, 5, 10  # seconds
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -39,7 +46,9 @@ def application(root: Path, token: str | None = None) -> Starlette:
         since = request.query_params.get("since", "-1")
         if not since.lstrip("-").isdigit() or len(since) > 18:
             raise InputError("`since` is a version that an earlier answer gave")
-        return {**catalogue.changes(int(since)).to_dict(), "directory": catalogue.root.name}
+        asked = request.query_params
+        answer = catalogue.changes(int(since), asked.get("find", "")[:LONGEST_FIND], asked.getlist("run"))
+        return {**answer.to_dict(), "directory": catalogue.root.name}
 
     def run(request: Request) -> Any:
         with catalogue.reading(request.query_params.getlist("run")) as found:
@@ -58,10 +67,18 @@ def application(root: Path, token: str | None = None) -> Starlette:
     def quantities(request: Request) -> Any:
         return views.quantities()
 
+    def result(request: Request) -> Response:
+        try:
+            page = result_page(catalogue.result(request.query_params.get("id", "")))
+        except NormscopeError as error:
+            return PlainTextResponse(str(error), 400)
+        return HTMLResponse(page, headers={"content-security-policy": RESULT_POLICY})
+
     page = _page()
     api = {"runs": runs, "run": run, "figure": figure, "table": table, "quantities": quantities}
     routes = [
         Route("/", lambda request: HTMLResponse(page)),
+        Route("/result", result),
         Route("/static/plotly.min.js", lambda request: _file(PLOTLY)),
         *(Route(f"/static/{path.name}", _static(path)) for path in STATIC.iterdir() if path.suffix in KINDS),
         *(Route(f"/api/{name}", _answered(answer)) for name, answer in api.items()),
@@ -72,29 +89,46 @@ def application(root: Path, token: str | None = None) -> Starlette:
 def serve(
     root: Path, host: str = "127.0.0.1", port: int = 8321, token: str | None = None, ready: Callable[[str], None] = print
 ) -> None:
-    """Serve until interrupted. ready: called with the address once the port is taken."""
+    """Serve until interrupted. token: a new one if none is given. ready: called with the link once the port is taken."""
     if not root.is_dir():
         raise InputError(f"no directory {root}: pass the one that holds your runs, such as runs for ns.watch(run='runs/name')")
-    if token is None and not is_loopback(host):
-        raise InputError(
-            f"{host} can be reached from other machines: add --token SECRET (at least {SHORTEST_TOKEN} characters, for instance "
-            'from `python -c "import secrets; print(secrets.token_urlsafe())"`), or leave --host out'
-        )
-    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii()):
-        raise InputError(f"a token has at least {SHORTEST_TOKEN} characters, all of them ASCII")
+    token = secrets.token_urlsafe() if token is None else token
+    if len(token) < SHORTEST_TOKEN or not TOKEN.fullmatch(token):
+        raise InputError(f"a token has at least {SHORTEST_TOKEN} letters, digits and any of - . _ ~, and nothing else")
     with listening(host, port) as taken:
         name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{taken.getsockname()[1]}/" + ("?token=…" if token else ""))
+        ready(f"http://{name}:{taken.getsockname()[1]}/?token={token}")
         with suppress(KeyboardInterrupt):  # uvicorn has closed all connections by then
             server(root, token).run(sockets=[taken])
 
 
 def server(root: Path, token: str | None = None) -> uvicorn.Server:
-    """The application in a server that says nothing and leaves within two seconds."""
+    """The application in a server that says nothing, waits for nobody, and leaves within two seconds."""
     settings = uvicorn.Config(
-        application(root, token), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
-    )
+        application(root, token), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2,
+        http=Protocol, ws="none", lifespan="off", limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+    )  # fmt: skip
     return uvicorn.Server(settings)
+
+
+class Protocol(H11Protocol):
+    """A connection that is closed where its next request does not come within HEADER_TIME: uvicorn itself waits for ever."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._answered = self.cycle
+        self.loop.call_later(HEADER_TIME, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is self._answered:  # nothing was asked since the last look
+            self.transport.close()
+            return
+        if self.cycle.response_complete:
+            self._answered = self.cycle
+        self.loop.call_later(HEADER_TIME, self._look)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -11,18 +11,21 @@ import numpy as np
 import plotly.graph_objects as go
 
 from normscope.app.card import alerts, text
+from normscope.app.catalogue import MOST_SHOWN
 from normscope.core.errors import InputError
 from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
+from normscope.recorder.following import FollowedPart
+from normscope.recorder.growing import MOST_LAYERS
 from normscope.recorder.reading import Run
 from normscope.recorder.store import EVENTS
 from normscope.report.quantities import quantity
 from normscope.report.runs import Scale, heatmap, layer_series, norm_angle, products, series
 
-MOST_RUNS = 12  # in one figure
 MOST_LINES = 28  # that can be told apart
 MOST_NOTES = 100
 TABLE_ROWS = 20  # of a table over steps
 LEAST_COLUMNS, MOST_COLUMNS = 50, 500
+MOST_CELLS = 1_000_000  # of a heatmap
 
 FIGURES = ("heatmap", "layers", "series", "products", "norm_angle")
 
@@ -58,15 +61,21 @@ class Question:
         every = range(len(run.layers))
         return list(every) if self.layers is None else [index for index in self.layers if index in every]
 
+    def columns_of(self, rows: int) -> int:
+        """Steps to show of so many layers: as many as were asked for, within MOST_CELLS."""
+        return max(min(self.columns, MOST_CELLS // max(rows, 1)), 2)
+
 
 def parse_ranges(text: str) -> tuple[int, ...]:
     """
     >>> parse_ranges("0-2,7")
     (0, 1, 2, 7)
+    >>> parse_ranges("0-2,1-3,2")
+    (0, 1, 2, 3)
     >>> parse_ranges("")
     ()
     """
-    found: list[int] = []
+    found: dict[int, None] = {}
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
         if not (
@@ -76,9 +85,9 @@ def parse_ranges(text: str) -> tuple[int, ...]:
             and (not last or (last.isascii() and last.isdigit() and len(last) < 7))
         ):
             raise InputError(f"layers are numbers and ranges such as 0-3,7, not {part[:50]!r}")
-        found += range(int(first), int(last or first) + 1)
-        if len(found) > 10**6:
+        if int(last or first) >= MOST_LAYERS:
             raise InputError("more layers than any run has")
+        found |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(found)
 
 
@@ -100,9 +109,9 @@ def figure(kind: str, runs: Sequence[Run], question: Question) -> go.Figure:
     _check(runs)
     between, columns = question.between, question.columns
     if kind == "heatmap":
-        metric = question.of_metric()
+        metric, chosen = question.of_metric(), question.chosen(runs[0])
         scale = Scale.shared(runs, metric) if len(runs) > 1 else None
-        return heatmap(runs[0], metric, layers=question.chosen(runs[0]), between=between, columns=columns, scale=scale)
+        return heatmap(runs[0], metric, layers=chosen, between=between, columns=question.columns_of(len(chosen)), scale=scale)
     if kind == "layers":
         chosen = question.chosen(runs[0])[:MOST_LINES]
         return layer_series(runs[0], question.of_metric(), chosen, between=between, columns=columns)
@@ -116,8 +125,8 @@ def figure(kind: str, runs: Sequence[Run], question: Question) -> go.Figure:
 
 
 def _check(runs: Sequence[Run]) -> None:
-    if not 1 <= len(runs) <= MOST_RUNS:
-        raise InputError(f"choose between 1 and {MOST_RUNS} runs")
+    if not 1 <= len(runs) <= MOST_SHOWN:
+        raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
 
 
 # tables --------------------------------------------------------------------------------------------------------------

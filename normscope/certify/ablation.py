@@ -13,6 +13,7 @@ from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Example
 from normscope.core.errors import boundary
 from normscope.core.region import Region
+from normscope.core.text import visible
 from normscope.rules.normalizers import normalizer_of
 
 
@@ -25,7 +26,7 @@ class Ablated:
     bracket: Bracket
 
     def __str__(self) -> str:
-        return f"{self.removed:>4} removed  {self.bracket}  {self.last}"
+        return f"{self.removed:>4} removed  {self.bracket}  {visible(self.last)}"
 
 
 @boundary

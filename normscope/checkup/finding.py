@@ -10,10 +10,10 @@ from typing import Any, overload
 
 import torch
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Text
+from normscope.core.text import encodable, inert, visible
 
 SEVERITIES = ("error", "warning", "info")  # from bad to good
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -53,7 +53,7 @@ class Finding(Rendered):
     def __str__(self) -> str:
         numbers = ", ".join(f"{name} {_shown(value)}" for name, value in self.evidence.items())
         place = " ".join(filter(None, [self.where or "the model", f"({self.source})" if self.source else ""]))
-        return f"{self.rule} {self.severity} {place}: {self.message}" + (f" [{numbers}]" if numbers else "")
+        return inert(visible(f"{self.rule} {self.severity} {place}: {self.message}" + (f" [{numbers}]" if numbers else "")))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Findings(Rendered, Sequence[Finding]):
         return Findings(found, tuple(content["checked"]), dict(content["not_checked"]))
 
     def to_json(self, path: str | Path | None = None) -> str:
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, default=str)
+        text = encodable(json.dumps(self.to_dict(), indent=2, ensure_ascii=False, default=str))
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text

@@ -6,6 +6,7 @@ from typing import Any
 
 from normscope.checkup.checks import CHECKS
 from normscope.checkup.finding import Finding, Findings
+from normscope.core.text import annotation, sarif_message, uri, visible
 from normscope.version import __version__
 
 LEVELS = {"error": "error", "warning": "warning", "info": "note"}
@@ -38,22 +39,22 @@ def _rule(rule: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, target: str) -> dict[str, Any]:
     file, _, line = finding.source.rpartition(":")
-    physical: dict[str, Any] = {"artifactLocation": {"uri": file or target.partition(":")[0]}}
+    physical: dict[str, Any] = {"artifactLocation": {"uri": uri(file or target.rpartition(":")[0] or target)}}
     if file and line.isdigit():
         physical["region"] = {"startLine": int(line)}
     return {
         "ruleId": finding.rule,
         "ruleIndex": index,
         "level": LEVELS[finding.severity],
-        "message": {"text": f"{finding.where or 'the model'}: {finding.message}. {finding.fix}"},
+        "message": {"text": sarif_message(_sentence(finding))},
         "locations": [
             {
                 "physicalLocation": physical,
-                "logicalLocations": [{"fullyQualifiedName": finding.where or target, "kind": "module"}],
+                "logicalLocations": [{"fullyQualifiedName": visible(finding.where or target), "kind": "module"}],
             }
         ],
-        "partialFingerprints": {"ruleAndModule/v1": finding.key},
-        "properties": dict(finding.evidence),
+        "partialFingerprints": {"ruleAndModule/v1": visible(finding.key)},
+        "properties": {name: visible(value) if isinstance(value, str) else value for name, value in finding.evidence.items()},
     }
 
 
@@ -63,11 +64,10 @@ def to_github(findings: Findings) -> list[str]:
     lines = []
     for finding in findings:
         file, _, line = finding.source.rpartition(":")
-        place = f"file={_escaped(file)},line={line}," if file and line.isdigit() else ""
-        text = f"{finding.where or 'the model'}: {finding.message}. {finding.fix}"
-        lines.append(f"::{levels[finding.severity]} {place}title={finding.rule}::{_escaped(text)}")
+        place = f"file={annotation(file, name=True)},line={line}," if file and line.isdigit() else ""
+        lines.append(f"::{levels[finding.severity]} {place}title={finding.rule}::{annotation(_sentence(finding))}")
     return lines
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+def _sentence(finding: Finding) -> str:
+    return f"{finding.where or 'the model'}: {finding.message}. {finding.fix}"

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from normscope.claims.verdicts import BOUND, FALSE, GAP, HOLDS, MEASURED, VERDICTS, Outcome
 from normscope.core.errors import InputError
+from normscope.core.rendering import Text
 
 SCHEMA = "normscope.claim/1"
 THAN, AKBAR = "Than 2025", "Akbar"

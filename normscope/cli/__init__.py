@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from normscope.cli import audit, claims, curvature, data, demo, doctor, export, generalization, lab, report, serve
 from normscope.core.errors import NormscopeError, Refusal
+from normscope.core.text import inert, visible
 from normscope.version import __version__
 
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]  # click's, which newer versions of typer carry under another name
@@ -39,7 +40,7 @@ class Commands(TyperGroup):
 
 
 def _say(*lines: str, code: int) -> int:
-    print("normscope: " + "\n".join(line for line in lines if line), file=sys.stderr)
+    print(inert("normscope: " + "\n".join(visible(line) for line in lines if line)), file=sys.stderr)
     return code
 
 

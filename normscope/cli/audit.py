@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from normscope.cli.examples import dtype_of, random_example
-from normscope.cli.options import seed_of
-from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.options import MODULE, seed_of
+from normscope.cli.output import STDOUT, JsonFile, check_writable, errors, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
+from normscope.core.text import visible
 
 if TYPE_CHECKING:
     from normscope.certify.robustness import Robustness
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def audit(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable, file.py:callable or file.pt2.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"file.pt2, {MODULE}")],
     inputs: Annotated[
         list[str], typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
     ],
     batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Load a file.pt2, which can run any code as it is loaded.")] = False,
     mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
     region: Annotated[
@@ -48,7 +49,9 @@ def audit(
         import normscope as ns
         from normscope.cli.models import load_model
 
-        loaded = load_model(model, weights, seed)
+        if trust and model.endswith(".pt2"):
+            errors().print(f"normscope: warning: loading {visible(model)} runs whatever code it holds, as --trust allows")
+        loaded = load_model(model, weights, seed, trust)
         generator = torch.Generator().manual_seed(seed)
         example = random_example(inputs, batch, dtype_of(loaded), generator)
         near = region_around(region, example, mode)
@@ -60,7 +63,7 @@ def audit(
     write_json(result.to_json(), json)
     terminal(json).print(result.render())
     if robustness is not None:
-        Console(stderr=json == STDOUT, highlight=False).print(f"robustness: {robustness}")
+        (errors() if json == STDOUT else terminal()).print(f"robustness: {robustness}")
 
 
 def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | None:

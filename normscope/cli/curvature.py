@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.examples import dtype_of
-from normscope.cli.options import seed_of
+from normscope.cli.options import MODULE, seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
 from normscope.core.errors import InputError
 
@@ -25,7 +25,7 @@ LOSSES = ("cross_entropy", "mse", "model")
 
 
 def curvature(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
     data: Annotated[str, typer.Option(metavar="DATA", help="digits, or a callable that returns a dataset: module:callable.")],
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
     mode: Annotated[str, typer.Option(metavar="train|eval", help="train: BN with the statistics of each batch.")] = "train",
@@ -48,11 +48,9 @@ def curvature(
         import torch
 
         import normscope as ns
-        from normscope.cli.models import load_data, load_model
+        from normscope.cli.models import load_data, load_module
 
-        loaded = load_model(model, weights, seed)
-        if not isinstance(loaded, torch.nn.Module):
-            raise InputError("an exported program has no train mode: give the callable that makes the model")
+        loaded = load_module(model, weights, seed, "it has no train mode; name the callable that makes the model")
         batches = load_data(data)
         chosen = loss_named(loss, batches)
         found, interrupted = [], False
@@ -70,7 +68,7 @@ def curvature(
         described = "\n\n".join(map(str, found))
         content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
     write_json(content, json)
-    terminal(json).print(described, soft_wrap=True, markup=False)
+    terminal(json).print(described, soft_wrap=True)
     if interrupted:
         raise KeyboardInterrupt
 

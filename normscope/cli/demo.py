@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from normscope.cli.options import seed_of
 from normscope.cli.output import progress_bar, terminal
+from normscope.core.rendering import Table, Text
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +158,7 @@ def render(found: Mapping[str, Trained], runs: Path, page: Path) -> RenderableTy
     """The table, what its numbers say, and what to try next; fits 100 columns."""
     title = Text(f"A {DEPTH}-layer ReLU network, width {WIDTH}, trained on digits; the normalizer is the only difference\n")
     said = [Text(f"\n{sentence}") for sentence in sentences(found)]
-    return Group(title, table(found), *said, Text(f"\n{pictures(runs, page)}"), Text(f"\n{NEXT}"))
+    return Group(title, table(found), *said, *(Text.of_lines(["", *words.splitlines()]) for words in (pictures(runs, page), NEXT)))
 
 
 def pictures(runs: Path, page: Path) -> str:

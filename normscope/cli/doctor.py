@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.examples import dtype_of, random_example
-from normscope.cli.options import seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.options import MODULE, seed_of
+from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SEVERITIES = ("error", "warning", "info", "never")
 
 
 def doctor(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")] = "",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)] = "",
     inputs: Annotated[
         list[str] | None, typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
     ] = None,
@@ -58,11 +58,9 @@ def doctor(
 
         import normscope as ns
         from normscope.checkup.choice import choice
-        from normscope.cli.models import load_data, load_model
+        from normscope.cli.models import load_data, load_module
 
-        loaded = load_model(model, weights, seed)
-        if not isinstance(loaded, torch.nn.Module):
-            raise InputError("the doctor examines a module, not an exported program: name a callable that returns one")
+        loaded = load_module(model, weights, seed, "the doctor examines modules; name a callable that returns one")
         example = random_example(inputs, batch, dtype_of(loaded), torch.Generator().manual_seed(seed))
         advice = choice(loaded, example, batch) if choose else ""
         findings = None if choose else ns.doctor(
@@ -87,7 +85,8 @@ def report(findings: Findings, model: str, json: Path | None, sarif: Path | None
         _write(to_sarif(findings, model), sarif)
     write_json(findings.to_json(), json)
     if format == "github":
-        terminal(json).out("\n".join(to_github(findings)))
+        if json != STDOUT:
+            print("\n".join(to_github(findings)))
     else:
         terminal(json).print(findings.render())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import seed_of
+from normscope.cli.options import MODULE, seed_of
 from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
@@ -22,7 +22,7 @@ LOSSES = ("zero-one", "ramp", "l1")
 
 
 def generalization(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="package.module:callable or file.py:callable.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
     train: Annotated[str, typer.Option(metavar="DATA", help="Training data: digits, or a callable: module:callable.")],
     held_out: Annotated[str | None, typer.Option(metavar="DATA", help="Data that training has not seen, likewise.")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
@@ -44,12 +44,10 @@ def generalization(
         import torch
 
         import normscope as ns
-        from normscope.cli.models import load_data, load_model
+        from normscope.cli.models import load_data, load_module
 
-        loaded = load_model(model, weights, seed)
-        if not isinstance(loaded, torch.nn.Module):
-            raise InputError("an exported program has no parameters to fold or to move: give the callable that makes the model")
-        before = load_model(model, initial, seed) if initial is not None else None
+        loaded = load_module(model, weights, seed, "it has no parameters to fold; name the callable that makes the model")
+        before = load_module(model, initial, seed) if initial is not None else None
         data, unseen = load_data(train, train=True), None if held_out is None else load_data(held_out)
         found = ns.generalization(
             loaded, loss, data, unseen, delta, only=only, batch_size=batch, generator=torch.Generator().manual_seed(seed),

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from normscope.cli.output import check_writable, terminal
 from normscope.core.errors import InputError
+from normscope.core.rendering import Table
 
 if TYPE_CHECKING:
     from normscope.lab.executors import Executor

@@ -1,4 +1,4 @@
-"""MODEL on the command line: `package.module:callable`, `file.py:callable` or `file.pt2`, and weights for it."""
+"""MODEL on the command line: `package.module:callable`, `file.py:callable` or `file.pt2`. Each of them is code, which runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -17,20 +17,41 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from normscope.cli.weights import SHOWN, load_weights, some
 from normscope.core.errors import InputError
 
 FORMS = "package.module:callable, file.py:callable or file.pt2, for example normscope.lab.models:resnet18"
-SHOWN = 3  # names listed in an error
-STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints of a training loop keep it
-WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and torch.compile put before every name
 
 
-def load_model(spec: str, weights: Path | None = None, seed: int = 0) -> torch.nn.Module | ExportedProgram:
-    """The model that `spec` names, with `weights` loaded; what its code draws from global random state comes from `seed`."""
-    if spec.endswith(".pt2"):
-        if weights is not None:
-            raise InputError("an exported program has its own weights: leave out --weights, or give the callable that made it")
-        return _exported_program(Path(spec))
+def load_model(spec: str, weights: Path | None = None, seed: int = 0, trust: bool = False) -> torch.nn.Module | ExportedProgram:
+    """The model that `spec` names: that of `load_module`, or an exported program, if it is trusted.
+
+    A .pt2 file is code: `torch.export.load` unpickles sample inputs and weights, and has sympy evaluate expressions.
+    """
+    if not _is_program(spec):
+        return load_module(spec, weights, seed)
+    if weights is not None:
+        raise InputError("an exported program has its own weights: leave out --weights, or give the callable that made it")
+    path = Path(spec)
+    if not path.is_file():
+        raise InputError(f"no file {path}: MODEL is {FORMS}")
+    if not trust:
+        raise InputError(
+            f"{path} could run any code while it is loaded, as every .pt2 file could: add --trust if you trust whoever made it, "
+            "or name the callable that makes the model"
+        )
+    return _exported_program(path)
+
+
+def load_module(
+    spec: str, weights: Path | None = None, seed: int = 0, no_program: str = "name a callable that returns the model"
+) -> torch.nn.Module:
+    """What the callable that `spec` names returns, with `weights` loaded; its global random state comes from `seed`.
+
+    no_program: what to say of an exported program, which is refused before anything of it is loaded.
+    """
+    if _is_program(spec):
+        raise InputError(f"{spec} is an exported program: {no_program}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _call(_named(spec, f"MODEL {spec!r} is not of a known form: write {FORMS}"), spec)
@@ -63,30 +84,6 @@ def _named(spec: str, unknown: str) -> Any:
     if not colon or not place or not name:
         raise InputError(unknown)
     return _attribute(_file(Path(place)) if place.endswith(".py") else _import(place), place, name)
-
-
-def load_weights(model: torch.nn.Module, path: Path) -> None:
-    """Load a state dict into `model`; every key must be there, none left over, and every shape must agree.
-
-    Names may begin with what a wrapper of the trained model put there.
-    """
-    own = model.state_dict()
-    given = _unwrapped(_state(path), own)
-    places = {key: value.data_ptr() for key, value in own.items() if isinstance(value, torch.Tensor)}
-    filled = {places.get(key) for key in given}  # a tied weight is saved once
-    problems = {
-        "missing": [key for key in own if key not in given and places.get(key) not in filled],
-        "unexpected": [key for key in given if key not in own],
-        "of another shape": [
-            f"{key} {_shape(value)} instead of {_shape(own[key])}"
-            for key, value in given.items()
-            if key in own and _shape(value) != _shape(own[key])
-        ],
-    }
-    found = [f"{len(keys)} {what} ({_some(keys)})" for what, keys in problems.items() if keys]
-    if found:
-        raise InputError(f"{path} does not fit the model: {'; '.join(found)}; give the weights of this very model")
-    model.load_state_dict(dict(given), strict=False)
 
 
 def _import(place: str) -> ModuleType:
@@ -123,7 +120,7 @@ def _attribute(module: ModuleType, place: str, name: str) -> Any:
     except AttributeError as error:
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         close = get_close_matches(name, public, SHOWN) or sorted(public)
-        advice = f"did you mean {_some(close, ' or ')}?" if close else "it has nothing that can be called"
+        advice = f"did you mean {some(close, ' or ')}?" if close else "it has nothing that can be called"
         raise InputError(f"{place} has no {name!r}: {advice}") from error
 
 
@@ -134,7 +131,7 @@ def _call(target: Any, spec: str) -> torch.nn.Module:
         raise InputError(f"{spec} is {target!r:.40}: name a callable that returns a torch.nn.Module")
     needed = _needed_arguments(target)
     if needed:
-        raise InputError(f"{spec} needs arguments ({_some(needed)}): name a function that takes none and returns the model")
+        raise InputError(f"{spec} needs arguments ({some(needed)}): name a function that takes none and returns the model")
     try:
         model = target()
     except (Exception, SystemExit) as error:
@@ -153,50 +150,15 @@ def _needed_arguments(target: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in optional]
 
 
+def _is_program(spec: str) -> bool:
+    return spec.endswith(".pt2")
+
+
 def _exported_program(path: Path) -> ExportedProgram:
-    if not path.is_file():
-        raise InputError(f"no file {path}: MODEL is {FORMS}")
     try:
         return torch.export.load(path)
     except Exception as error:  # zip, JSON and torch errors of many kinds
         raise InputError(f"{path} is not an exported program of torch.export.save: {_what(error)}") from error
-
-
-def _state(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        raise InputError(f"no file {path}: --weights is a .safetensors, .pt or .pth file")
-    if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise InputError(f"{path} is not a .safetensors, .pt or .pth file: save the state dict as one of these")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each format has its own errors, pickle's among them
-        raise InputError(f"{path} holds no plain state dict: save model.state_dict(), or use safetensors") from error
-    for key in STATE_KEYS:
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping):
-        raise InputError(f"{path} holds a {type(state).__name__}, not a state dict: save model.state_dict()")
-    return state
-
-
-def _unwrapped(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same without prefixes of wrappers that the model's own names do not have."""
-    for prefix in (*WRAPPERS, *WRAPPERS):  # either may be around the other
-        if given and all(key.startswith(prefix) for key in given) and not any(key.startswith(prefix) for key in own):
-            given = {key.removeprefix(prefix): value for key, value in given.items()}
-    return given
-
-
-def _shape(value: Any) -> str:
-    return "×".join(map(str, value.shape)) or "scalar" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _some(names: list[str], separator: str = ", ") -> str:
-    return separator.join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 def _what(error: BaseException) -> str:

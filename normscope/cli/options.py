@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+MODULE = "package.module:callable or file.py:callable. Its code is run."
+
 
 def seed_of(what: str) -> Any:
     """--seed, in the range that every generator takes."""

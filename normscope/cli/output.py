@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from normscope.core.errors import InputError
 from normscope.core.progress import Report
+from normscope.core.text import inert, visible
 
 WIDTH = 100  # of what is printed into a file or a pipe
 STDOUT = Path("-")
@@ -51,9 +53,31 @@ def write_json(content: str, path: Path | None) -> None:
 
 
 def terminal(json: Path | None = None) -> Console:
-    """Standard output, 100 columns wide where it is not a terminal; silent where JSON has it to itself."""
-    console = Console(highlight=False, quiet=json == STDOUT)
-    return console if console.is_terminal else Console(highlight=False, quiet=json == STDOUT, width=WIDTH)
+    """Standard output; 100 columns wide and inert where it is not a terminal, silent where JSON has it to itself."""
+    return _console(sys.stdout, quiet=json == STDOUT)
+
+
+def errors() -> Console:
+    """Standard error, likewise."""
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO, quiet: bool = False) -> Console:
+    console = partial(Console, highlight=False, markup=False, emoji=False, quiet=quiet)
+    return console(file=stream) if stream.isatty() else console(file=cast(TextIO, _Log(stream)), width=WIDTH)
+
+
+class _Log:
+    """A stream that a CI server may read: what a name holds is no command to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(inert(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -63,13 +87,19 @@ def progress(first: str) -> Iterator[Report]:
         task = bar.add_task(first, total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total or None)
+            bar.update(task, description=visible(what), completed=done, total=total or None)
 
         yield report
 
 
-def progress_bar() -> Progress:
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
     """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True)
+    if console.is_terminal:
+        with bar:
+            yield bar
+    else:
+        yield bar  # never started: rich before 14.3 would leave an empty line

@@ -7,17 +7,29 @@ from typing import Annotated
 
 import typer
 
+from normscope.core.errors import InputError
+
 
 def serve(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are, at any depth.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback demands --token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback can be reached by others.")] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Whose one line is the token that visitors need; a new one by default.")
+    ] = None,
     token: Annotated[
-        str | None, typer.Option(metavar="SECRET", envvar="NORMSCOPE_TOKEN", help="Demanded of every visitor, as /?token=SECRET.")
+        str | None,
+        typer.Option(metavar="SECRET", envvar="NORMSCOPE_TOKEN", help="The token itself; other users of this machine see it."),
     ] = None,
 ) -> None:
     """Show recorded runs in the browser and follow those that are being written."""
     from normscope.app import server
+
+    if token_file is not None:
+        try:
+            token = token_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the token in {token_file}: {getattr(error, 'strerror', None) or error}") from error
 
     def ready(address: str) -> None:
         print(f"normscope: {directory} at {address} (Ctrl-C stops)", flush=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from normscope.core.errors import InternalError
 from normscope.core.magnitude import INFINITY, Magnitude
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Text
+from normscope.core.text import inert, visible
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +38,7 @@ class Certificate:
 
     def __str__(self) -> str:
         lines = [f"{step.path or '·'} {step.operation}: ×{step.gain} ({step.method})" for step in self.steps]
-        return "\n".join([*lines, self.reason] if self.reason else lines)
+        return inert("\n".join(map(visible, [*lines, self.reason] if self.reason else lines)))
 
 
 @dataclass(frozen=True)
@@ -86,4 +85,4 @@ class Bracket(Rendered):
 
     def __str__(self) -> str:
         text = f"{self.lower} ≤ L ≤ {self.upper}"
-        return f"{text} ({self.reason})" if self.reason else text
+        return inert(f"{text} ({visible(self.reason)})") if self.reason else text

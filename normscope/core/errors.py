@@ -9,9 +9,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from normscope.core.text import lines
+
 
 class NormscopeError(Exception):
     """Base class of every error that normscope raises on purpose."""
+
+    def __str__(self) -> str:
+        return lines(super().__str__())  # names of layers and files stand in messages
 
 
 class InputError(NormscopeError, ValueError):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Union
 
+from normscope.core.text import visible
+
 Report = Callable[[str, int, int], None]  # what, how much is done, how much is expected
 Wanted = Union[bool, Report, None]
 
@@ -40,19 +42,19 @@ class Progress:
 @contextmanager
 def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
     """progress=True: a bar on stderr that leaves nothing behind; a callable: called; else silent."""
-    if wanted is not True:
-        yield Progress(what, wanted or None, total)
-        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if wanted is not True or not console.is_terminal:
+        yield Progress(what, wanted if callable(wanted) else None, total)
+        return
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
 
         def report(what: str, done: int, expected: int) -> None:
-            bar.update(task, description=what, completed=done, total=expected or None)  # 0: not known
+            bar.update(task, description=visible(what), completed=done, total=expected or None)  # 0: not known
 
         yield Progress(what, report, total)

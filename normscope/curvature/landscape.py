@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, boundary
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Text
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import Hessian
 from normscope.curvature.slices import Direction, Slice, slice_of
@@ -38,11 +37,11 @@ class Landscape(Rendered):
 
     def render(self) -> Text:
         rates, (least, greatest) = self.learning_rates, self.loss_range
-        return Text(
-            f"loss {self.loss:.4g}, gradient of norm {self.gradient_norm:.4g}\n"
+        return Text.of_lines([
+            f"loss {self.loss:.4g}, gradient of norm {self.gradient_norm:.4g}",
             f"at θ − η∇L(θ), η from {rates.min():.3g} to {rates.max():.3g}: loss from {least:.4g} to {greatest:.4g}, "
-            f"effective β {self.smoothness:.4g}"
-        )
+            f"effective β {self.smoothness:.4g}",
+        ])  # fmt: skip
 
     @property
     def lengths(self) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from normscope.core.text import inert, visible
 from normscope.curvature.lanczos import ORDERS
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def text(curvature: Curvature) -> str:
         lines.append(
             f"density: from {density.nodes.min():.4g} to {density.nodes.max():.4g}, sampling error {density.sampling_error:.2%}"
         )
-    return "\n".join(line for line in lines if line)
+    return inert("\n".join(visible(line) for line in lines if line))
 
 
 def content(curvature: Curvature) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from typing import Any, Union
 
 import numpy as np
 import torch
-from rich.text import Text
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, boundary
 from normscope.core.progress import Wanted, shown
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Text
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
@@ -231,7 +230,7 @@ class Curvature(Rendered):
         return text(self)
 
     def render(self) -> Text:
-        return Text(str(self))
+        return Text.of_lines(str(self).splitlines())
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured and computed so far as plain JSON values; docs/curvature.md documents every field."""

@@ -9,11 +9,9 @@ from typing import Any, Union
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from normscope.core.magnitude import Magnitude
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 
 RISK, GAP, RANDOMIZED = "risk", "gap", "risk of a randomized predictor"
 QUANTITIES = (RISK, GAP, RANDOMIZED)

@@ -12,15 +12,13 @@ from typing import Any, Union
 import numpy as np
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Wanted, shown
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.guarantees.bound import CERTIFIED, GAP, MEASURE, Bound
 from normscope.guarantees.generalization import generalization
 from normscope.guarantees.losses import Loss, loss_of, zero_one

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, NormscopeError, boundary
 from normscope.core.progress import Wanted, shown
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.curvature.estimators import Estimate, student_interval
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.quotient import named_point, representative, symmetries_of

@@ -9,15 +9,13 @@ from typing import Any, Union
 
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.progress import Wanted
 from normscope.core.region import Region
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.guarantees.bound import RANDOMIZED, STATUSES, Bound
 from normscope.guarantees.bounds import TABLE
 from normscope.guarantees.losses import Loss, loss_of

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 from normscope.certify.certifiable import certifiable_graph
@@ -21,7 +19,7 @@ from normscope.certify.upper import upper
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.ledger import LayerRow, ledger
 
 CAVEATS = (

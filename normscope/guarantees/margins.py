@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 from normscope.core.data import Data
@@ -19,7 +17,7 @@ from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.progress import Wanted, shown
 from normscope.core.region import Ball
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.guarantees.bound import plain
 from normscope.guarantees.losses import zero_one
 from normscope.guarantees.setting import BATCH_SIZE, Setting

@@ -14,6 +14,10 @@ from normscope.lab.executors import POLL, Progress
 from normscope.lab.tasks import RESULT, Failure, Record, Task, run_task
 from normscope.lab.workspace import write_atomically
 
+ON_LOOPBACK = (
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "0",
+)  # Ray's own switch for clusters of one machine
 Files = dict[str, bytes]  # what a trial left behind, by its path in the trial's directory
 
 
@@ -28,7 +32,7 @@ class OnRay:
         self.address = address
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, Record | Failure]]:
-        ray = _ray()
+        ray = _ray(self.address is None)
         started = not ray.is_initialized()
         if started:
             _connect(ray, self.address)
@@ -49,8 +53,7 @@ class OnRay:
 def run_and_collect(task: Task) -> Files:
     """On a node: run the trial, and return its files."""
     run_task(task)
-    paths = [path for path in task.directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {str(path.relative_to(task.directory)): path.read_bytes() for path in paths}
+    return {str(path.relative_to(task.directory)): path.read_bytes() for path in _files(task.directory)}
 
 
 def _outcome(ray: Any, reference: Any, task: Task) -> Record | Failure:
@@ -68,15 +71,25 @@ def _outcome(ray: Any, reference: Any, task: Task) -> Record | Failure:
 
 
 def _write(files: Files, directory: Path) -> None:
-    """What is not here already; the result last, for it says that the rest is complete."""
+    """All of them in place of what an attempt before left; the result last, for it says that the rest is complete."""
+    for path in _files(directory):
+        if str(path.relative_to(directory)) not in files:
+            path.unlink()
     for name in sorted(files, key=lambda name: name == RESULT):
         path = directory / name
-        if not path.exists():
+        if not path.exists() or path.read_bytes() != files[name]:  # nodes may share this file system
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, files[name])
 
 
-def _ray() -> Any:
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
+def _ray(local: bool) -> Any:
+    """Ray; local: for a cluster that no other machine shall reach, which it must know when it is imported."""
+    if local:
+        os.environ.setdefault(*ON_LOOPBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

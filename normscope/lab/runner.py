@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
+from normscope.core.text import encodable
 from normscope.lab.executors import Executor, InProcess, Processes
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find
 from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, run_task, tasks
@@ -50,7 +49,7 @@ class Outcome(Rendered):
         return list(self.content["failures"])
 
     def to_json(self) -> str:
-        return json.dumps(self.content, indent=1, ensure_ascii=False)
+        return encodable(json.dumps(self.content, indent=1, ensure_ascii=False))
 
     def render(self) -> RenderableType:
         content = self.content
@@ -122,6 +121,8 @@ def load_experiment(name: str, full: bool = False, out: str | Path = DEFAULT) ->
     except FileNotFoundError:
         command = f"normscope lab run {name}" + (" --full" if full else "")
         raise InputError(f"no result in {directory}: run it first with `{command}`") from None
+    except ValueError as error:
+        raise InputError(f"{directory / RESULT} is damaged: run the experiment again; its finished trials are kept") from error
 
 
 def result_directory(out: str | Path, name: str, full: bool) -> Path:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from normscope.core.errors import InputError
 from normscope.lab.experiment import Experiment, find
 from normscope.lab.workspace import CHECKPOINT, PROGRESS, Report, Workspace, write_atomically, writing
 from normscope.recorder.store import plain
@@ -43,21 +42,19 @@ class Task:
 
     @property
     def result(self) -> Record | None:
-        """What it left behind, if it is finished."""
+        """What it left behind, if it is finished; a damaged result is none, so that the trial is run again."""
         try:
-            record: Record = json.loads((self.directory / RESULT).read_text())
-        except FileNotFoundError:
+            record = json.loads((self.directory / RESULT).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
-        except ValueError as error:
-            raise InputError(f"{self.directory / RESULT} is not JSON: delete {self.directory} to run that trial again") from error
-        return record
+        return record if isinstance(record, dict) and {"numbers", "parameters", "seconds"} <= record.keys() else None
 
     @property
     def done(self) -> float:
         """The part that is done, from 0 to 1, as its process last said."""
         try:
             return float(json.loads((self.directory / PROGRESS).read_text())["done"])
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
             return 0.0
 
 
@@ -70,19 +67,23 @@ class Failure:
 
 
 def tasks(experiment: Experiment[Any, Any], settings: Any, trials: Path, data_directory: Path | None, threads: int) -> list[Task]:
-    """The trials of every seed. A directory is named after what is in it, so equal trials of two experiments are one."""
+    """The trials of every seed. A directory is named after what is in it, so equal trials of two experiments are one.
+
+    What another version of normscope measured is another trial: no range of versions is promised to measure alike.
+    """
     measure = f"{experiment.measure.__module__}.{experiment.measure.__qualname__}"
     found = []
     for seed in settings.seeds:
         for label, trial in experiment.trials(settings, seed).items():
-            digest = _digest({"measure": measure, "threads": threads, "seed": seed, "parameters": _chosen(trial)})
+            content = {"measure": measure, "threads": threads, "seed": seed, "parameters": _chosen(trial)}
+            digest = _digest({**content, "normscope": __version__})
             slug = re.sub(r"[^A-Za-z0-9.]+", "-", f"{label} seed {seed}").strip("-")
             found.append(Task(experiment.name, label, seed, trial, trials / f"{slug}-{digest}", data_directory, threads))
     return found
 
 
 def _chosen(trial: Any) -> dict[str, Any]:
-    """The parameters that are not as by default: a parameter that is added later leaves old trials what they are."""
+    """The parameters that are not as by default."""
     usual = {item.name: item.default_factory() if item.default is MISSING else item.default for item in _optional(trial)}
     return {name: value for name, value in plain(asdict(trial)).items() if name not in usual or value != plain(usual[name])}
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from normscope.lab.datasets import Split, load_data
 
 CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
 
+Buffer = bytes | memoryview
 Report = Callable[[float], None]  # the part of a trial that is done, from 0 to 1
 
 
@@ -57,38 +57,42 @@ class Workspace:
         self._last_report = now
         if self._report is not None:
             self._report(part)
-        write_atomically(self.directory / PROGRESS, json.dumps({"done": part}).encode())
+        write_atomically(self.directory / PROGRESS, json.dumps({"done": part}).encode(), durable=False)
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint: tensors and plain values."""
-        path = self.directory / CHECKPOINT
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         content = BytesIO()  # torch.save hides why a file cannot be written
         torch.save(state, content)
-        with writing(path, temporary), temporary.open("wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(self.directory / CHECKPOINT, content.getbuffer())
 
     def load(self) -> dict[str, Any] | None:
-        """The last checkpoint, if there is one."""
+        """The last checkpoint, if there is one that can be read; without it the trial starts again."""
         path = self.directory / CHECKPOINT
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
-        except (RuntimeError, UnpicklingError, EOFError) as error:
-            raise InputError(f"{path} cannot be read: delete it to start that trial again") from error
-        return state
+            state = torch.load(path, weights_only=True)
+        except Exception:  # a damaged file raises errors of many kinds
+            return None
+        return state if isinstance(state, dict) else None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, never a part."""
+def write_atomically(path: Path, content: Buffer, durable: bool = True) -> None:
+    """The file is the old one or the new one, never a part; durable: even where the machine loses its power."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with writing(path, temporary):
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
+        if durable and os.name == "posix":
+            directory = os.open(path.parent, os.O_RDONLY)  # which holds the new name
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Page:
         head = [
             element("meta", charset="utf-8"),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("meta", http_equiv="Content-Security-Policy", content=_policy()),
+            element("meta", http_equiv="Content-Security-Policy", content=policy()),
             element("title", f"{title} · normscope"),
             element("style", Markup(_static("report.css"))),
         ]
@@ -126,7 +126,7 @@ def _short_names(made: go.Figure) -> dict[str, str]:
     return {name: label("…" + plain[-SHORT:]) for name, plain in cut.items() if len(plain) > SHORT}
 
 
-def _policy() -> str:
+def policy() -> str:
     """Only the two scripts of this page run, whatever else might stand in it, and nothing is fetched."""
     scripts = " ".join(f"'sha256-{_digest(script)}'" for script in (_static("report.js"), get_plotlyjs()))
     rest = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -147,4 +147,4 @@ def _static(name: str) -> str:
     return (files("normscope.report") / "static" / name).read_text(encoding="utf-8")
 
 
-__all__ = ["Drawing", "Page", "columns", "number", "section", "titled", "words"]
+__all__ = ["Drawing", "Page", "columns", "number", "policy", "section", "titled", "words"]

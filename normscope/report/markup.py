@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Union
+
+from normscope.core.text import lines
 
 VOID = ("meta", "br", "col")  # elements that have no end
 
@@ -26,7 +27,7 @@ def element(tag: str, *children: Child, **attributes: str | bool | None) -> Mark
     '<p class="a&quot;b">1 &lt; 2<b>!</b></p>'
     """
     given = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items() if value not in (None, False))
-    opening = "".join(f" {name}" if value is True else f' {name}="{html.escape(clean(str(value)))}"' for name, value in given)
+    opening = "".join(f" {name}" if value is True else f' {name}="{html.escape(lines(str(value)))}"' for name, value in given)
     return Markup(f"<{tag}{opening}>" + ("" if tag in VOID else f"{text(children)}</{tag}>"))
 
 
@@ -37,16 +38,8 @@ def text(child: Child) -> Markup:
     if isinstance(child, Markup):
         return child
     if isinstance(child, str):
-        return Markup(html.escape(clean(child), quote=False))
+        return Markup(html.escape(lines(child), quote=False))
     return Markup("".join(map(text, child)))
-
-
-def clean(words: str) -> str:
-    """Without what no page can show: control characters, and halves of characters, become �."""
-    if words.isprintable():
-        return words
-    shown = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\N{REPLACEMENT CHARACTER}" for c in words)
-    return "".join(shown)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Child]], caption: str) -> Markup:

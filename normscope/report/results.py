@@ -41,7 +41,11 @@ def read_results(path: Path) -> list[Any]:
 
 def shown_results(path: Path) -> Shown:
     """The file's section by the table SECTIONS."""
-    records = read_results(path)
+    return section_of(path, read_results(path))
+
+
+def section_of(path: Path, records: Sequence[Any]) -> Shown:
+    """What the records of a file are shown as; whatever they hold, at worst a line that says why they are not."""
     schemas = [record.get("schema") if isinstance(record, dict) else None for record in records]
     schema = schemas[0] if schemas and schemas.count(schemas[0]) == len(schemas) else None
     if not isinstance(schema, str) or schema not in SECTIONS:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from normscope.core.errors import InputError
+from normscope.core.rendering import Text
+from normscope.core.text import inert, visible
 from normscope.recorder.columns import PRODUCTS
 from normscope.recorder.reading import Run
 from normscope.report.quantities import quantity
@@ -56,7 +57,9 @@ class Problem:
         return f"{self.layer or 'the whole network'}{f' and {self.others} more' if self.others else ''}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}" + (f" (first at step {self.step:,})" if self.step is not None else "")
+        return inert(visible(f"{self.where}: {self.message}")) + (
+            f" (first at step {self.step:,})" if self.step is not None else ""
+        )
 
 
 def _count(number: float) -> str:
@@ -128,7 +131,7 @@ def rendered_run(run: Run) -> RenderableType:
     summary = summarize(snapshot)
     parts = [Text(f"{snapshot.name}: {extent(snapshot, summary)}"), Text(summary.headline, "bold")]
     parts += [Text(f"· {note}", "red") for note in snapshot.notes]
-    parts += [Text(f"· {problem.rule} at {problem}\n    {problem.fix}", "yellow") for problem in summary.problems]
+    parts += [Text.of_lines([f"· {problem.rule} at {problem}", f"    {problem.fix}"], "yellow") for problem in summary.problems]
     parts += [Text(f"· {outlier}") for outlier in summary.outliers[:MOST_OUTLIERS]]
     return Group(*parts, *(Text(f"· {sentence}", "green") for sentence in summary.fine))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from normscope.report.markup import clean
+from normscope.core.text import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # Okabe and Ito, without their yellow
 DASHES = ("solid", "dash", "dot", "dashdot")  # one more for every round of colours
@@ -91,7 +91,7 @@ def label(name: str) -> str:
 
 def escaped(words: str) -> str:
     """Text of a figure in which nothing is what Plotly would read as markup."""
-    return html.escape(clean(words), quote=False)
+    return html.escape(visible(words), quote=False)
 
 
 def paragraph(words: str) -> str:

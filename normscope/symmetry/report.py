@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from rich.console import Group as Lines
 from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from normscope.core.errors import boundary
-from normscope.core.rendering import Rendered
+from normscope.core.rendering import Rendered, Table, Text
 from normscope.symmetry.check import Refutation, check
 from normscope.symmetry.completeness import Completeness, completeness
 from normscope.symmetry.groups import Group
@@ -135,7 +133,7 @@ class SymmetryReport(Rendered):
             lines.append(f"redundant biases: {_listed(self.redundant_biases)}")
         if self.unused:
             lines.append(f"parameters that reach no output: {_listed(self.unused)}")
-        return Text("\n".join(lines))
+        return Text.of_lines(lines)
 
 
 def _described(group: Group, most: int = 3) -> str:

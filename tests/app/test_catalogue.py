@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import normscope as ns
 from normscope.app import catalogue as catalogues
@@ -195,8 +196,6 @@ def test_live_until_killed(tmp_path: Path) -> None:
 
 
 def test_a_run_in_this_process_is_live(tmp_path: Path) -> None:
-    import torch
-
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ns.watch(model, optimizer, run=tmp_path / "run", every=1, quiet=True):
@@ -289,6 +288,110 @@ def test_many_runs_are_read_a_few_at_a_time_the_newest_first(tmp_path: Path, mon
     assert 0 < len(read) < 12 and "run11" in read and "run0" not in read
     monkeypatch.undo()
     assert all(card.status == "finished" for card in cards(catalogue).values())
+
+
+class Slow:
+    """A file system that takes its time to list a directory or tell of a file, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, delay: float) -> None:
+        self.now, self.delay = 0.0, delay
+        for name in ("scandir", "stat", "lstat"):
+            monkeypatch.setattr(os, name, self.slowed(getattr(os, name)))
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def slowed(self, call: Any) -> Any:
+        def slow(*given: Any, **options: Any) -> Any:
+            self.now += self.delay
+            return call(*given, **options)
+
+        return slow
+
+
+@pytest.mark.parametrize("delay", [0.0003, 0.01, 1.0])
+def test_a_slow_file_system_delays_but_stops_nothing(delay: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs" / "run000", 2, NAMES)
+    for number in range(1, 60):
+        shutil.copytree(tmp_path / "runs" / "run000", tmp_path / "runs" / f"run{number:03}")
+    with monkeypatch.context() as patched:
+        Slow(patched, delay)
+        catalogue = Catalogue(tmp_path / "runs")
+        for answers in range(1, 200):
+            found = catalogue.changes()
+            read = sum(card.status == "finished" for card in found.cards)
+            assert read >= min(answers // 8, 60), "each answer reads a run, once the first directories are listed"
+            if not found.more:
+                break
+    assert not found.more and len(found.ids) == 60
+
+
+def test_of_many_runs_the_newest_are_listed_and_all_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogues, "MOST_LISTED", 20)
+    monkeypatch.setattr(catalogues, "MOST_KEPT", 40)
+    for number in range(100):
+        path = tmp_path / f"sweep{number % 7}" / f"run{number:03}"
+        path.mkdir(parents=True)
+        (path / "manifest.json").write_text('{"layers": []}')
+        os.utime(path / "manifest.json", (1e9 + number, 1e9 + number))
+    catalogue = Catalogue(tmp_path)
+
+    def asked(find: str = "", also: Any = ()) -> Any:
+        while (found := catalogue.changes(-1, find, also)).more:
+            pass
+        return found
+
+    found = asked()
+    assert (found.total, found.matching) == (100, 100)
+    assert [id[-3:] for id in found.listed] == [f"{number:03}" for number in range(99, 79, -1)]
+    for number in (0, 50, 99):
+        found = asked(f"RUN{number:03}")
+        assert [id[-6:] for id in found.listed] == [f"run{number:03}"] and found.matching == 1 and len(found.ids) <= 13
+        assert len(catalogue._entries) <= 40
+    far = "sweep3/run003"
+    assert far in asked(also=[far]).ids and far not in asked().ids
+    with catalogue.reading([far]) as (run,):
+        assert run.layers == []
+
+
+def test_a_new_run_in_a_large_tree_is_seen_before_all_is_looked_through_again(tmp_path: Path) -> None:
+    for number in range(30):
+        write_run(tmp_path / "sweep" / f"run{number}", 2, NAMES)
+    catalogue = Catalogue(tmp_path)
+    cards(catalogue)
+    catalogue.discovery._next = 1e12  # as if it had taken long
+    write_run(tmp_path / "sweep" / "new", 2, NAMES)
+    shutil.rmtree(tmp_path / "sweep" / "run3")
+    found = cards(catalogue)
+    assert "sweep/new" in found and "sweep/run3" not in found
+
+
+def test_results_are_listed_beside_runs(tmp_path: Path) -> None:
+    audit = ns.audit(torch.nn.Linear(3, 2), torch.zeros(1, 3), effort=0.1)
+    write_run(tmp_path / "run", 2, NAMES)
+    for path in (tmp_path / "audit.json", tmp_path / "run" / "results" / "late.json"):
+        path.parent.mkdir(exist_ok=True)
+        audit.to_json(path)
+    hostile = {
+        "other.json": '{"a": 1}',
+        "cut.json": audit.to_json()[:200],
+        "wrong.json": '{"schema": "normscope.audit/1"}',
+        "huge.json": "[" * 10**5,
+    }
+    for name, content in hostile.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "link.json").symlink_to(tmp_path / "audit.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    catalogue = Catalogue(tmp_path)
+    found = cards(catalogue)
+    assert {id: card.status for id, card in found.items()} == {
+        "run": "finished", "audit.json": "result", "run/results/late.json": "result", "cut.json": "error", "wrong.json": "error",
+    }  # fmt: skip
+    assert "Lipschitz" in found["audit.json"].headline
+    assert catalogue.result("audit.json") == tmp_path / "audit.json"
+    for id in ("run", "../audit.json", "link.json", "pipe.json", "other.json", ""):
+        with pytest.raises(ns.InputError, match="no result"):
+            catalogue.result(id)
+    with pytest.raises(ns.InputError, match="no run"), catalogue.reading(["audit.json"]):
+        pass
 
 
 def test_ids_that_are_not_in_the_list_are_refused(tmp_path: Path) -> None:

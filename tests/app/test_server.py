@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from normscope.app.server import STATIC, application
 from normscope.app.views import FIGURES, Question, parse_ranges
 from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
 from tests.app.test_catalogue import FINDING, NAMES
+from tests.browser.serving import served
 from tests.report.recordings import write_run
 
 HERE = "http://127.0.0.1:8321"
@@ -128,7 +131,7 @@ WRONG = [
     ("figure", {"run": "good", "of": "__class__"}, "no quantity"), ("figure", {"run": "good", "kind": "evil"}, "no figure"),
     ("figure", {"run": "good", "layers": "1-"}, None), ("figure", {"run": "good", "layers": "0-9999999999"}, "numbers and ranges"),
     ("figure", {"run": "good", "layers": "-1"}, "numbers and ranges"), ("figure", {"run": "good", "layers": "٣"}, "numbers and ranges"),
-    ("figure", {"run": "good", "layers": "0-999999,0-999999"}, "more layers"), ("figure", {"run": "good", "layers": "999"}, None),
+    ("figure", {"run": "good", "layers": "0-999999,0-999999"}, "more layers"), ("figure", {"run": "good", "layers": "0-50000"}, "more layers"), ("figure", {"run": "good", "layers": "999"}, None),
     ("figure", {"run": "good", "from": "nan", "to": "1"}, "finite"), ("figure", {"run": "good", "from": "5"}, "`to` must be"),
     ("figure", {"run": "good", "from": "9", "to": "3"}, "before"), ("figure", {"run": "good", "columns": "inf"}, "finite"),
     ("figure", {"run": "good", "columns": "-5"}, None), ("figure", {"run": "good", "kind": "heatmap", "of": "loss"}, "not a quantity of layers"),
@@ -144,6 +147,14 @@ def test_a_wrong_question_gets_one_line(path: str, asked: dict[str, Any], messag
     if answer.status_code != 200:
         assert message is None or message in answer.json()["error"]
         assert "\n" not in answer.json()["error"] and "Traceback" not in answer.text
+
+
+def test_no_question_makes_a_figure_larger_than_a_run(root: Path) -> None:
+    here = client(root)
+    repeated = here.get("/api/figure", params={"run": "good", "layers": ",".join(["0-99"] * 2000)})
+    assert repeated.status_code == 200 and repeated.json() == here.get("/api/figure", params={"run": "good"}).json()
+    for rows in (1, 3, 1000, 50_000):
+        assert 2 <= Question("angle", columns=500).columns_of(rows) <= max(1_000_000 // rows, 2)
 
 
 def test_questions_are_kept_within_limits() -> None:
@@ -243,6 +254,52 @@ def test_the_token_in_the_address_becomes_a_cookie(root: Path) -> None:
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN not in cookie
     assert found.get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_other_sites_may_link_here_and_no_more(site: str, here: TestClient) -> None:
+    """same-site: a page of another port of this machine."""
+    visit = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert here.get("/", headers=visit).status_code == 200
+    for path in ("/api/runs", "/static/main.js", "/result?id=x"):
+        assert here.get(path, headers=visit).status_code == 403
+    for mode, dest in (("no-cors", "script"), ("cors", "empty"), ("navigate", "iframe")):
+        asked = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+        assert here.get("/", headers=asked).status_code == here.get("/api/runs", headers=asked).status_code == 403
+    assert here.get("/api/runs", headers={"sec-fetch-site": "same-origin", "origin": HERE}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "http://127.0.0.1:8321.evil.example", "x"])
+def test_an_origin_elsewhere_is_refused(origin: str, here: TestClient) -> None:
+    assert here.get("/api/runs", headers={"origin": origin}).status_code == 403
+
+
+def test_headers_and_cookies_of_any_size_are_answered_at_once(root: Path) -> None:
+    """Backslashes in a quoted cookie are what Python's own parser of cookies takes square time for."""
+    found = client(root, token=TOKEN)
+    assert found.get("/api/runs", headers={"cookie": 'a="' + "\\" * 60_000 + '"'}).status_code == 431
+    assert found.get("/api/runs", headers={"cookie": 'a="' + "\\" * 15_000 + '"'}).status_code == 401
+
+
+def test_two_dashboards_of_one_machine_have_their_own_cookies(root: Path) -> None:
+    answers = [
+        client(root, token=token).get("/", params={"token": token}, follow_redirects=False) for token in (TOKEN, TOKEN + "2")
+    ]
+    names = {answer.headers["set-cookie"].partition("=")[0] for answer in answers}
+    assert len(names) == 2
+
+
+def test_a_connection_that_asks_nothing_is_closed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.app.server.HEADER_TIME", 0.2)
+    with served(root) as address:
+        place = urlsplit(address)
+        for begun in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+            with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+                connection.sendall(begun)
+                assert connection.recv(1) == b""
+        with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nX-Large: " + b"x" * 100_000)
+            assert b" 400 " in connection.recv(1000).partition(b"\r\n")[0]
 
 
 # nothing else --------------------------------------------------------------------------------------------------------

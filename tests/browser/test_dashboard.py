@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import normscope as ns
 from tests.browser.chromium import Heard
 from tests.browser.planted import BAD, train
 from tests.browser.serving import served
+from tests.report.recorded_results import an_audit
 from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -47,12 +49,12 @@ def opened(browser: Any, address: str) -> Iterator[Open]:
     """How to open the dashboard: its page, and what was heard of it. Whatever a test does, nothing is complained of or fetched elsewhere."""
     pages: list[tuple[Any, Heard]] = []
 
-    def open_page(query: str = "", at: str = address, **options: Any) -> tuple[Any, Heard]:
+    def open_page(query: str = "", at: str = address, wait: str = "#verdict h2", **options: Any) -> tuple[Any, Heard]:
         page = browser.new_page(**{"viewport": WIDE, **options})
         page.set_default_timeout(20_000)
         pages.append((page, Heard.of(page)))
         page.goto(at + query)
-        page.wait_for_selector("#verdict h2")
+        page.wait_for_selector(wait)
         return pages[-1]
 
     yield open_page
@@ -371,3 +373,40 @@ def test_hostile_names_do_nothing(opened: Open, tmp_path: Path) -> None:
         assert HOSTILE in page.locator("#verdict").inner_text()
         assert page.title() == "normscope" and page.locator("img[src=x], main b:text-is('bold')").count() == 0
         assert not any(url.endswith("/x") for url in heard.asked)
+
+
+def test_results_stand_beside_runs_and_open_as_pages(opened: Open, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 20, NAMES)
+    an_audit().to_json(tmp_path / "audit.json")
+    with served(tmp_path) as address:
+        page, _ = opened(at=address)
+        card = page.locator(".card.result")
+        assert "Audit of Sequential" in card.inner_text() and "Lipschitz constant" in card.inner_text()
+        assert "20 sampled steps" in page.inner_text("#verdict"), "the newest is a result, yet a run is shown"
+        page.fill("#find", "aud")
+        page.wait_for_selector("text=1 of 2")
+        assert page.locator(".card").count() == 1 and "20 sampled steps" in page.inner_text("#verdict")
+        result, _ = opened(at=f"{address}result?id=audit.json", wait="main h2")
+        result.wait_for_selector(".plot .main-svg")
+
+
+def test_a_run_that_is_not_listed_is_found_by_its_name_and_kept_by_its_address(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normscope.app.catalogue.MOST_LISTED", 3)
+    monkeypatch.setattr("normscope.app.catalogue.MOST_SHOWN", 3)
+    for number in range(8):
+        write_run(tmp_path / f"run{number}", 10 + number, NAMES)
+        os.utime(tmp_path / f"run{number}" / "events.jsonl", (2e9 + number, 2e9 + number))
+    with served(tmp_path) as address:
+        page, _ = opened(at=address)
+        page.wait_for_selector("text=8; the newest 3 are listed")
+        assert page.locator(".card .name").all_inner_texts() == ["run7", "run6", "run5"]
+        page.fill("#find", "run1")
+        page.click(".card .name:text('run1')")
+        page.wait_for_selector("text=11 sampled steps")
+        page.fill("#find", "")
+        page.wait_for_selector(".card .name:text('run7')")
+        assert "11 sampled steps" in page.inner_text("#verdict") and "run=run1" in page.url
+        again, _ = opened(at=page.url)
+        again.wait_for_selector("text=11 sampled steps")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from normscope.cli.models import load_model, load_weights
+from normscope.cli.models import load_model, load_module
+from normscope.cli.weights import load_weights
 from normscope.core.errors import InputError
 from normscope.lab.models import mlp
+from tests.cli.commands import normscope
 
 SOURCE = """
 from dataclasses import dataclass
@@ -67,7 +71,50 @@ def test_a_module_of_the_package_and_its_siblings(place: Path) -> None:
 
 def test_an_exported_program(place: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.zeros(1, 3),)), "linear.pt2")
-    assert isinstance(load_model("linear.pt2"), torch.export.ExportedProgram)
+    assert isinstance(load_model("linear.pt2", trust=True), torch.export.ExportedProgram)
+
+
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def set_trap(path: str) -> None:
+    """An exported program whose sample inputs are a trap."""
+    whole, trap = BytesIO(), BytesIO()
+    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.zeros(1, 3),)), whole)
+    torch.save((Trap(),), trap)
+    with zipfile.ZipFile(whole) as given, zipfile.ZipFile(path, "w") as made:
+        for name in given.namelist():
+            made.writestr(name, trap.getvalue() if "sample_inputs" in name else given.read(name))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("audit", "trap.pt2", "--input", "3"),
+        ("doctor", "trap.pt2", "--input", "3"),
+        ("curvature", "trap.pt2", "--data", "digits"),
+        ("generalization", "trap.pt2", "--train", "digits"),
+    ],
+)
+def test_an_exported_program_runs_no_code_unless_it_is_trusted(place: Path, words: tuple[str, ...]) -> None:
+    set_trap("trap.pt2")
+    result = normscope(*words)
+    assert result.exit_code == 2 and "trap.pt2" in result.stderr and result.stderr.count("\n") == 1
+    assert not Path("sprung").exists()
+    with pytest.raises(InputError, match="exported program"):
+        load_module("trap.pt2")
+    assert not Path("sprung").exists()
+
+
+def test_trust_is_said_aloud(place: Path) -> None:
+    set_trap("trap.pt2")
+    assert "add --trust" in normscope("audit", "trap.pt2", "--input", "3").stderr
+    result = normscope("audit", "trap.pt2", "--input", "3", "--trust")
+    assert "runs whatever code it holds" in " ".join(result.stderr.split()) and Path("sprung").exists()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +147,7 @@ def test_a_bad_model_is_one_line_that_says_what_to_do(place: Path, spec: str, wo
 def test_a_file_that_is_no_exported_program(place: Path) -> None:
     Path("junk.pt2").write_text("junk")
     with pytest.raises(InputError, match=r"junk\.pt2 is not an exported program"):
-        load_model("junk.pt2")
+        load_model("junk.pt2", trust=True)
     with pytest.raises(InputError, match="has its own weights"):
         load_model("junk.pt2", weights=Path("weights.pt"))
 
@@ -152,10 +199,6 @@ def test_what_does_not_fit_is_listed(place: Path) -> None:
 
 
 def test_weights_are_never_unpickled(place: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> tuple[object, ...]:
-            return Path.touch, (Path("sprung"),)
-
     torch.save({"weight": Trap()}, "trap.pt")
     with pytest.raises(InputError, match=r"trap\.pt holds no plain state dict: save model\.state_dict\(\)"):
         load_weights(nn.Linear(3, 2), Path("trap.pt"))
@@ -170,3 +213,31 @@ def test_a_bad_weights_file_is_one_line(place: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         load_weights(nn.Linear(3, 2), Path(name))
     assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+WEIGHT, BIAS = torch.ones(2, 3), torch.ones(2)
+UNUSABLE = {
+    "numbers for names": ({3: WEIGHT, "bias": BIAS}, "its keys are names, not 3"),
+    "tuples for names": ({("weight",): WEIGHT}, "its keys are names"),
+    "nested": ({"weight": {"values": WEIGHT}, "bias": BIAS}, "weight dict instead of 2×3"),
+    "complex": ({"weight": WEIGHT * 1j, "bias": BIAS}, "weight is complex instead of real"),
+    "whole": ({"weight": WEIGHT.to(torch.int8), "bias": BIAS}, "weight is whole numbers instead of real"),
+    "sparse": ({"weight": WEIGHT.to_sparse(), "bias": BIAS}, "weight is sparse or nested (sparse_coo)"),
+    "rows": ({"weight": WEIGHT.to_sparse_csr(), "bias": BIAS}, "weight is sparse or nested (sparse_csr)"),
+    "meta": ({"weight": torch.empty(2, 3, device="meta"), "bias": BIAS}, "weight has a shape but no values"),
+    "quantized": ({"weight": torch.quantize_per_tensor(WEIGHT, 0.1, 0, torch.qint8), "bias": BIAS}, "weight is quantized"),
+    "NaN": ({"weight": WEIGHT / 0 * 0, "bias": BIAS}, "weight is not a number (NaN)"),
+    "a number": ({"weight": 3, "bias": BIAS}, "weight int instead of 2×3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_weights_that_no_model_has_are_refused(place: Path, case: str) -> None:
+    state, words = UNUSABLE[case]
+    torch.save(state, "odd.pt")
+    model = nn.Linear(3, 2)
+    before = model.weight.clone()
+    with pytest.raises(InputError) as caught:
+        load_weights(model, Path("odd.pt"))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert torch.equal(model.weight, before)

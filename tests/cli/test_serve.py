@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -22,7 +23,11 @@ def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> No
     assert process.stdout is not None
     try:
         address = process.stdout.readline().split(" at ")[1].split()[0]
-        with urllib.request.urlopen(f"{address}api/runs", timeout=20) as answer:
+        place, token = address.split("?token=")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{place}api/runs", timeout=20)
+        request = urllib.request.Request(f"{place}api/runs", headers={"authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
             assert b'"cards": []' in answer.read()
         process.send_signal(how)
         _, errors = process.communicate(timeout=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -85,6 +86,30 @@ def test_finished_trials_are_kept_and_shared(tmp_path: Path) -> None:
     run_experiment("input-variance", settings=TINY, out=tmp_path, executor=second)
     run_experiment("weight-norms", settings={**TINY, "epochs": "3"}, out=tmp_path, executor=third)
     assert first.asked == third.asked == ["mlp none", "mlp batch"] and second.asked == []
+
+
+def test_trials_of_another_version_are_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_experiment("weight-norms", settings=TINY, out=tmp_path)
+    monkeypatch.setattr("normscope.lab.tasks.__version__", "0.0.1")
+    again = Recording()
+    run_experiment("weight-norms", settings=TINY, out=tmp_path, executor=again)
+    assert again.asked == ["mlp none", "mlp batch"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 10**5, b'{"numbers": {}}'], ids=repr)
+def test_a_damaged_trial_is_run_again(tmp_path: Path, content: bytes) -> None:
+    name = "weight-norms"
+    first = run_experiment(name, settings=TINY, out=tmp_path)
+    whole = trial_records(tmp_path)
+    (damaged, *_) = sorted((tmp_path / "trials").iterdir())
+    for file in ("result.json", "checkpoint.pt", "progress.json"):
+        (damaged / file).write_bytes(content)
+    (tmp_path / name / "result.json").write_bytes(b"")
+    with pytest.raises(InputError, match="is damaged: run the experiment again"):
+        load_experiment(name, out=tmp_path)
+    again = Recording()
+    assert run_experiment(name, settings=TINY, out=tmp_path, executor=again).comparisons == first.comparisons
+    assert len(again.asked) == 1 and trial_records(tmp_path) == whole
 
 
 def test_fresh_runs_again(tmp_path: Path) -> None:
@@ -216,16 +241,19 @@ def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when the first trial writes its result; with room again, the run goes on from its checkpoint."""
-    write = Path.write_bytes
+    honest = Path.open
 
-    def full(path: Path, content: bytes) -> int:
-        if path.name.startswith("result.json"):
-            write(path, content[:10])
+    class Full(io.FileIO):
+        def write(self, content: bytes) -> int:
+            super().write(content[:10])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, content)
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        full = path.name.startswith("result.json") and mode == "wb"
+        return Full(path, mode) if full else honest(path, mode, *rest, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
+        patched.setattr(Path, "open", opened)
         with pytest.raises(InputError, match="No space left on device; make room") as caught:
             run_experiment("weight-norms", settings=TINY, out=tmp_path / "full")
     assert "\n" not in str(caught.value) and not list(tmp_path.rglob("*.tmp"))

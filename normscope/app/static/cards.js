@@ -11,6 +11,7 @@ const STATUS = {
   killed: "■ killed",
   error: "⚠ unreadable",
   waiting: "… reading",
+  result: "▤ result",
 };
 const MEANING = {
   live: "being written now",
@@ -20,12 +21,14 @@ const MEANING = {
   killed: "ended without a word: killed, or crashed",
   error: "this directory cannot be read",
   waiting: "not read yet",
+  result: "what a command found; opens as a page",
 };
 
 const MOST_COMPARED = 12; // as many as the server puts in one figure
 const ANEW = { layer: "", metric: "", from: "", to: "" }; // another run, another problem
 
 export const cards = new Map(); // id → card
+export const count = { total: 0, matching: 0 }; // of runs and results: in all, and with a name that is looked for
 const drawn = new Map(); // id → { card, node }
 
 export function latestFirst() {
@@ -36,22 +39,25 @@ export function latestFirst() {
 // the runs that the address names; without any, the one that was written last
 export function chosen() {
   const named = view.runs.filter((id) => cards.has(id)).slice(-MOST_COMPARED).map((id) => cards.get(id));
-  return named.length > 0 || view.runs.length > 0 ? named : latestFirst().slice(0, 1);
+  return named.length > 0 || view.runs.length > 0 ? named : latestFirst().filter(({ status }) => status !== "result").slice(0, 1);
 }
 
-let full = false; // whether there may be more runs than the server lists
+let listed = new Set(); // ids in the list
 
-export function update({ cards: changed, ids, full: isFull }) {
-  full = isFull;
+// whether every card is here that the answer is about
+export function update({ cards: changed, ids, listed: inList, total, matching }) {
   for (const card of changed) cards.set(card.id, card);
   const present = new Set(ids);
   for (const id of cards.keys()) if (!present.has(id)) cards.delete(id);
+  listed = new Set(inList);
+  Object.assign(count, { total, matching });
+  return ids.every((id) => cards.has(id));
 }
 
 export function draw() {
-  const wanted = byId("find").value.trim().toLowerCase();
-  const shown = latestFirst().filter((card) => card.name.toLowerCase().includes(wanted));
-  byId("run-count").textContent = `${wanted ? `${shown.length} of ` : ""}${cards.size}${full ? ", and maybe more that are not listed" : ""}`;
+  const shown = latestFirst().filter(({ id }) => listed.has(id));
+  const some = count.matching < count.total ? `${integer(count.matching)} of ` : "";
+  byId("run-count").textContent = `${some}${integer(count.total)}${shown.length < count.matching ? `; the newest ${shown.length} are listed` : ""}`;
   const nodes = shown.map(nodeOf);
   const list = byId("cards");
   nodes.forEach((node, place) => {
@@ -71,6 +77,7 @@ function nodeOf(card) {
     drawn.set(card.id, { card, node });
   }
   const { node } = drawn.get(card.id);
+  if (card.status === "result") return node;
   const shown = chosen().includes(card);
   node.querySelector("input").checked = shown;
   node.querySelector("button").setAttribute("aria-pressed", shown);
@@ -78,6 +85,16 @@ function nodeOf(card) {
 }
 
 function content(card) {
+  if (card.status === "result") {
+    return element(
+      "div",
+      { class: "card result" },
+      element("a", { class: "name", href: `/result?${new URLSearchParams({ id: card.id })}`, target: "_blank", rel: "noopener" }, card.name),
+      element("span", { class: "status", title: MEANING.result }, STATUS.result),
+      element("span", { class: "facts" }, card.model),
+      element("span", { class: "facts" }, card.headline),
+    );
+  }
   const facts = [
     card.step === null ? "no rows yet" : `step ${integer(card.step)}`,
     card.loss !== null && `loss ${number(card.loss)}`,

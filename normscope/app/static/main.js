@@ -1,7 +1,7 @@
 // The page: asks for what changed every second, and shows what the address says.
 
 import { ask } from "./api.js";
-import { cards, chosen as chosenCards, draw as drawCards, update } from "./cards.js";
+import { cards, chosen as chosenCards, count, draw as drawCards, update } from "./cards.js";
 import { byId, element, plural } from "./element.js";
 import { arrange, between, scrollTo } from "./figures.js";
 import { matching, ranges } from "./filter.js";
@@ -12,6 +12,8 @@ import { onView, show, view } from "./view.js";
 const EVERY = 1000; // milliseconds between questions
 
 let version = -1;
+let reading = true; // whether the server has not looked through the directory yet
+let found = ""; // the name that the list on the page was asked for with
 let titles = { metrics: {}, scalars: {} };
 let written = null; // the findings and settings on the page
 let drawing = 0; // only the newest of several drawings under way may finish
@@ -38,11 +40,13 @@ async function detailsOf(readable) {
 async function drawView(asked = false) {
   const turn = ++drawing;
   const chosen = chosenCards();
-  const none = cards.size === 0;
+  const none = count.total === 0;
   byId("view").hidden = none || chosen.length === 0;
+  if (chosen.length === 0 && reading) return byId("verdict").replaceChildren(element("p", {}, "Reading the runs…"));
   if (none) return drawWelcome();
   if (chosen.length === 0) {
-    byId("verdict").replaceChildren(element("p", {}, "Choose a run from the list: the ones in this address are not here."));
+    const why = view.runs.length > 0 ? "Choose a run from the list: the ones in this address are not here." : "There are results here, and no runs yet.";
+    byId("verdict").replaceChildren(element("p", {}, why));
     return;
   }
   drawVerdict(chosen);
@@ -128,16 +132,19 @@ function drawWelcome() {
 // following ------------------------------------------------------------------------------------------------------------
 
 async function look() {
-  const answer = await ask("runs", { since: version });
+  const find = byId("find").value.trim();
+  const answer = await ask("runs", { since: find === found ? version : -1, find: find || undefined, run: view.runs });
   byId("directory").textContent = answer.directory;
   const changed = new Set(answer.cards.map(({ id }) => id));
   const before = cards.size;
-  if (answer.version !== version) {
-    update(answer);
+  const began = reading;
+  reading = answer.more;
+  if (answer.version !== version || find !== found || answer.total !== count.total) {
+    const whole = update(answer);
     drawCards();
-    version = answer.version;
+    [version, found] = [whole ? answer.version : -1, find];
     if (before !== cards.size || before === 0 || chosenCards().some(({ id }) => changed.has(id))) drawView();
-  } else if (before === 0) drawView();
+  } else if (before === 0 || began !== reading) drawView();
   const live = [...cards.values()].filter(({ status }) => status === "live").length;
   byId("connection").textContent = live > 0 ? `● following ${plural(live, "live run")}` : "";
   byId("connection").className = "";
@@ -178,7 +185,11 @@ function fillControls() {
 async function start() {
   startTheme();
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
-  byId("find").addEventListener("input", drawCards);
+  let waiting = null;
+  byId("find").addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => look().catch(() => {}), 150);
+  });
   byId("metric").addEventListener("change", (event) => show({ metric: event.target.value }, { keep: true }));
   byId("reset").addEventListener("click", () => show({ from: "", to: "" }));
   for (const name of ["filter", "from", "to"]) typed(byId(name), name);

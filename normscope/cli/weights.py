@@ -1,0 +1,111 @@
+"""--weights on the command line: state dicts from files that nobody vouches for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normscope.core.errors import InputError, first_line
+
+SHOWN = 3  # names listed in an error
+STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints of a training loop keep it
+WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and torch.compile put before every name
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Load a state dict into `model`; every key must be there, none left over, and every shape must agree.
+
+    Names may begin with what a wrapper of the trained model put there.
+    """
+    own = model.state_dict()
+    given = _unwrapped(read_state(path), own)
+    places = {key: value.data_ptr() for key, value in own.items() if isinstance(value, torch.Tensor)}
+    filled = {places.get(key) for key in given}  # a tied weight is saved once
+    problems = {
+        "missing": [key for key in own if key not in given and places.get(key) not in filled],
+        "unexpected": [key for key in given if key not in own],
+        "of another shape": [
+            f"{key} {_shape(value)} instead of {_shape(own[key])}"
+            for key, value in given.items()
+            if key in own and _shape(value) != _shape(own[key])
+        ],
+    }
+    found = [f"{len(keys)} {what} ({some(keys)})" for what, keys in problems.items() if keys]
+    if found:
+        raise InputError(f"{path} does not fit the model: {'; '.join(found)}; give the weights of this very model")
+    parameters = dict(model.named_parameters())
+    unusable = [f"{key} {why}" for key, value in given.items() if (why := _unusable(value, own[key], key in parameters))]
+    if unusable:
+        raise InputError(f"{path} holds weights that cannot be used: {some(unusable)}; save plain dense tensors")
+    try:
+        model.load_state_dict(dict(given), strict=False)
+    except Exception as error:  # a module's own hooks may raise anything
+        raise InputError(f"{path} cannot be loaded into the model: {type(error).__name__}: {first_line(error)}") from error
+
+
+def read_state(path: Path) -> Mapping[str, Any]:
+    """The state dict in a file that nobody vouches for: nothing of it is run, and what is none is refused in one line."""
+    if not path.is_file():
+        raise InputError(f"no file {path}: --weights is a .safetensors, .pt or .pth file")
+    if path.suffix not in (".safetensors", ".pt", ".pth"):
+        raise InputError(f"{path} is not a .safetensors, .pt or .pth file: save the state dict as one of these")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each format has its own errors, pickle's among them
+        raise InputError(f"{path} holds no plain state dict: save model.state_dict(), or use safetensors") from error
+    for key in STATE_KEYS:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping):
+        raise InputError(f"{path} holds a {type(state).__name__}, not a state dict: save model.state_dict()")
+    unnamed = [repr(key)[:40] for key in state if not isinstance(key, str)]
+    if unnamed:
+        raise InputError(f"{path} is not a state dict: its keys are names, not {some(unnamed)}; save model.state_dict()")
+    return state
+
+
+def _unwrapped(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same without prefixes of wrappers that the model's own names do not have."""
+    for prefix in (*WRAPPERS, *WRAPPERS):  # either may be around the other
+        if given and all(key.startswith(prefix) for key in given) and not any(key.startswith(prefix) for key in own):
+            given = {key.removeprefix(prefix): value for key, value in given.items()}
+    return given
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return "nested" if value.is_nested else "×".join(map(str, value.shape)) or "scalar"
+
+
+def _unusable(given: Any, own: Any, trained: bool) -> str:
+    """Why a tensor cannot take the place of the model's own, of the same shape; empty where it can. trained: a parameter."""
+    if not isinstance(given, torch.Tensor) or not isinstance(own, torch.Tensor):
+        return ""  # extra state, which the module itself judges
+    if given.is_quantized:
+        return "is quantized"
+    if given.is_meta:
+        return "has a shape but no values (device meta)"
+    if given.layout != torch.strided:
+        return f"is sparse or nested ({str(given.layout).removeprefix('torch.')})"
+    if _kind(given) != _kind(own):
+        return f"is {_kind(given)} instead of {_kind(own)}"
+    if trained and given.is_floating_point() and bool(given.to(torch.float64).isnan().any()):
+        return "is not a number (NaN) in places"
+    return ""
+
+
+def _kind(value: torch.Tensor) -> str:
+    return "complex" if value.is_complex() else "real" if value.is_floating_point() else "whole numbers"
+
+
+def some(names: list[str], separator: str = ", ") -> str:
+    """The first few of many names."""
+    return separator.join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
