@@ -14,7 +14,6 @@ from normscope.app.card import alerts, text
 from normscope.app.catalogue import MOST_SHOWN
 from normscope.core.errors import InputError
 from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
-from normscope.recorder.following import FollowedPart
 from normscope.recorder.growing import MOST_LAYERS
 from normscope.recorder.reading import Run
 from normscope.recorder.store import EVENTS

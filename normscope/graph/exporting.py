@@ -79,7 +79,7 @@ def _check_groups(model: torch.nn.Module, error: Exception) -> None:
     ]  # fmt: skip
     raise Refusal(
         "a normalizer with one element per group has no variance, and torch does not run it on one sample",
-        groups or [_first_line(error)],
+        groups or [described(error)],
         "Use fewer groups, so that each holds several elements.",
     ) from error
 

@@ -21,7 +21,7 @@ MOST_LINE, MOST_EVENTS, EVENTS_AT_ONCE = 1 << 20, 5_000, 16 << 20
 LIFE = ("started", "closed")  # the events that say whether a run is being written
 FIELDS: dict[str, tuple[type, ...]] = {  # of a layer, where it has them
     "sharded": (bool,),
-    "scale_free": (bool,),
+    "scale_free": (bool, type(None)),
     "in_product": (bool,),
     "replicas": (int,),
     "effective_power": (int, float, type(None)),

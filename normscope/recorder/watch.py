@@ -131,23 +131,14 @@ class Watch:
         try:
             self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
             self._begin(self.writer)
-        except InputError:
-            self._abandon()
-            raise
-        except Exception as error:
-            self._recording_failed(error)
+        except BaseException as error:
             self.guard.run("end of hooks", self._detach)
             self.guard.run("other processes", self.processes.leave)
-            self._abandon()
-        except BaseException:
-            self._abandon()
-            raise
-
-    def _abandon(self) -> None:
-        """Give up the writer and with it the lock: the next call may be right."""
-        writer, self.writer = self.writer, None
-        if writer is not None:
-            self.guard.run("end of the run", writer.close, None)
+            if self.writer is not None:
+                self.writer.close(None)  # and with it the lock: the next call may be right
+            if isinstance(error, InputError) or not isinstance(error, Exception):
+                raise
+            self._recording_failed(error)
 
     @property
     def findings(self) -> list[EarlyWarning]:

@@ -71,7 +71,11 @@ def _regions(seed: int, center: torch.Tensor) -> list[Region]:
     generator = torch.Generator().manual_seed(seed)
     size = float(center.abs().max()) or 1.0
     radius = size * 10 ** (2 - 8 * float(torch.rand((), generator=generator)))
-    width = size * 10 ** (1 - 5 * float(torch.rand((), generator=generator))) * torch.rand(center.shape, generator=generator, dtype=torch.float64)
+    width = (
+        size
+        * 10 ** (1 - 5 * float(torch.rand((), generator=generator)))
+        * torch.rand(center.shape, generator=generator, dtype=torch.float64)
+    )
     if not math.isfinite(radius) or not bool((center + width).isfinite().all()):
         return []
     return [ns.Ball(center, radius)] if seed % 2 else [ns.Box(center - 0.3 * width, center + width)]

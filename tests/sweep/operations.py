@@ -108,7 +108,9 @@ def convolution_module(draw, x, parameter):
     kind = (nn.Conv1d, nn.Conv2d)[x.dim() - 3] if x.dim() in (3, 4) else None
     if kind is None:
         raise ValueError
-    module = kind(x.shape[1], draw(1, 2, 4), draw(1, 2, 3), padding=draw(0, 1), padding_mode=draw("zeros", "circular", "reflect", "replicate"))
+    module = kind(
+        x.shape[1], draw(1, 2, 4), draw(1, 2, 3), padding=draw(0, 1), padding_mode=draw("zeros", "circular", "reflect", "replicate")
+    )
     return module.to(x.dtype)
 
 

@@ -51,7 +51,11 @@ class Program(nn.Module):
 
 def _name(step: Callable[..., Tensor]) -> str:
     code = getattr(step, "__code__", None)
-    return f"{getattr(step, '__qualname__', type(step).__name__).split('.')[0]}:{code.co_firstlineno}" if code else getattr(step, "__name__", type(step).__name__)
+    return (
+        f"{getattr(step, '__qualname__', type(step).__name__).split('.')[0]}:{code.co_firstlineno}"
+        if code
+        else getattr(step, "__name__", type(step).__name__)
+    )
 
 
 def program(seed: int) -> tuple[Program, Tensor]:
@@ -60,7 +64,9 @@ def program(seed: int) -> tuple[Program, Tensor]:
     draw.seed = seed
     dtype = torch.float64 if draw.chance(0.5) else torch.float32
     made = Program(dtype, draw).eval()
-    scale = draw(1.0, 1.0, 1.0, 1.0, 10.0, 1e-3, draw.power_of_ten(-300, 300) if dtype == torch.float64 else draw.power_of_ten(-30, 30))
+    scale = draw(
+        1.0, 1.0, 1.0, 1.0, 10.0, 1e-3, draw.power_of_ten(-300, 300) if dtype == torch.float64 else draw.power_of_ten(-30, 30)
+    )
     x = torch.randn(draw(1, 2, 4), *draw(*SHAPES), generator=draw.generator, dtype=dtype) * scale
     if draw.chance(0.1):
         x = x.round()  # kinks and ties

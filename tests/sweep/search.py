@@ -14,7 +14,9 @@ Function = Callable[[Tensor], Tensor]
 Region = ns.Ball | ns.Box | None
 
 
-def largest_quotient(function: Function, center: Tensor, region: Region, seed: int, starts: int = 6, turns: int = 12) -> tuple[float, tuple[Tensor, Tensor] | None]:
+def largest_quotient(
+    function: Function, center: Tensor, region: Region, seed: int, starts: int = 6, turns: int = 12
+) -> tuple[float, tuple[Tensor, Tensor] | None]:
     """The largest quotient found between two points (one sample each, without the batch axis), and the pair."""
     generator = torch.Generator().manual_seed(seed)
     best, found = 0.0, None
@@ -62,7 +64,9 @@ def _inside(region: Region, point: Tensor, center: Tensor) -> Tensor:
     return point if region is None else point.clamp(region.low, region.high)
 
 
-def _starts(function: Function, center: Tensor, region: Region, generator: torch.Generator, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _starts(
+    function: Function, center: Tensor, region: Region, generator: torch.Generator, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     reach = _size(center) or 1.0
     if isinstance(region, ns.Ball):
         reach = region.radius
@@ -71,13 +75,21 @@ def _starts(function: Function, center: Tensor, region: Region, generator: torch
     for turn in range(count):
         noise = [torch.randn(center.shape, generator=generator, dtype=torch.float64) for _ in range(2)]
         spread = reach * 10 ** (-2 * float(torch.rand((), generator=generator))) / math.sqrt(center.numel())
-        base = region.center if isinstance(region, ns.Ball) else (region.low + region.high) / 2 if isinstance(region, ns.Box) else center
+        base = (
+            region.center
+            if isinstance(region, ns.Ball)
+            else (region.low + region.high) / 2
+            if isinstance(region, ns.Box)
+            else center
+        )
         first = _inside(region, base + spread * noise[0], center)
         apart = spread * 10 ** (-3 * float(torch.rand((), generator=generator)) if turn % 2 else 0.0)
         yield first, _inside(region, first + apart * noise[1], center)
 
 
-def _ascend(function: Function, first: Tensor, second: Tensor, region: Region, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+def _ascend(
+    function: Function, first: Tensor, second: Tensor, region: Region, generator: torch.Generator
+) -> tuple[Tensor, Tensor] | None:
     """Both ends moved up the gradient of log ‖f(x) − f(y)‖ − log ‖x − y‖, by a part of their distance; tries shorter moves."""
     ends = [end.clone().requires_grad_(True) for end in (first, second)]
     try:
@@ -87,12 +99,17 @@ def _ascend(function: Function, first: Tensor, second: Tensor, region: Region, g
         slopes = (None, None)
     distance = _size(first - second)
     directions = [
-        slope if slope is not None and 0 < _size(slope) < math.inf else torch.randn(first.shape, generator=generator, dtype=torch.float64)
+        slope
+        if slope is not None and 0 < _size(slope) < math.inf
+        else torch.randn(first.shape, generator=generator, dtype=torch.float64)
         for slope in slopes
     ]
     now = quotient(function, first, second)
     for share in (1.0, 0.3, 0.05):
-        moved = [_inside(region, end + direction * (share * distance / _size(direction)), end) for end, direction in zip((first, second), directions, strict=True)]
+        moved = [
+            _inside(region, end + direction * (share * distance / _size(direction)), end)
+            for end, direction in zip((first, second), directions, strict=True)
+        ]
         if quotient(function, *moved) > now:
             return moved[0], moved[1]
     return None
