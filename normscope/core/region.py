@@ -10,7 +10,7 @@ import torch
 
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
-from normscope.core.rounding import length
+from normscope.core.rounding import euclidean_norm, length
 
 Point = Union[torch.Tensor, Sequence[torch.Tensor], float]  # a number stands for every entry, where a shape is known
 
@@ -62,7 +62,7 @@ class Ball:
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:
         away = [(a.double() - b).reshape(-1) for a, b in zip(point, self.middle, strict=True)]
-        return float(length(torch.cat(away))) <= self.radius
+        return float(euclidean_norm(torch.cat(away))) <= self.radius
 
 
 @dataclass(frozen=True)

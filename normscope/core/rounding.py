@@ -47,19 +47,26 @@ def times_power_of_two(values: torch.Tensor, exponent: int) -> torch.Tensor:
     return values * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
 
 
-def length(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> torch.Tensor:
-    """An upper bound on √Σ values² over `dim` (all axes unless given), tight to a few roundings at every scale.
+def euclidean_norm(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> torch.Tensor:
+    """√Σ values² over `dim` (all axes unless given), to a few roundings at every scale.
 
-    The values are scaled by a power of two first, so that no square overflows, and none that counts is lost.
+    Each sum is scaled by a power of two of its own first, so that no square overflows, and none that counts is lost.
     """
     values = values.detach().to(torch.float64)
-    exponent = exponent_of(values)
-    axes = tuple(range(values.dim())) if dim is None else dim
-    if values.dim() and axes != ():
-        summed = (
-            math.prod(values.shape) if dim is None else math.prod(values.shape[i] for i in torch.tensor(axes).reshape(-1).tolist())
-        )
-        found = torch.linalg.vector_norm(times_power_of_two(values, -exponent), dim=axes)
-    else:
-        summed, found = 1, times_power_of_two(values, -exponent).abs()
-    return above(times_power_of_two(found * (1 + gamma(2 * summed + 8)), exponent))
+    axes = tuple(range(values.dim())) if dim is None else (dim,) if isinstance(dim, int) else dim
+    if not values.dim() or not axes:
+        return values.abs()
+    if not values.numel():
+        return torch.linalg.vector_norm(values, dim=axes)
+    largest = values.abs().amax(axes, keepdim=True)
+    exponents = torch.frexp(torch.where((largest > 0) & largest.isfinite(), largest, 1.0)).exponent
+    scaled = torch.ldexp(torch.ldexp(values, -(exponents // 2)), exponents // 2 - exponents)  # 2^1074 alone overflows
+    found = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True)
+    return torch.ldexp(torch.ldexp(found, exponents // 2), exponents - exponents // 2).squeeze(axes)
+
+
+def length(values: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> torch.Tensor:
+    """An upper bound on `euclidean_norm`, above it by no more than its rounding."""
+    axes = range(values.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    summed = math.prod(values.shape[axis] for axis in axes)
+    return above(euclidean_norm(values, dim) * (1 + gamma(2 * summed + 8)))

@@ -29,7 +29,8 @@ class Samples(Dataset):
 def test_an_example_is_a_tensor_a_tuple_or_a_dict():
     assert Call.of(X).args == (X,) and Call.of(X).kwargs == {}
     assert Call.of((X, Y)).args == Call.of([X, Y]).args == (X, Y)
-    assert Call.of({"x": X, "flag": True}) == Call((), {"x": X, "flag": True})
+    named = Call.of({"x": X, "flag": True})
+    assert named.args == () and named.kwargs == {"x": X, "flag": True}
     for wrong in (3, "x", None):
         with pytest.raises(InputError, match=type(wrong).__name__):
             Call.of(wrong)

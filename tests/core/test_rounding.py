@@ -102,3 +102,10 @@ def test_a_box_reaches_all_of_its_points(pairs):
     for corner in ([low for low, _ in pairs], [high for _, high in pairs]):
         squared = sum(((Fraction(x) - Fraction(m)) ** 2 for x, m in zip(corner, middle.tolist(), strict=True)), Fraction(0))
         assert math.isinf(box.reach) or squared <= Fraction(box.reach) ** 2
+
+
+def test_each_row_has_a_scale_of_its_own():
+    rows = torch.tensor([[3e-300, 4e-300], [3.0, 4.0], [3e300, 4e300], [0.0, 5e-324], [0.0, 0.0]], dtype=torch.float64)
+    expected = [5e-300, 5.0, 5e300, 5e-324, 0.0]
+    for found, exact in zip(length(rows, 1).tolist(), expected, strict=True):
+        assert exact <= found <= exact * (1 + 1e-12) + 1e-322
