@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from normscope.certify.lower import Function, Space, quotient
+from normscope.certify.relaxation import is_adjoint
 from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
 from normscope.core.errors import InputError, boundary
@@ -136,7 +137,7 @@ def _bracket(graph: Graph) -> Bracket:
         units = torch.eye(space.dimension, dtype=torch.float64)
         matrix = _linear_part(function, torch.zeros_like(units))[0](units)
         dense = spectral_norm(matrix, float(_rounding(composed) * math.sqrt(space.dimension)))
-        if dense < bound:
+        if dense < bound and is_adjoint(lambda x: (function(x[None]) - function(zero[None]))[0], [matrix.T], [zero]):
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
             bound, certificate = dense, Certificate((step,))
     scale = float(bound) if bound.finite and 0 < float(bound) < float("inf") else 1.0

@@ -79,12 +79,12 @@ def _relaxed(context: Composition, output: Node, nodes: list[Node], anywhere: bo
 
     _, pull = torch.func.vjp(linear_network, *zeros)
     pulled = [part.flatten(1) for part in torch.vmap(pull)(torch.eye(rows, dtype=torch.float64))]
-    if not _is_adjoint(linear_network, pulled, zeros):
+    if not is_adjoint(linear_network, pulled, zeros):
         return None
     return _bounds(context, dict(zip((*inputs, *inner), pulled, strict=True)), inputs, inner, pieces)
 
 
-def _is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor], like: list[torch.Tensor]) -> bool:
+def is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor], like: list[torch.Tensor]) -> bool:
     """Whether the rows that torch's backward gave are those of the network that runs forward.
 
     It is not for every operation (nearest upsampling). Both sides are linear, so if they differ, they differ at a random point.
