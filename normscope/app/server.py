@@ -94,12 +94,12 @@ def serve(
         raise InputError(f"no directory {root}: pass the one that holds your runs, such as runs for ns.watch(run='runs/name')")
     if token is None and not is_loopback(host):
         raise InputError(
-            f"{host} can be reached from other machines: add --token-file FILE, whose line has at least {SHORTEST_TOKEN} characters, for "
+            f"{host} can be reached from other machines: add --token-file FILE, a line of at least {SHORTEST_TOKEN} characters, for "
             'instance from `python -c "import secrets; print(secrets.token_urlsafe())"`, or leave --host out'
         )
     token = secrets.token_urlsafe() if token is None else token
     if len(token) < SHORTEST_TOKEN or not TOKEN.fullmatch(token):
-        raise InputError(f"a token has at least {SHORTEST_TOKEN} letters, digits and any of - . _ ~, and nothing else")
+        raise InputError(f"a token has at least {SHORTEST_TOKEN} characters: letters, digits and any of - . _ ~")
     with listening(host, port) as taken:
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{taken.getsockname()[1]}/?token={token}")
