@@ -94,7 +94,7 @@ def serve(
         raise InputError(f"no directory {root}: pass the one that holds your runs, such as runs for ns.watch(run='runs/name')")
     if token is None and not is_loopback(host):
         raise InputError(
-            f"{host} can be reached from other machines: add --token-file FILE, a line of at least {SHORTEST_TOKEN} characters, for "
+            f"{host} can be reached from other machines: add --token-file FILE with at least {SHORTEST_TOKEN} characters, for "
             'instance from `python -c "import secrets; print(secrets.token_urlsafe())"`, or leave --host out'
         )
     token = secrets.token_urlsafe() if token is None else token
