@@ -116,48 +116,49 @@ class Discovery:
         """Take in a directory; what cannot be listed is taken as empty. again: only what is new in it is looked at further."""
         try:
             changed = os.stat(path, follow_symlinks=False).st_mtime_ns
-            with os.scandir(path) as entries:
-                kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+            with os.scandir(path) as found:
+                entries = {entry.name: entry for entry in found}
+            directories = [name for name, entry in entries.items() if entry.is_dir(follow_symlinks=False)]
         except OSError:
             return
-        files = [name for name, is_directory in kinds.items() if not is_directory]
-        directories = [name for name, is_directory in kinds.items() if is_directory]
+        below = set(directories)
+        files = [name for name in entries if name not in below]
         ranks = sorted((name for name in directories if RANK.fullmatch(name)), key=lambda name: int(name.removeprefix("rank-")))
         is_part = RANK.fullmatch(os.path.basename(path)) is not None and path != self.root
-        is_run = not is_part and bool(ranks or MANIFEST in kinds or EVENTS in kinds or any(map(STREAM.fullmatch, files)))
+        is_run = not is_part and bool(ranks or MANIFEST in entries or EVENTS in entries or any(map(STREAM.fullmatch, files)))
         if is_run:
-            self._take(Place(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), [path, *files])
+            self._take(
+                Place(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), [entries[name] for name in files]
+            )
         if not is_run and not is_part:
             self._watched[path] = changed
             for name in [name for name in files if name.endswith(".json")][:MOST_RESULTS]:
                 if is_result(Path(path, name)):
-                    self._take(Place(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [path, name])
+                    self._take(Place(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [entries[name]])
         if depth < DEEPEST:
-            below = [os.path.join(path, name) for name in directories if not name.startswith(".") and name not in ranks]
-            fresh = [each for each in below if not again or (each not in self._watched and self._id(each) not in self.places)]
+            deeper = [os.path.join(path, name) for name in directories if not name.startswith(".") and name not in ranks]
+            fresh = [each for each in deeper if not again or (each not in self._watched and self._id(each) not in self.places)]
             self._named += [(each, depth + 1) for each in fresh[: self._left]]
             self._left -= len(fresh)
 
-    def _take(self, place: Place, files: list[str]) -> None:
-        """files: the directory, and names in it whose times count."""
+    def _take(self, place: Place, files: list[os.DirEntry[str]]) -> None:
+        """files: whose times count."""
         if len(self.places) >= MOST_PLACES and place.id not in self.places:
             return
         self.places[place.id] = place
-        self.written[place.id] = newest(files[0], files[1:])
+        self.written[place.id] = newest(files)
         self._seen.add(place.id)
 
     def _id(self, path: str) -> str:
         return quote_from_bytes(os.fsencode(path[len(self.root) :].lstrip(os.sep) or "."), safe="/")
 
 
-def newest(directory: str, names: list[str]) -> int:
+def newest(files: list[os.DirEntry[str]]) -> int:
     """When the last one of some files was written, in nanoseconds."""
     times = [0]
-    for name in names:
-        try:
-            times.append(os.stat(os.path.join(directory, name), follow_symlinks=False).st_mtime_ns)
-        except OSError:
-            continue
+    for file in files:
+        with suppress(OSError):
+            times.append(file.stat(follow_symlinks=False).st_mtime_ns)
     return max(times)
 
 

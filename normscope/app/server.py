@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normscope.app import views
 from normscope.app.catalogue import Catalogue
-from normscope.app.guard import MOST_HEADERS, SHORTEST_TOKEN, Guard
+from normscope.app.guard import MOST_HEADERS, SHORTEST_TOKEN, Guard, is_loopback
 from normscope.app.results import POLICY as RESULT_POLICY
 from normscope.app.results import result_page
 from normscope.core.errors import InputError, NormscopeError
@@ -92,9 +92,14 @@ def serve(
     """Serve until interrupted. token: a new one if none is given. ready: called with the link once the port is taken."""
     if not root.is_dir():
         raise InputError(f"no directory {root}: pass the one that holds your runs, such as runs for ns.watch(run='runs/name')")
+    if token is None and not is_loopback(host):
+        raise InputError(
+            f"{host} can be reached from other machines: add --token-file FILE with at least {SHORTEST_TOKEN} characters, for "
+            'instance from `python -c "import secrets; print(secrets.token_urlsafe())"`, or leave --host out'
+        )
     token = secrets.token_urlsafe() if token is None else token
     if len(token) < SHORTEST_TOKEN or not TOKEN.fullmatch(token):
-        raise InputError(f"a token has at least {SHORTEST_TOKEN} letters, digits and any of - . _ ~, and nothing else")
+        raise InputError(f"a token has at least {SHORTEST_TOKEN} characters: letters, digits and any of - . _ ~")
     with listening(host, port) as taken:
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{taken.getsockname()[1]}/?token={token}")

@@ -13,7 +13,7 @@ from normscope.core.errors import InputError
 def serve(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are, at any depth.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback can be reached by others.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback demands --token-file.")] = "127.0.0.1",
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Whose one line is the token that visitors need; a new one by default.")
     ] = None,

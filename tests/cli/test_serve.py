@@ -11,6 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import normscope
+
+
+def test_a_token_comes_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("short\n")
+    for file, words in (("none", "cannot read the token in"), ("short", "at least 16 characters")):
+        result = normscope("serve", str(tmp_path), "--token-file", str(tmp_path / file))
+        assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1
+
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> None:
