@@ -38,7 +38,7 @@ def above(size: torch.Tensor) -> torch.Tensor:
 
 def exponent_of(values: torch.Tensor) -> int:
     """The e of the largest |value| in [2^(e−1), 2^e); 0 where there is none."""
-    largest = float(values.abs().max()) if values.numel() else 0.0
+    largest = float(values.detach().abs().max()) if values.numel() else 0.0
     return math.frexp(largest)[1] if 0 < largest < math.inf else 0
 
 

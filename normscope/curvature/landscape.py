@@ -82,7 +82,9 @@ class Landscape(Rendered):
         else:
             return math.inf
         while high > (1 + precision) * low:
-            middle = math.sqrt(low * high)
+            middle = math.sqrt(low) * math.sqrt(high)
+            if not low < middle < high:  # neighbours
+                break
             low, high = (middle, high) if self._stable(middle, iterations) else (low, middle)
         return low
 

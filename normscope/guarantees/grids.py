@@ -17,9 +17,9 @@ LEAST_POWER = -4096  # what is smaller is counted as this large
 
 def power_above(value: Magnitude) -> int:
     """The least k with value ≤ RATIO^k."""
-    if not value.finite:
+    if value.log > 2.0**50:  # infinity, and where k + 1 is no longer another number than k
         raise OverflowError("no power is above infinity")
-    if not value:
+    if value.log <= LEAST_POWER * math.log(RATIO):
         return LEAST_POWER
     k = math.ceil(value.log / math.log(RATIO))
     while value > on_grid(k):  # rounding of the quotient

@@ -18,6 +18,7 @@ from normscope.operators.dense import spectral_norm
 
 ANY_SIZE = 1 << 20  # inputs so large that the bound of a convolution holds for every size
 SMALLEST = 1e-6  # norms and gains below this count as this in the penalty, whose slope is 0 there
+MOST_TURNS = 100  # of scaling a weight, each of which lowers its norm unless nothing can
 MOST_ROUNDING = 1e-4  # above this the norm of a scaled weight is bounded again, rather than the weight scaled further
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -67,9 +68,13 @@ class Layer:
             raise InputError(f"{self.name or 'the model'} has no finite norm: its weight is not finite or too large")
         covered = self.rounding <= MOST_ROUNDING
         margin = self.rounding if covered else 2 * torch.finfo(self.weight.dtype).eps  # enough for every entry to move
-        while bound > self.limit:
+        for _ in range(MOST_TURNS):
+            if bound <= self.limit:
+                break
             self.weight.mul_(self.limit / bound * (1 - margin))
             bound = self.limit if covered else float(self.norm())
+        else:
+            raise InputError(f"{self.name or 'the model'} cannot be scaled to a norm of {self.limit:g} in {self.weight.dtype}")
         self.proved, self.seen = bound, self.weight.detach().clone()
 
 

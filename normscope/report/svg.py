@@ -206,12 +206,11 @@ def _short(text: str | None, length: int = 28) -> str:
 
 def _step(low: float, high: float) -> float:
     """Between two round numbers, of which 3 to 8 lie on an axis from low to high."""
-    step = 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
-    while (high - low) / step > 8:
-        step *= 2
-    while (high - low) / step < 3:
-        step /= 2
-    return step
+    span = high - low
+    if not 1e-300 < span < math.inf:
+        return 1.0
+    step = 10.0 ** math.floor(math.log10(span))  # 1 to 10 of them
+    return 2 * step if span / step > 8 else step if span / step >= 3 else step / 2 if span / step >= 1.5 else step / 4
 
 
 def _multiples(step: float, low: float, high: float) -> list[float]:

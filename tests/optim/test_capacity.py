@@ -189,3 +189,13 @@ def test_the_penalty_lowers_the_certified_bound():
         uppers.append(ns.lipschitz(model.eval(), data[0][:1], region=ns.Ball(data[0][0], 0.1)).upper.log10)
     assert uppers[1] < uppers[0]
     assert not list(LogCapacity(dense()).parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size, limit", [(1.0, 1e-300), (1e-40, 1e-44), (1.0, 0.5), (0.0, 1.0), (1e30, 1e-30)])
+def test_scaling_ends_at_every_size(dtype, size, limit):
+    layer = nn.Linear(3, 3, bias=False).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3) * size)
+    spectral_cap(layer, limit)()
+    assert float(torch.linalg.matrix_norm(layer.weight.double(), 2)) <= limit * (1 + 1e-9)

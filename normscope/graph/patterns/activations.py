@@ -68,7 +68,7 @@ def _gated(node: Node, x: Node, gate: Node) -> tuple[Node, float] | None:
     if one == 1.0 and inner_node is not None:
         if inner_node.op == "erf":
             scale, inner = factors_of(inner_node.input)
-            if inner == [x] and close_to(scale, math.sqrt(0.5)):
+            if inner == [x] and close_to(scale, math.sqrt(0.5), node):
                 return renewed(node, "gelu", aten.gelu.default, (x, "none"), approximate="none"), 0.5
         if inner_node.op == "tanh" and _is_tanh_gelu_argument(inner_node.input, x):
             return renewed(node, "gelu", aten.gelu.default, (x, "tanh"), approximate="tanh"), 0.5
@@ -78,7 +78,7 @@ def _gated(node: Node, x: Node, gate: Node) -> tuple[Node, float] | None:
 def _is_tanh_gelu_argument(node: Node, x: Node) -> bool:
     """√(2/π)(x + 0.044715 x³)."""
     scale, inner = factors_of(node)
-    if len(inner) != 1 or inner[0].op != "add" or not close_to(scale, math.sqrt(2 / math.pi)):
+    if len(inner) != 1 or inner[0].op != "add" or not close_to(scale, math.sqrt(2 / math.pi), node):
         return False
     terms = [operand for operand in inner[0].args[:2] if isinstance(operand, Node)]
     if len(terms) != 2 or x not in terms:
@@ -88,4 +88,4 @@ def _is_tanh_gelu_argument(node: Node, x: Node) -> bool:
     cube = powers == [x, x, x] or (
         len(powers) == 1 and powers[0].op == "pow" and powers[0].args[0] is x and is_number(powers[0].args[1], 3.0)
     )
-    return cube and close_to(weight, 0.044715)
+    return cube and close_to(weight, 0.044715, node)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from normscope.graph.graph import Constant, Node
 
 
@@ -60,6 +62,6 @@ def is_number(value: Any, expected: float) -> bool:
     return scalar(value) == expected
 
 
-def close_to(value: float, expected: float) -> bool:
-    """Up to float32 rounding."""
-    return math.isclose(value, expected, rel_tol=2**-23)
+def close_to(value: float, expected: float, node: Node) -> bool:
+    """Up to the rounding of a number in the node's own type."""
+    return node.dtype is not None and math.isclose(value, expected, rel_tol=torch.finfo(node.dtype).eps)
