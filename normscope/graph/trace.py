@@ -202,8 +202,7 @@ class Conversion:
         target, args, kwargs = _functional(fx.target, args, kwargs)
         dynamic = any(isinstance(leaf, Node) for leaf in leaves)
         meta = fx.meta.get("val")
-        if op in CASTS and is_identity(op, args, meta):
-            self._note_cast(fx.all_input_nodes[0].meta["val"].dtype, meta.dtype)
+        self._note_casts(fx, leaves, meta if op in CASTS and is_identity(op, args, meta) else None)
         if not dynamic:
             return args[0] if op in CASTS and is_identity(op, args, meta) else self._fold(fx, target, args, kwargs)
         args, kwargs = in_double(target, args, kwargs)
@@ -236,11 +235,14 @@ class Conversion:
         if reinterprets and fx.args[0].meta["val"].dtype != fx.meta["val"].dtype:  # type: ignore[union-attr]
             raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
 
-    def _note_cast(self, before: torch.dtype, dtype: torch.dtype) -> None:
-        """Say once for each type that a cast to it is left out."""
-        note = f"casts to {str(dtype).removeprefix('torch.')} are identities here: all arithmetic is in float64"
-        if before != dtype and torch.finfo(dtype).bits < 64 and note not in self.notes:
-            self.notes.append(note)
+    def _note_casts(self, fx: FxNode, leaves: list[Any], cast: torch.Tensor | None) -> None:
+        """Say once for each type that casts to it, and computing in it as `dtype=` asks, are left out."""
+        before = [node.meta["val"].dtype for node in fx.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+        types = {leaf for leaf in leaves if isinstance(leaf, torch.dtype)} | ({cast.dtype} if cast is not None else set())
+        for dtype in sorted(types - set(before[:1]), key=str):
+            note = f"casts to {str(dtype).removeprefix('torch.')} are identities here: all arithmetic is in float64"
+            if before and dtype.is_floating_point and torch.finfo(dtype).bits < 64 and note not in self.notes:
+                self.notes.append(note)
 
     def _inside(self, fx: FxNode, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of as_strided, if its input is all of the memory that is read, in order."""
