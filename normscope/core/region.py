@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -61,7 +62,7 @@ class Ball:
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:
         away = [(a.double() - b).reshape(-1) for a, b in zip(point, self.middle, strict=True)]
-        return float(length(torch.cat(away))) <= self.radius
+        return math.hypot(*torch.cat(away).tolist()) <= self.radius  # scaled as it goes, and exact at the surface
 
 
 @dataclass(frozen=True)

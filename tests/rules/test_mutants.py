@@ -122,7 +122,7 @@ def folded(layer: nn.Module, normalizer: nn.Module) -> nn.Sequential:
 
 SPECTRAL = {  # a case for every module that proves spectral norms
     "normscope.rules.affine": Case(nn.Linear(4, 3), randn(1, 4)),
-    "normscope.operators.dense": RULE_CASES["upsample_linear1d"],  # whose rule imports inside a function
+    "normscope.rules.averages": RULE_CASES["upsample_linear1d"],
     "normscope.rules.normalizers": Case(affine_with_one_large := nn.LayerNorm(3, eps=0.1), randn(1, 3)),
     "normscope.operators.conv": CONVOLUTIONS["exact"],
     "normscope.certify.chains": CHAIN["LipLT"],
