@@ -391,7 +391,7 @@ for _name in ("clamp", "clamp_min", "clamp_max"):
     register(_name, Clamp())
 register("prelu", ParametricReLU())
 for _name in (
-    "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside", "floor_divide", "remainder", "fmod",
+    "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside", "remainder", "fmod",
 ):  # fmt: skip
     register(_name, _jump("it jumps, so no finite constant exists"))
 for _name in (

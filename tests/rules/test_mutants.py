@@ -122,7 +122,7 @@ def folded(layer: nn.Module, normalizer: nn.Module) -> nn.Sequential:
 
 SPECTRAL = {  # a case for every module that proves spectral norms
     "normscope.rules.affine": Case(nn.Linear(4, 3), randn(1, 4)),
-    "normscope.operators.dense": RULE_CASES["upsample_linear1d"],  # whose rule imports inside a function
+    "normscope.rules.averages": RULE_CASES["upsample_linear1d"],
     "normscope.rules.normalizers": Case(affine_with_one_large := nn.LayerNorm(3, eps=0.1), randn(1, 3)),
     "normscope.operators.conv": CONVOLUTIONS["exact"],
     "normscope.certify.chains": CHAIN["LipLT"],
@@ -140,6 +140,7 @@ def test_spectral_norm_mutant_dies(module, monkeypatch):
 def test_every_user_of_spectral_norms_has_a_case():
     users = {name for name, module in sys.modules.items() if vars(module).get("spectral_norm") is dense.spectral_norm}
     reporting = {"normscope.ledger", "normscope.certify.operator_norm", "normscope.checkup.subject"}
+    reporting.add("normscope.operators.dense")  # where it is defined; tests/operators/test_dense.py
     reporting.add("normscope.certify.relaxation")  # used on regions only, see below
     reporting.add("normscope.optim.capacity")  # caps are compared with exact norms in tests/optim/test_capacity.py
     assert {name for name in users if name.startswith("normscope")} - reporting == set(SPECTRAL)
