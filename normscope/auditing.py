@@ -19,7 +19,7 @@ from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import Report, upper
 from normscope.core.bracket import Bracket, Certificate, Step
-from normscope.core.data import Call, Data, Example, calls
+from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Region
@@ -203,7 +203,7 @@ def audit(
     graph = certifiable_graph(model, example, mode, output)
     above = upper(graph, report, region)
     call = Call.of(example)
-    batches: Iterable[Call] = [call] if data is None or graph.whole_batch else calls(data, call)
+    batches: Iterable[Call] = [call] if graph.whole_batch else calls_of_graph(data, call)
     if report is not None:
         report("searching for the lower bound", 0, 1)
     found = bracket(graph, above, call, region, data, effort, generator)

@@ -68,6 +68,8 @@ def _as_module(
     weight: torch.Tensor, input_shape: int | Sequence[int] | None, transposed: bool, settings: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, tuple[int, ...]]:
     weight = weight.detach()
+    if weight.is_complex():
+        raise InputError("a weight is real, not complex; a complex map is a real one twice its size: pass [[Re, −Im], [Im, Re]]")
     if not weight.is_floating_point():
         weight = weight.to(torch.float64)
     if weight.dim() == 2:

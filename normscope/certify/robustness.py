@@ -13,7 +13,7 @@ from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
-from normscope.core.data import Call, Data, Example, calls
+from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.region import Ball
@@ -170,7 +170,7 @@ def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float
 
 def _samples(example: Call, data: Data) -> Iterator[tuple[torch.Tensor, ...]]:
     count = 0
-    for call in calls(data, example):
+    for call in calls_of_graph(data, example):
         for index in range(call.batch_size):
             sample = tuple(part[index].to(torch.float64) for part in call.floats())
             if not all(bool(part.isfinite().all()) for part in sample):

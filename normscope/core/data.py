@@ -62,6 +62,28 @@ class Call:
 
         return Call(tuple(map(copy, self.args)), {key: copy(value) for key, value in self.kwargs.items()})
 
+    def check_fixed(self, example: Call) -> None:
+        """Refuse arguments in which no distance is measured, such as ids and masks, unless every sample has those of the example.
+
+        A graph holds them fixed at the example's first sample.
+        """
+        given, held = ({**dict(enumerate(call.args)), **call.kwargs} for call in (self, example))
+        for name, value in held.items():
+            other = given.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+                if value.is_floating_point() and value.dim():
+                    continue
+                first = value[:1] if value.dim() else value
+                same = first.shape[1:] == other.shape[1:] and bool((other == first.to(other.device)).all())
+            else:
+                same = value is other or bool(value == other)
+            if not same:
+                what = f"argument {name}" if isinstance(name, int) else name
+                raise InputError(
+                    f"the data has another {what} than the example's first sample, and a graph holds it fixed there: "
+                    "take samples with the same one, and an example that has it"
+                )
+
     def floats(self) -> list[torch.Tensor]:
         """The tensors that a distance is measured in."""
         return [tensor for tensor in self.tensors if tensor.is_floating_point() and tensor.dim() > 0]
@@ -90,6 +112,23 @@ def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
             yield call
     if empty:
         raise InputError("the data holds no batch with a sample in it")
+
+
+def calls_of_graph(data: Data | None, example: Call) -> Iterator[Call]:
+    """Calls for the graph of an example, which holds ids, masks and numbers fixed at the example's first sample.
+
+    Without data the example, or its first sample alone where the others have other ids.
+    """
+    if data is not None:
+        for call in calls(data, example):
+            call.check_fixed(example)
+            yield call
+        return
+    try:
+        example.check_fixed(example)
+    except InputError:
+        example = example.samples(slice(0, 1))
+    yield example
 
 
 def _aligned(tensors: Sequence[torch.Tensor], example: Call, batch_size: int) -> Iterable[tuple[torch.Tensor, ...]]:

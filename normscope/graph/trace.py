@@ -216,6 +216,8 @@ class Conversion:
             op, target, args = "as_strided", strided, self._inside(fx, args)
         else:
             op, target, args = canonical(op, target, args, meta)
+        if op == "div" and kwargs.get("rounding_mode") is not None:
+            op = "rounded_div"  # so that no pattern takes it for a quotient
         if not any(isinstance(leaf, Node) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
             return self._fold(fx, target, args, kwargs)
         tensor = isinstance(meta, torch.Tensor)

@@ -16,7 +16,7 @@ from torch import nn
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
-from normscope.core.data import Call, Data, Example, calls
+from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
 from normscope.core.rendering import Rendered, Table, Text
@@ -128,7 +128,7 @@ def training_cost(model: nn.Module, example: Example, alpha: float = 0.01, data:
     graph = certifiable_graph(model, example, "eval", None)
     above = upper(graph)
     call = Call.of(example)
-    rows = ledger(graph, above, [call] if data is None else calls(data, call))
+    rows = ledger(graph, above, calls_of_graph(data, call))
     weights = [number for number, row in enumerate(rows) if row.spectral_norm is not None]
     costs = tuple(_cost(rows, number, alpha) for number in weights[:-1])
     residual = any(len(link.sources) > 1 for link in above.links)

@@ -179,7 +179,7 @@ class Product(Rule):
         return forms.product(*map(forms.of, node.args[:2]))
 
 
-@rule("div", "true_divide")
+@rule("div", "true_divide", "rounded_div")
 class Quotient(Rule):
     """x/c: 1/|c|. a/b with |b| ≥ m > 0: L_a/m + sup|a| L_b/m²."""
 

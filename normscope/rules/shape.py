@@ -270,8 +270,9 @@ def _accumulated(node: Node, weight: float = 1.0) -> Gain:
     writes = _places_and_values(node)
     assert writes is not None
     most = [int(torch.bincount(part).max()) if part.numel() else 0 for part in writes]
-    factors = {_values(node): abs(weight) * math.sqrt(most[0] * most[1]) * (1 + 2**-50)}
-    return Gain.of(*(1.0 if source is node.args[0] else factors[source] for source in node.inputs), method="sum")
+    scattered = abs(weight) * math.sqrt(most[0] * most[1]) * (1 + 2**-50)
+    operands = ((node.args[0], 1.0), (_values(node), scattered))  # by place: both may be the same node
+    return Gain.of(*(factor for operand, factor in operands if isinstance(operand, Node)), method="sum")
 
 
 @rule("index_add", "scatter_add")
@@ -279,8 +280,6 @@ class Accumulation(Rule):
     """base + scattered values."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if node.args[0] is _values(node):
-            return Gain.infinite(node, "it adds a tensor to itself in other places; write the two apart")
         return _accumulated(node, float(node.argument(4, "alpha", 1)))
 
     def linear(self, node: Node) -> bool:

@@ -222,3 +222,38 @@ def test_clamps_of_every_kind_on_a_ball(function, radius):
 def test_an_exponent_that_depends_on_the_input_is_refused():
     with pytest.raises(ns.Refusal, match="exponent"):
         ns.lipschitz(Function(lambda x: (x.abs() + 1) ** torch.sigmoid(x)), randn(1, 4))
+
+
+def test_values_added_to_a_tensor_that_they_come_from_count_twice():
+    indices = torch.tensor([0, 0, 0, 0, 4, 5])
+
+    class Itself(torch.nn.Module):
+        def forward(self, x):
+            z = x.T
+            return z.index_put((indices,), z, accumulate=True).T
+
+    matrix = torch.eye(6, dtype=torch.float64).index_add(0, indices, torch.eye(6, dtype=torch.float64))
+    assert float(ns.lipschitz(Itself(), torch.randn(1, 6)).upper) >= float(torch.linalg.matrix_norm(matrix, 2))
+
+
+def test_a_quotient_that_is_rounded_is_no_pattern():
+    class Rounded(torch.nn.Module):
+        def forward(self, x):
+            return torch.cat([100 * x, 1e-4 * torch.div(x, 1 + x.abs(), rounding_mode="floor")], 1)
+
+    assert not ns.lipschitz(Rounded(), torch.randn(1, 3)).upper.finite
+
+
+def test_products_of_products_are_traced_in_time():
+    class Powers(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(40):
+                x = x * x
+            return x
+
+    assert not ns.lipschitz(Powers(), torch.zeros(1, 2)).upper.finite
+
+
+def test_complex_weights_are_refused():
+    with pytest.raises(ns.InputError, match="complex"):
+        ns.operator_norm(1j * torch.eye(2))

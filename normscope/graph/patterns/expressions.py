@@ -15,27 +15,35 @@ def constant_operand(node: Node) -> Constant | None:
     return next((operand for operand in node.args[:2] if isinstance(operand, Constant)), None)
 
 
-def factors_of(node: Node) -> tuple[float, list[Node]]:
-    """A product written out: its constant coefficient and the nodes that are multiplied."""
+MOST_FACTORS = 6  # and as many products inside each other: no pattern has more
+
+
+def factors_of(node: Node, depth: int = MOST_FACTORS) -> tuple[float, list[Node]]:
+    """A product written out: its constant coefficient and the nodes that are multiplied; itself where it is a long one."""
+    whole = 1.0, [node]
+    if not depth:
+        return whole
     if node.op == "mul":
         coefficient = 1.0
         nodes: list[Node] = []
         for operand in node.args[:2]:
             if isinstance(operand, Node):
-                inner, factors = factors_of(operand)
+                inner, factors = factors_of(operand, depth - 1)
                 coefficient, nodes = coefficient * inner, nodes + factors
             else:
                 value = scalar(operand)
                 if value is None:
-                    return 1.0, [node]
+                    return whole
                 coefficient *= value
+            if len(nodes) > MOST_FACTORS:
+                return whole
         return coefficient, nodes
     if node.op == "div" and isinstance(node.args[0], Node):
         value = scalar(node.args[1])
         if value:
-            coefficient, nodes = factors_of(node.args[0])
+            coefficient, nodes = factors_of(node.args[0], depth - 1)
             return coefficient / value, nodes
-    return 1.0, [node]
+    return whole
 
 
 def plus_constant(node: Node) -> tuple[float | None, Node | None]:
