@@ -385,3 +385,9 @@ def test_attention_in_other_types(kind, attention):
     model = getattr(transformers, f"{kind}Model")(config).eval()
     found = ns.lipschitz(model, {"inputs_embeds": randn(1, 4, 16)}, output="last_hidden_state", effort=0.1)
     assert found.upper.finite and found.lower <= found.upper
+
+
+def test_softplus_beyond_its_threshold_is_smooth_in_float32_and_jumps_in_float64():
+    smooth = trace(nn.Softplus(), torch.full((1, 2), 25.0))
+    jumping = trace(nn.Softplus(), torch.full((1, 2), 25.0, dtype=torch.float64))
+    assert (smooth.output.args[2], jumping.output.args[2]) == (40, 20)
