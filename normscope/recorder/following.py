@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from normscope.core.errors import InputError
+from normscope.recorder import messages
 from normscope.recorder.checksums import Damage
 from normscope.recorder.columns import schema
 from normscope.recorder.directory import EVENTS, MANIFEST, SEGMENTS, STATUS, segment_number
@@ -58,9 +59,13 @@ class FollowedPart:
             self.streams.pop(gone).forget()
         for new in [path for path in segments if path not in self.streams]:
             self.streams[new] = FollowedSegment(new, self.cache, self._implied)
+        left = messages.BYTES_AT_ONCE  # for all of them together
         for stream in self.streams.values():
-            stream.refresh()
-        return any(stream.more for stream in self.streams.values())
+            stream.refresh(left)
+            left = stream.left
+            if left <= 0:
+                return True
+        return False
 
     def _refresh_status(self) -> None:
         try:
