@@ -69,7 +69,8 @@ class Changes:
 class Catalogue:
     """Reads when asked, on the asker's thread: a dashboard that nobody looks at costs nothing.
 
-    All places are known by name and time; only those that a question lists are read, the newest first.
+    All places are known by name and time; only those that a question lists are read, the newest first. `_lock` guards the list and
+    is not held while a run is read, so one that takes long delays nobody who does not ask for it; each entry has a lock of its own.
     """
 
     def __init__(self, root: Path, cache: ColumnCache | None = None) -> None:
@@ -93,7 +94,9 @@ class Catalogue:
             listed = heapq.nlargest(MOST_LISTED, matching, key=written.__getitem__)
             leading = listed if not find else heapq.nlargest(MOST_SHOWN, written, key=written.__getitem__)
             ids = list(dict.fromkeys([*(id for id in also[:MOST_SHOWN] if id in places), *leading[:MOST_SHOWN], *listed]))
-            self._refresh(ids)
+            entered = self._enter(ids)
+        self._refresh(entered)
+        with self._lock:
             entries = [self._entries[id] for id in ids if id in self._entries]
             return Changes(
                 self.version, tuple(entry.card for entry in entries if entry.version > since),
@@ -111,10 +114,10 @@ class Catalogue:
             unknown = [id for id in ids if id not in self.discovery.places or self.discovery.places[id].is_result]
             if unknown:
                 raise InputError(f"no run {unknown[0][:200]!r} here: reload the list of runs")
-            self._refresh(list(dict.fromkeys(ids))[:MOST_SHOWN])
-            if not set(ids) <= self._entries.keys():
-                raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
-            entries = {id: self._entries[id] for id in sorted(set(ids))}
+            entries = {entry.place.id: entry for entry in self._enter(sorted(set(ids))[:MOST_SHOWN])}
+        self._refresh(list(entries.values()))
+        if not set(ids) <= entries.keys():
+            raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
         with self._readers, ExitStack() as held:
             for entry in entries.values():
                 held.enter_context(entry.lock)
@@ -132,32 +135,49 @@ class Catalogue:
             raise InputError(f"no result {id[:200]!r} here: reload the list")
         return place.path
 
-    def _refresh(self, ids: Sequence[str]) -> None:
-        """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
+    def _enter(self, ids: Sequence[str]) -> list[Entry]:
+        """The entries of these places, in this order; others beyond MOST_KEPT are forgotten."""
         for id in [id for id in self._entries if id not in self.discovery.places]:
             self._drop(id)
-        deadline, renewed = time.monotonic() + AT_ONCE, 0
         for id in ids:
             place, entry = self.discovery.places[id], self._entries.get(id)
             if entry is None or entry.place != place:
-                entry = self._entries[id] = self._entry(place)
+                self._entries[id] = self._entry(place)
             self._entries.move_to_end(id)
+        entered = [self._entries[id] for id in ids]
+        while len(self._entries) > MOST_KEPT:
+            self._drop(next(iter(self._entries)))
+        return entered
+
+    def _refresh(self, entries: Sequence[Entry]) -> None:
+        """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
+        deadline, renewed = time.monotonic() + AT_ONCE, 0
+        for entry in entries:
             in_time = time.monotonic() < deadline or not renewed
             if in_time and entry.lock.acquire(timeout=PATIENCE):
                 try:
-                    state = signature(place)
-                    if state:
-                        self.discovery.written[id] = _modified(state)
-                        renewed += entry.unfinished
-                        self._renew(entry, state)
-                    else:
-                        self.discovery.forget(id)
+                    state = signature(entry.place)
+                    renewed += entry.unfinished and bool(state)
+                    made = self._renewed(entry, state) if state else None
+                    with self._lock:
+                        self._put(entry, made, state)
                 finally:
                     entry.lock.release()
-            if id not in self.discovery.places:
-                self._drop(id)
-        while len(self._entries) > MOST_KEPT:
-            self._drop(next(iter(self._entries)))
+
+    def _put(self, entry: Entry, made: Card | None, state: Signature) -> None:
+        """Note what a reading made of an entry; None: its place is gone."""
+        id = entry.place.id
+        if self._entries.get(id) is not entry:  # forgotten meanwhile
+            return
+        if made is None:
+            self.discovery.forget(id)
+            self._drop(id)
+            return
+        if id in self.discovery.places:
+            self.discovery.written[id] = _modified(state)
+        if made != entry.card:
+            self.version += 1
+            entry.card, entry.version = made, self.version
 
     def _drop(self, id: str) -> None:
         del self._entries[id]
@@ -173,16 +193,10 @@ class Catalogue:
         self.version += 1
         return Entry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
 
-    def _renew(self, entry: Entry, state: Signature) -> None:
+    def _renewed(self, entry: Entry, state: Signature) -> Card:
         if entry.signature != state or entry.unfinished:
-            made = self._read(entry, state)
-        elif entry.card.status == "live":
-            made = replace(entry.card, status=status(entry.run.status))
-        else:
-            return
-        if made != entry.card:
-            self.version += 1
-            entry.card, entry.version = made, self.version
+            return self._read(entry, state)
+        return replace(entry.card, status=status(entry.run.status)) if entry.card.status == "live" else entry.card
 
     def _read(self, entry: Entry, state: Signature) -> Card:
         updated = _modified(state) / 1e9
