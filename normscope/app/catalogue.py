@@ -26,6 +26,7 @@ MOST_LISTED = 200  # places in an answer
 MOST_SHOWN = 12  # runs in one figure
 MOST_KEPT = 1_000  # places whose cards and headers are kept
 MOST_CACHED = 256 << 20  # bytes of columns
+MOST_HELD = 256 << 20  # bytes of manifests and events; beyond it runs keep their cards, and are read again when they are asked for
 OFTEN = 0.4  # seconds between refreshes
 PATIENCE = 0.05  # seconds to wait for a run that a figure is made of
 MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
@@ -35,7 +36,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 @dataclass
 class Entry:
-    """A run in the catalogue. version: that of the catalogue when its card last changed."""
+    """A run in the catalogue. version: that of the catalogue when its card last changed. read: whether `run` holds what it read."""
 
     place: Place
     run: Run
@@ -44,6 +45,7 @@ class Entry:
     signature: Signature | None = None
     version: int = 0
     unfinished: bool = True
+    read: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -79,6 +81,7 @@ class Catalogue:
         self.version = 0
         self.discovery = Discovery(self.root)
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # the one that was listed last is the last one
+        self._held: dict[str, int] = {}  # bytes of manifests and events
         self._lock = threading.Lock()
         self._readers = threading.Semaphore(MOST_READERS)
         self._last = -OFTEN
@@ -121,6 +124,8 @@ class Catalogue:
         with self._readers, ExitStack() as held:
             for entry in entries.values():
                 held.enter_context(entry.lock)
+                if not entry.read:
+                    self._renew(entry, needed=True)
                 if entry.card.status == "error":
                     raise InputError(f"{entry.name} cannot be read: {entry.card.error}")
             yield [entries[id].run for id in ids]
@@ -156,31 +161,47 @@ class Catalogue:
             in_time = time.monotonic() < deadline or not renewed
             if in_time and entry.lock.acquire(timeout=PATIENCE):
                 try:
-                    state = signature(entry.place)
-                    renewed += entry.unfinished and bool(state)
-                    made = self._renewed(entry, state) if state else None
-                    with self._lock:
-                        self._put(entry, made, state)
+                    renewed += entry.unfinished
+                    self._renew(entry)
                 finally:
                     entry.lock.release()
 
-    def _put(self, entry: Entry, made: Card | None, state: Signature) -> None:
-        """Note what a reading made of an entry; None: its place is gone."""
-        id = entry.place.id
-        if self._entries.get(id) is not entry:  # forgotten meanwhile
+    def _renew(self, entry: Entry, needed: bool = False) -> None:
+        """Read what changed of an entry whose lock is held, and note what was made of it. needed: its run is, not only its card."""
+        state, id = signature(entry.place), entry.place.id
+        live = entry.card.status == "live"
+        again = entry.signature != state or entry.unfinished or (not entry.read and (live or needed))
+        made = self._read(entry, state, again) if state and (again or live) else entry.card
+        with self._lock:
+            if self._entries.get(id) is not entry:  # forgotten meanwhile
+                return
+            if not state:
+                self.discovery.forget(id)
+                self._drop(id)
+                return
+            if id in self.discovery.places:
+                self.discovery.written[id] = _modified(state)
+            self._let_go(entry)
+            if made != entry.card:
+                self.version += 1
+                entry.card, entry.version = made, self.version
+
+    def _let_go(self, latest: Entry) -> None:
+        """Forget what the runs hold that were listed longest ago, all but `latest`, until the rest is within MOST_HELD."""
+        self._held[latest.place.id] = sum(part.held for part in latest.run.parts)
+        if sum(self._held.values()) <= MOST_HELD:
             return
-        if made is None:
-            self.discovery.forget(id)
-            self._drop(id)
-            return
-        if id in self.discovery.places:
-            self.discovery.written[id] = _modified(state)
-        if made != entry.card:
-            self.version += 1
-            entry.card, entry.version = made, self.version
+        for id, entry in self._entries.items():
+            if self._held.get(id) and entry is not latest and entry.lock.acquire(blocking=False):
+                entry.run, entry.read = followed(entry.place.path, entry.place.ranks, self.cache), False
+                entry.lock.release()
+                del self._held[id]
+                if sum(self._held.values()) <= MOST_HELD:
+                    return
 
     def _drop(self, id: str) -> None:
         del self._entries[id]
+        self._held.pop(id, None)
         self.version += 1
 
     def _name(self, id: str) -> str:
@@ -193,15 +214,13 @@ class Catalogue:
         self.version += 1
         return Entry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
 
-    def _renewed(self, entry: Entry, state: Signature) -> Card:
-        if entry.signature != state or entry.unfinished:
-            return self._read(entry, state)
-        return replace(entry.card, status=status(entry.run.status)) if entry.card.status == "live" else entry.card
-
-    def _read(self, entry: Entry, state: Signature) -> Card:
+    def _read(self, entry: Entry, state: Signature, again: bool) -> Card:
+        """Its card. again: not only whether it is still being written."""
         updated = _modified(state) / 1e9
-        entry.signature, entry.unfinished = state, False
+        entry.signature, entry.unfinished, entry.read = state, False, True
         try:
+            if not again:
+                return replace(entry.card, status=status(entry.run.status))
             if entry.place.is_result:
                 return result_card(entry.place.id, entry.name, entry.place.path, updated)
             for part in entry.run.parts:

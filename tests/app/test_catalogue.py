@@ -290,6 +290,27 @@ def test_a_run_that_takes_long_to_read_delays_no_other_answer(tmp_path: Path, mo
     assert {card.status for card in cards(catalogue).values()} == {"finished"}
 
 
+def test_what_all_runs_hold_together_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcd":
+        write_run(tmp_path / name, 3, NAMES, finding=FINDING)
+    catalogue = Catalogue(tmp_path)
+    usual = cards(catalogue)
+    most = 2 * max(catalogue._held.values())
+    monkeypatch.setattr(catalogues, "MOST_HELD", most)
+    catalogue = Catalogue(tmp_path)
+    assert cards(catalogue) == usual == cards(catalogue)
+
+    def held() -> int:
+        return sum(part.held for entry in catalogue._entries.values() for part in entry.run.parts)
+
+    assert 0 < held() <= most
+    for name in "abcdabcd":
+        with catalogue.reading([name]) as (run,):
+            assert len(run.layers) == len(NAMES) and len(run.matrix("angle")) == 3 and len(run.findings) == 1
+        assert held() <= most
+    assert cards(catalogue) == usual
+
+
 def test_a_mended_run_is_shown_again(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 2, NAMES)
     manifest = (tmp_path / "a" / "manifest.json").read_bytes()

@@ -150,7 +150,7 @@ def test_one_line_that_is_no_event_does_not_fail_a_report(tmp_path: Path) -> Non
     content = files(2)
     path = laid(tmp_path, {**content, "events.jsonl": b'42\n"x"\nnull\n{"kind": "note"}\n' + content["events.jsonl"]})
     run = ns.load_run(path)
-    assert [event["kind"] for event in run.events()] == ["started", "closed"]
+    assert [event["kind"] for event in run.events()] == ["started", "finding", "closed"]
     assert re.search(r"4 lines of events.jsonl", run_report([Snapshot.of(run, COLUMNS)]))
 
 
