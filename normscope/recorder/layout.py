@@ -129,7 +129,7 @@ def places(schema: pa.Schema) -> dict[str, Place]:
 
 
 def most_header(columns: Iterable[Place]) -> int:
-    """Bytes of metadata that a batch of these columns can have: 16 for each buffer and for each of the fewer fields, and some more."""
+    """Bytes of metadata that a batch of these columns can have: 16 per buffer and per field (fewer), and some more."""
     return 1024 + 32 * (1 + max((place.buffer for place in columns), default=0))
 
 
