@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from normscope.core.data import Call
@@ -43,6 +44,9 @@ def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
     if not isinstance(model, (torch.nn.Module, ExportedProgram)):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise InputError(f"a model is a torch.nn.Module, not {what}")
+    lazy = [] if isinstance(model, ExportedProgram) else [name for name, value in model.named_parameters() if is_lazy(value)]
+    if lazy:
+        raise InputError(f"{lazy[0]} has no shape yet: call the model once, so that its lazy layers get theirs")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return Undistributed(model.module)
     return model.module() if isinstance(model, ExportedProgram) else model
