@@ -37,7 +37,7 @@ class LocalBrackets:
         """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
         top = max(self.brackets, key=lambda bracket: bracket.lower)
         above = max(self.brackets, key=lambda bracket: bracket.upper)
-        return Bracket(top.lower, above.upper, top.witness, above.certificate)
+        return Bracket(top.lower, above.upper, top.witness, above.certificate, notes=above.notes)
 
     def __len__(self) -> int:
         return len(self.brackets)
@@ -66,7 +66,7 @@ def local_brackets(
         above = upper(graph, region=ball, known=known)
         flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
         below, witness = lower(graph, flat, effort, region=ball)
-        found.append(Bracket(below, above.bound, witness, above.certificate))
+        found.append(Bracket(below, above.bound, witness, above.certificate, notes=graph.notes))
         if progress is not None:
             progress(len(found))
     return LocalBrackets(radius, tuple(found))

@@ -14,10 +14,11 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.exporting import in_mode, module_of
-from normscope.graph.independence import unproved
+from normscope.graph.independence import HINT, FixedSize, unproved
 from normscope.graph.trace import chosen_output
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
+LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
@@ -72,10 +73,13 @@ def check_samples_independent(
                 return None
             raise _untold(f"the model fails on its own example: {failure}")
         with torch.enable_grad():  # without gradients some of torch's layers take a fused path, which is not what is traced
-            reason = unproved(module, call, choose)
+            reason = unproved(module, call, choose, branches=not isinstance(model, ExportedProgram))
         if reason is None:
             _check_alone(run, sizes[0])
             return None
+        for size in LARGER if isinstance(reason, FixedSize) else ():
+            if run.fails(size) is None:
+                _check_alone(run, size)
         for probed in dict.fromkeys((_in_double(run), run)):
             for size in sizes:
                 _probe(probed, size)
