@@ -157,4 +157,6 @@ def _bracket(graph: Graph) -> Bracket:
     _, vector = largest_eigenpair(gram, space.dimension, torch.float64, 1e-10)
     low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)
     ends = (space.single(zero), space.single(vector))
-    return Bracket(low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps, graph.notes)
+    return Bracket(
+        low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps, graph.notes
+    )

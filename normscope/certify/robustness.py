@@ -111,7 +111,9 @@ def certify_radius(
     On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
     the margin is used up or the ball is left. data: (inputs, labels), or an iterable of such batches.
     """
-    numbers = isinstance(radii, Iterable) and all(isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii)
+    numbers = isinstance(radii, Iterable) and all(
+        isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii
+    )
     if not numbers:
         raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
     graph = certifiable_graph(model, example, "eval", output)

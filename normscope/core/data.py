@@ -136,7 +136,9 @@ def _like(batch: Any, example: Call) -> Call:
     kinds = [[value.dtype for value in side.tensors if value.dim()] for side in (call, example)]
     for found, wanted in zip(*kinds, strict=False):
         if wanted.is_floating_point and not found.is_floating_point:
-            raise InputError(f"a batch holds {_short(found)} where the example holds {_short(wanted)}: convert it with .to({wanted})")
+            raise InputError(
+                f"a batch holds {_short(found)} where the example holds {_short(wanted)}: convert it with .to({wanted})"
+            )
     for given, shown in zip(call.floats(), example.floats(), strict=False):
         if given.shape[1:] != shown.shape[1:]:
             raise InputError(f"a batch has samples of shape {tuple(given.shape[1:])}, the example {tuple(shown.shape[1:])}")

@@ -34,8 +34,8 @@ Inputs = Callable[[Call], list[torch.Tensor]]
 Select = Callable[[Any], torch.Tensor]
 
 CAUSES = (
-    "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting(), requires_grad or a type; (b) state outside buffers, or random "
-    "numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
+    "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting(), requires_grad or a type; (b) state outside "
+    "buffers, or random numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
     "Pass a model whose forward depends on its inputs, parameters and buffers alone."
 )
 ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.'
@@ -130,9 +130,9 @@ class Agreement:
             gap = _gap(found, expected)
             if math.isnan(gap):  # where neither gives a number
                 continue
-            if self._agree(gap, expected, samples[place]):
-                self.compared += 1
-            elif not self.is_random:
+            agree = self._agree(gap, expected, samples[place])
+            self.compared += agree is True
+            if agree is False and not self.is_random:
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
@@ -173,8 +173,8 @@ class Agreement:
             self.outputs[call] = result
         return values if capture else result
 
-    def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool:
-        """Whether a difference is rounding.
+    def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool | None:
+        """Whether a difference is rounding; None where rounding could make it but blurs the output, so that it says nothing.
 
         To first order rounding is a sum over operations: the unit roundoff, times what is computed, times how much of it reaches
         the output. That sum is measured: every operand and every result is perturbed at random by a roundoff of its size. The
@@ -188,7 +188,9 @@ class Agreement:
         generator = torch.Generator().manual_seed(0)
         moved = self._graph_output(call, partial(_rounded, unit=unit, generator=generator))
         spread = _gap(moved, expected)
-        return gap <= SAFETY * (spread + unit * size) and SAFETY * spread <= BLURRED * max(size, 1e-300)
+        if gap > SAFETY * (spread + unit * size):
+            return False
+        return True if SAFETY * spread <= BLURRED * max(size, 1e-300) else None
 
     def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
         alone = self._eager(sample)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import random
 import types
@@ -97,20 +96,17 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _container(held: Any) -> Restore:
-    before = copy.copy(held) if isinstance(held, set) else _parts(held)
+    before = _parts(held)
 
     def restore() -> None:
-        if isinstance(held, set):
-            if held != before:
-                held.clear()
-                held.update(before)
-            return
         present = _parts(held)
         if len(present) == len(before) and all(map(operator.is_, present, before)):
             return
         held.clear()
         if isinstance(held, dict):
             held.update(zip(before[::2], before[1::2], strict=True))
+        elif isinstance(held, set):
+            held.update(before)
         else:
             held.extend(before)
 
