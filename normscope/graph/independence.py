@@ -9,7 +9,9 @@ proof. What is proved holds for every batch of two samples or more.
 
 from __future__ import annotations
 
+import builtins
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +34,8 @@ HINT = 13  # samples that the fake batch has where the size must be a number
 MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch
 
 Choose = Callable[[Any], Any]
+
+ONE_AT_A_TIME = threading.RLock()
 
 
 class Broken(Exception):
@@ -71,7 +75,7 @@ class _Attempt:
             proof = _Proof(self.env)
             args, kwargs = tree_map(partial(self._batch, fake, proof), (call.args, call.kwargs))
             try:
-                with enable_python_dispatcher(), proof:
+                with enable_python_dispatcher(), _symbolic_len(), proof:
                     output = choose(model(*args, **kwargs))
                 self.reason = proof.end(output)
             except Broken as error:
@@ -96,6 +100,18 @@ class _Attempt:
         made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         proof.keep(made, Layout(0))
         return made
+
+
+@contextmanager
+def _symbolic_len() -> Iterator[None]:
+    """len(x) is x.shape[0], a symbol, which Python's own `len` would make a number of; one proof at a time."""
+    with ONE_AT_A_TIME:
+        own = builtins.len
+        builtins.len = lambda value: value.shape[0] if isinstance(value, FakeTensor) and value.dim() else own(value)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            builtins.len = own
 
 
 class _Proof(TorchDispatchMode):
