@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,20 +27,24 @@ class GradientView:
         self.parameters, self.look, self.began = parameters, look, began
         self.names: list[str] = []
         self.values: torch.Tensor | None = None  # (2, names)
+        self.passes: Counter[str] = Counter()  # name → backward passes of the step that gave it a gradient
         self._handles: list[Any] = []
 
     def start(self, guarded: Callable[..., Any]) -> None:
         self.names, self.values, self._queued = [], None, False
+        self.passes = Counter()
         self._guarded = guarded
-        hook = guarded(self._accumulated)
-        learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad and parameter.is_leaf]
-        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in learned]
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = guarded(partial(self._accumulated, name))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def stop(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        self.passes[name] += 1
         if not self._queued:
             self._queued = True
             engine = Variable._execution_engine

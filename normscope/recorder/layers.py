@@ -105,6 +105,12 @@ def is_observable(module: nn.Module) -> bool:
     return isinstance(module, (*NORMALIZING, *ACTIVATING))
 
 
+def is_torchs_own(module: nn.Module) -> bool:
+    """Whether its forward is torch's: no class of the user's, nor a function put in place, has a part in it."""
+    places = [type(module).forward.__module__, *(kind.__module__ for kind in type(module).__mro__[:-1])]
+    return "forward" not in vars(module) and all(place.startswith("torch.") for place in places)
+
+
 def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
     """Rows in the order of calls; weights whose module is never called as such stand where the module order puts them."""
     modules = dict(model.named_modules())

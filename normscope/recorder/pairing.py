@@ -27,7 +27,10 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
         handwritten = handwritten_in(report.numerics.graph, model)
         ends = scale_free_weights(report)
         for name in free:
-            free[name] = None if name in ends and free[name] is False else name in ends  # a normalizer that is frozen ends nothing
+            said, shown = name in ends, free[name]
+            differ = shown is not None and shown != said  # a normalizer that is frozen since ends nothing
+            hidden = name not in live.scale_free or name in live.beside  # the report saw the model's output, not the loss
+            free[name] = None if differ or (said and shown is None and hidden) else said
             if free[name]:
                 followed_by[name] = ends[name]
     elif live.dividing:

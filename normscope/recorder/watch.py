@@ -121,7 +121,7 @@ class Watch:
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
-        self._verdicts: Verdicts | None = None
+        self._verdicts: list[Verdicts] = []  # one for each backward pass of the first sample
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
@@ -337,17 +337,17 @@ class Watch:
         self.gradients.start(self.guard.hook)
 
     def _backward_began(self) -> None:
-        if self.table is None and self._verdicts is None:
+        if self.table is None:
             with self.budget.charged(once=True):
                 self.guard.run("pairs of weights and normalizers", self._judge)
 
     def _judge(self) -> None:
-        """Once, inside of the first backward pass, while its graph is there to be read."""
+        """Inside of a backward pass of the first sample, while its graph is there to be read."""
         roots, seen = roots_of_this_pass(), self.forward.seen
         if roots is not None:
             names = {id(parameter): name for name, parameter in self.parameters.items()}
             names |= {key: name for key, (name, _) in seen.parameters.items()}
-            self._verdicts = judge(roots, names, weight_names(self.model), seen.spans)
+            self._verdicts.append(judge(roots, names, weight_names(self.model), seen.spans))
 
     def _ensure_table(self) -> None:
         """Once, when the first batch has been seen."""
@@ -357,8 +357,9 @@ class Watch:
 
     def _prepare(self, writer: Writer) -> None:
         seen, report = self.forward.seen, self.options.symmetries
-        table = make_table(self.model, self.parameters, self.optimizer, seen, self._verdicts, report, self.options.layers)
-        seen.spans, seen.parameters = Spans(), {}  # which hold the graph
+        verdicts = Verdicts.together(self._verdicts, self.gradients.passes) if self._verdicts else None
+        table = make_table(self.model, self.parameters, self.optimizer, seen, verdicts, report, self.options.layers)
+        seen.spans, seen.parameters = Spans(), {}
         if self._recorded_layers and self._recorded_layers != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
