@@ -84,7 +84,7 @@ class Verdicts:
 
     @staticmethod
     def together(passes: Sequence[Verdicts], gradients: Mapping[str, int]) -> Verdicts:
-        """Of all backward passes of a step. gradients: parameter → passes that gave it one, read or not; one unread is enough to doubt."""
+        """Of all backward passes of a step. gradients: parameter → how many gave it one; if more than were read, None."""
 
         def judged(name: str) -> bool | None:
             found = [one.scale_free[name] for one in passes if name in one.scale_free]
@@ -156,9 +156,8 @@ def judge(roots: Sequence[AutogradNode], names: Mapping[int, str], weights: Sequ
             multiplying |= factors(node, operands)
             scales[node] = scale_of(node, operands)
         path = paths.get(node) if call is None else call.path
-        for name, bit in bits.items() if path is not None and (moved := entering.moved) else ():
-            if bit & moved:
-                followed_by.setdefault(name, path)
+        if path is not None and (moved := entering.moved):
+            followed_by = {**{name: path for name, bit in bits.items() if bit & moved}, **followed_by}
     for root in roots:
         visible, unknown = visible | scales[root].shown, unknown | scales[root].unknown
     free = {name: False if bit & visible else None if bit & unknown else True for name, bit in bits.items() if bit & met}

@@ -22,6 +22,7 @@ from normscope.recorder.layers import (
     CHANNELS_SECOND,
     MULTIPLYING,
     NORMALIZING,
+    PLAIN,
     Handwritten,
     Seen,
     is_observable,
@@ -31,7 +32,6 @@ from normscope.recorder.layers import (
 from normscope.recorder.statistics import as_normalizer, input_statistics
 
 DEVICES = ("cpu", "cuda")
-PLAIN = (torch.Tensor, nn.Parameter)  # a subclass may run code of its own in every operation
 
 
 @contextmanager
@@ -161,7 +161,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Those of tuples, lists and dictionaries, whose own methods are not run."""
     if type(value) in PLAIN:
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        kind = next(kind for kind in (tuple, list, dict) if isinstance(value, kind))
-        for entry in dict.values(value) if isinstance(value, dict) else kind.__iter__(value):
-            yield from tensors_in(entry)
+    kinds = [kind for kind in (tuple, list, dict) if isinstance(value, kind)]
+    for entry in dict.values(value) if isinstance(value, dict) else kinds[0].__iter__(value) if kinds else ():
+        yield from tensors_in(entry)

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import Variable
 
 from normscope.recorder.forward import unrecorded
+from normscope.recorder.layers import is_plain
 from normscope.recorder.weights import dots, local, norms
 
 FRAMES = 40  # how far up a GradScaler is looked for
@@ -58,7 +59,7 @@ class GradientView:
         self.look(self._read)
 
     def _read(self) -> None:
-        found = {name: parameter for name, parameter in self.parameters.items() if parameter.grad is not None}
+        found = {name: p for name, p in self.parameters.items() if p.grad is not None and is_plain(p.grad)}
         gradients = [local(parameter.grad) for parameter in found.values()]
         weights = [local(parameter) for parameter in found.values()]
         with unrecorded():

@@ -35,7 +35,7 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
                 followed_by[name] = ends[name]
     elif live.dividing:
         notes.append(
-            f"modules that divide by a root, as a normalizer does, are not recorded: {_listed(sorted(live.dividing))}. To record "
+            f"modules that divide by a root, as a normalizer does, are not recorded: {listed(sorted(live.dividing))}. To record "
             f"those that are normalizers, {ADVICE}"
         )
     if live.functions:
@@ -49,11 +49,11 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
             else "; no backward pass of the whole loss was seen, so weights are paired by the order of calls"
         )
         advice = "" if report is not None else f". To judge them, {ADVICE}"
-        notes.append(f"not judged whether the loss ignores their scale: {_listed(unjudged)}{why}{advice}")
+        notes.append(f"not judged whether the loss ignores their scale: {listed(unjudged)}{why}{advice}")
     return Pairing(followed_by, free, live.multiplying, handwritten, tuple(notes))
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 

@@ -40,6 +40,7 @@ SEE = frozenset({  # a power of c goes in, and none comes out
 NORMALIZE = frozenset({
     "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm",
 })  # fmt: skip
+DIGITS = 9  # of a degree: (x⁴⁹)^(1/49) has degree 1
 UNEVEN = (  # saved by operations that their kind does not tell from homogeneous ones: quotients that are rounded, counts of entries
     ("_saved_rounding_mode", "floor"), ("_saved_rounding_mode", "trunc"), ("_saved_ord", 0),
 )  # fmt: skip
@@ -147,8 +148,8 @@ def product(operands: Sequence[Scale]) -> Scale:
         powers: dict[float, int] = {}
         for degree, weights in (*found.powers.items(), (0.0, ~found.moved)):
             for more, others in (*other.powers.items(), (0.0, ~other.moved)):
-                if degree + more and weights & others:
-                    powers[degree + more] = powers.get(degree + more, 0) | weights & others
+                if (sum_of := round(degree + more, DIGITS)) and weights & others:
+                    powers[sum_of] = powers.get(sum_of, 0) | weights & others
         found = _made(powers, found.mixed | other.mixed, found.seen | other.seen, found.unknown | other.unknown)
     return found
 
@@ -171,7 +172,7 @@ def total(operands: Sequence[Scale], apart: bool = False) -> Scale:
 
 def raised(value: Scale, exponent: float) -> Scale:
     """A root of a sum may be that of a normalizer, with its ε."""
-    powers = {degree * exponent: weights for degree, weights in value.powers.items() if exponent}
+    powers = {round(degree * exponent, DIGITS): weights for degree, weights in value.powers.items() if exponent}
     whole = exponent >= 1 and exponent.is_integer()
     return _made(powers, 0, value.seen | (value.mixed if whole else 0), value.unknown | (0 if whole else value.mixed))
 

@@ -30,8 +30,9 @@ from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard, warn
-from normscope.recorder.layers import weight_names
-from normscope.recorder.life import ending
+from normscope.recorder.layers import is_plain, weight_names
+from normscope.recorder.life import Life, ending
+from normscope.recorder.pairing import listed
 from normscope.recorder.preparation import Earlier, Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
 from normscope.recorder.rows import assemble
@@ -110,11 +111,14 @@ class Watch:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
-        self.parameters = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
+        self._foreign = sorted(named.keys() - self.parameters.keys())
         self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
-        _check_symmetries(options.symmetries, self.parameters)
+        _check_symmetries(options.symmetries, named)
         self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
+        self._life: Life | None = None  # how it ended
         self.table: Table | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
@@ -162,6 +166,8 @@ class Watch:
             self._say_resumed(before)
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
+        if self._foreign:
+            self._event("note", message=f"of a type that runs code of its own, so they are not recorded: {listed(self._foreign)}")
         if self.compiled:
             self._without_inputs("the model is compiled")
         self._handles = [
@@ -190,19 +196,21 @@ class Watch:
     def _close(self, error: BaseException | None) -> None:
         if self.closed:
             return
-        life = ending(error)
-        self.closed = self.guard.over = True
-        atexit.unregister(self._left)
+        again, self._life = self._life is not None, self._life or ending(error)
+        self.guard.over = True
         self.guard.run("end of hooks", self._detach)
-        if self.writer is None:
-            return
         self.guard.run("last row", self._emit)
-        self.guard.run(
-            "summary", lambda: self._event("closed", step=self.step_number, state=life.state, error=life.error, **self._summary())
-        )
-        self.guard.run("end of the run", self.writer.close, life)
-        if not self.options.quiet and self.processes.rank == 0:
+        if not again:
+            self.guard.run("summary", self._say_closed, self._life)
+        if self.writer is not None:
+            self.guard.run("end of the run", self.writer.close, self._life)
+        self.closed = True  # only now: whoever interrupts it may close it again
+        atexit.unregister(self._left)
+        if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
+
+    def _say_closed(self, life: Life) -> None:
+        self._event("closed", step=self.step_number, state=life.state, error=life.error, **self._summary())
 
     def _stop(self) -> None:
         """End the recording before the training's end."""

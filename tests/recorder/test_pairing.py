@@ -88,6 +88,7 @@ TAILS: dict[str, tuple[Callable[[Tensor, nn.Module], Tensor], bool | None]] = {
     "a constant before it": (lambda h, norm: norm(0.5 * h), True),
     "both halves of a split": (lambda h, norm: norm(torch.cat(h.chunk(2, 1)[::-1], 1)), True),
     "division by its own norm": (lambda h, norm: h / h.flatten(1).norm(dim=1)[:, None, None, None], True),
+    "division by a norm of high order": (lambda h, norm: h / (h.abs() ** 49).mean((1, 2, 3), keepdim=True) ** (1 / 49), True),
     "nothing": (lambda h, norm: h, False),
     "an activation before it": (lambda h, norm: norm(torch.tanh(h)), False),
     "a normalizer and a bypass": (lambda h, norm: norm(h) + h, False),
