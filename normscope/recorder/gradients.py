@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,11 @@ class GradientView:
     def stop(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+
+    def forget(self, names: Collection[str]) -> None:
+        """Parameters whose gradients mean nothing any more."""
+        self.parameters = {name: parameter for name, parameter in self.parameters.items() if name not in names}
+        self.names = ["" if name in names else name for name in self.names]
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         self.passes[name] += 1

@@ -69,7 +69,7 @@ def scale_free_weights(report: SymmetryReport) -> dict[str, str]:
         for group in groups:
             rest = {action.parameter: action.degree for action in group.actions if action.parameter not in alone}
             if len({name.rpartition(".")[0] for name in rest}) == 1 and len(set(rest.values())) == 1:
-                ends = [found[name] for name in group.parameters if name in found] or [*group.path, ""][-1:]
+                ends = [found[name] for name in group.parameters if name in found] or ["", *group.path][-1:]
                 found |= {name: found.get(name, ends[0]) for name in rest}
                 alone |= set(rest) if len(rest) == 1 else set()
     return found

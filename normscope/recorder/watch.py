@@ -24,7 +24,7 @@ from normscope.recorder.backward import Spans, Verdicts, judge, roots_of_this_pa
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
-from normscope.recorder.distributed import Processes
+from normscope.recorder.distributed import Processes, placement
 from normscope.recorder.findings import EarlyWarning
 from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
@@ -288,11 +288,25 @@ class Watch:
 
     def _look_before(self) -> None:
         self._ensure_table()
+        self._notice_replaced()
         scaler = self.options.scaler or active_scaler()
         if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
             self._transfer.add("loss_scale", scaler._scale)
         self._view.before(self._transfer)
         self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
+
+    def _notice_replaced(self) -> None:
+        """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
+        now = dict(self.model.named_parameters())
+        gone = [name for name, p in self.parameters.items() if now.get(name) is not p and placement(p) is None]
+        if gone:
+            assert self.table is not None
+            for name in gone:
+                del self.parameters[name]
+            self.gradients.forget(gone)
+            self._view = StepView(self.parameters, self.optimizer, self.table.layers, self._look)
+            message = f"others were put in their place, so they are no longer recorded: {listed(gone)}"
+            self._event("note", step=self.step_number, message=message)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
