@@ -27,7 +27,8 @@ class StepView:
         look: Callable[..., None],
     ) -> None:
         self.optimizer, self.look = optimizer, look
-        known = {row: parameters[layer.parameter] for row, layer in enumerate(layers) if layer.parameter in parameters}
+        named = {row: layer.parameter for row, layer in enumerate(layers) if layer.parameter}
+        known = {row: parameters[name] for row, name in named.items() if name in parameters}
         self.rows, self.tensors = list(known), list(known.values())
         self.spectral = {  # row → warm-started iteration
             row: PowerIteration(local(tensor), seed=row)

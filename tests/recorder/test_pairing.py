@@ -319,3 +319,17 @@ def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
             model(x).sum().backward()
             assert [activation() for activation in kept] == [None] * len(kept)
             optimizer.step()
+
+
+class Gate(nn.Module):
+    """A module without children; what it gets as a second argument was computed outside of it."""
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return torch.relu(x) + other
+
+
+def test_a_module_is_what_it_computes_not_what_its_arguments_were_computed_with(tmp_path: Path) -> None:
+    judged(Headed(Gate(), lambda gate, h, x: gate(h, torch.tanh(h))), torch.randn(16, 8), tmp_path)
+    run = ns.load_run(tmp_path)
+    assert run.events("note")[0]["message"].endswith("not recorded: tanh")
+    assert [layer["role"] for layer in run.layers if layer["name"] == "between"] == ["activation"]
