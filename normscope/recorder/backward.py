@@ -163,8 +163,10 @@ def judge(roots: Sequence[AutogradNode], names: Mapping[int, str], weights: Sequ
     free = {name: False if bit & visible else None if bit & unknown else True for name, bit in bits.items() if bit & met}
     multiply = frozenset(name for name, bit in bits.items() if bit & multiplying)
     ahead = _operands_first(roots, spans.outputs)
-    direct = {leaves.get(names.get(id(node.variable), ""), 0) for node in ahead if kind_of(node) == LEAF}
-    beside = frozenset(name for name, bit in bits.items() if bit in direct)
+    direct = {names.get(id(node.variable), "") for node in ahead if kind_of(node) == LEAF}
+    alone = {name for name in free if free[name] is False and bias_of(name) in direct and name not in direct}
+    free |= dict.fromkeys(alone)  # the loss shows the bias itself; it may still ignore the weight's own scale
+    beside = frozenset(name for name in bits if name in direct or bias_of(name) in direct)
     return Verdicts(free, followed_by, multiply, *_activations(order, spans, calls), beside)
 
 

@@ -301,6 +301,15 @@ def test_every_backward_pass_counts_and_a_report_speaks_of_the_output_only(
         assert layers["lin.weight"] is want
 
 
+def test_a_penalty_on_the_bias_alone_says_nothing_of_the_weight(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+        (model(torch.randn(16, 8)).square().mean() + model[0].bias.sum()).backward()
+        optimizer.step()
+    assert [layer["scale_free"] for layer in ns.load_run(tmp_path).layers if layer["role"] == "weight"] == [None, False]
+
+
 def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
     kept: list[weakref.ref[Tensor]] = []
 
