@@ -36,10 +36,10 @@ screenshots: .venv/dev browser
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 test: lint types browser
-	$(BIN)/pytest -q -n $(WORKERS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup
 
 test-full: .venv/dev browser
-	$(BIN)/pytest -q -n $(WORKERS) -m 'full or not full'
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m 'full or not full'
 
 # every lower bound of pyproject.toml but torch's, for which constraints.txt stands; ray and the like come as they are
 .venv-oldest/dev: pyproject.toml constraints.txt
@@ -54,7 +54,7 @@ test-full: .venv/dev browser
 
 test-oldest: .venv-oldest/dev
 	! .venv-oldest/bin/python -c 'import pandas' 2>/dev/null
-	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --ignore tests/browser
+	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --ignore tests/browser
 
 bench: .venv/dev
 	@echo "bench/ compares with peers: see docs/benchmarks.md for how their environment is made"

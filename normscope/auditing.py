@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,7 @@ class Audit(Rendered):
                 "certified": True,
                 "reason": self.bracket.reason,
                 "rounding": self.bracket.certificate.rounding,
+                "notes": list(self.bracket.notes),
                 "certificate": [
                     {**asdict(step), "gain": None, "gain_log10": _number(step.gain.log10)}
                     for step in self.bracket.certificate.steps
@@ -104,7 +105,9 @@ class Audit(Rendered):
             model=content["model"],
             mode=content["mode"],
             inputs=tuple(map(tuple, content["inputs"])),
-            bracket=Bracket(lower, upper, None, Certificate(steps, found["reason"], found["rounding"]), rows),
+            bracket=Bracket(
+                lower, upper, None, Certificate(steps, found["reason"], found["rounding"]), rows, tuple(found.get("notes", ()))
+            ),
             layers=rows,
             residual=content["residual"],
             statistics=content["statistics"],
@@ -212,7 +215,7 @@ def audit(
         model=type(model).__name__,
         mode=mode,
         inputs=tuple(node.shape if graph.whole_batch else node.shape[1:] for node in graph.inputs),
-        bracket=Bracket(found.lower, found.upper, found.witness, found.certificate, tuple(rows)),
+        bracket=replace(found, layers=tuple(rows)),
         layers=tuple(rows),
         residual=any(len(link.sources) > 1 for link in above.links),
         statistics="example" if data is None or graph.whole_batch else "data",

@@ -26,6 +26,7 @@ MOST_LISTED = 200  # places in an answer
 MOST_SHOWN = 12  # runs in one figure
 MOST_KEPT = 1_000  # places whose cards and headers are kept
 MOST_CACHED = 256 << 20  # bytes of columns
+MOST_HELD = 256 << 20  # bytes of manifests and events; beyond it runs keep their cards, and are read again when they are asked for
 OFTEN = 0.4  # seconds between refreshes
 PATIENCE = 0.05  # seconds to wait for a run that a figure is made of
 MOST_READERS = 2  # figures made at the same time: each may need several times the memory of its column
@@ -35,7 +36,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 @dataclass
 class Entry:
-    """A run in the catalogue. version: that of the catalogue when its card last changed."""
+    """A run in the catalogue. version: that of the catalogue when its card last changed. read: whether `run` holds what it read."""
 
     place: Place
     run: Run
@@ -44,6 +45,7 @@ class Entry:
     signature: Signature | None = None
     version: int = 0
     unfinished: bool = True
+    read: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -69,7 +71,8 @@ class Changes:
 class Catalogue:
     """Reads when asked, on the asker's thread: a dashboard that nobody looks at costs nothing.
 
-    All places are known by name and time; only those that a question lists are read, the newest first.
+    All places are known by name and time; only those that a question lists are read, the newest first. `_lock` guards the list and
+    is not held while a run is read, so one that takes long delays nobody who does not ask for it; each entry has a lock of its own.
     """
 
     def __init__(self, root: Path, cache: ColumnCache | None = None) -> None:
@@ -78,6 +81,7 @@ class Catalogue:
         self.version = 0
         self.discovery = Discovery(self.root)
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # the one that was listed last is the last one
+        self._held: dict[str, int] = {}  # bytes of manifests and events
         self._lock = threading.Lock()
         self._readers = threading.Semaphore(MOST_READERS)
         self._last = -OFTEN
@@ -93,7 +97,9 @@ class Catalogue:
             listed = heapq.nlargest(MOST_LISTED, matching, key=written.__getitem__)
             leading = listed if not find else heapq.nlargest(MOST_SHOWN, written, key=written.__getitem__)
             ids = list(dict.fromkeys([*(id for id in also[:MOST_SHOWN] if id in places), *leading[:MOST_SHOWN], *listed]))
-            self._refresh(ids)
+            entered = self._enter(ids)
+        self._refresh(entered)
+        with self._lock:
             entries = [self._entries[id] for id in ids if id in self._entries]
             return Changes(
                 self.version, tuple(entry.card for entry in entries if entry.version > since),
@@ -111,13 +117,15 @@ class Catalogue:
             unknown = [id for id in ids if id not in self.discovery.places or self.discovery.places[id].is_result]
             if unknown:
                 raise InputError(f"no run {unknown[0][:200]!r} here: reload the list of runs")
-            self._refresh(list(dict.fromkeys(ids))[:MOST_SHOWN])
-            if not set(ids) <= self._entries.keys():
-                raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
-            entries = {id: self._entries[id] for id in sorted(set(ids))}
+            entries = {entry.place.id: entry for entry in self._enter(sorted(set(ids))[:MOST_SHOWN])}
+        self._refresh(list(entries.values()))
+        if not set(ids) <= entries.keys():
+            raise InputError(f"choose between 1 and {MOST_SHOWN} runs")
         with self._readers, ExitStack() as held:
             for entry in entries.values():
                 held.enter_context(entry.lock)
+                if not entry.read:
+                    self._renew(entry, needed=True)
                 if entry.card.status == "error":
                     raise InputError(f"{entry.name} cannot be read: {entry.card.error}")
             yield [entries[id].run for id in ids]
@@ -132,35 +140,68 @@ class Catalogue:
             raise InputError(f"no result {id[:200]!r} here: reload the list")
         return place.path
 
-    def _refresh(self, ids: Sequence[str]) -> None:
-        """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
+    def _enter(self, ids: Sequence[str]) -> list[Entry]:
+        """The entries of these places, in this order; others beyond MOST_KEPT are forgotten."""
         for id in [id for id in self._entries if id not in self.discovery.places]:
             self._drop(id)
-        deadline, renewed = time.monotonic() + AT_ONCE, 0
         for id in ids:
             place, entry = self.discovery.places[id], self._entries.get(id)
             if entry is None or entry.place != place:
-                entry = self._entries[id] = self._entry(place)
+                self._entries[id] = self._entry(place)
             self._entries.move_to_end(id)
+        entered = [self._entries[id] for id in ids]
+        while len(self._entries) > MOST_KEPT:
+            self._drop(next(iter(self._entries)))
+        return entered
+
+    def _refresh(self, entries: Sequence[Entry]) -> None:
+        """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
+        deadline, renewed = time.monotonic() + AT_ONCE, 0
+        for entry in entries:
             in_time = time.monotonic() < deadline or not renewed
             if in_time and entry.lock.acquire(timeout=PATIENCE):
                 try:
-                    state = signature(place)
-                    if state:
-                        self.discovery.written[id] = _modified(state)
-                        renewed += entry.unfinished
-                        self._renew(entry, state)
-                    else:
-                        self.discovery.forget(id)
+                    renewed += entry.unfinished
+                    self._renew(entry)
                 finally:
                     entry.lock.release()
-            if id not in self.discovery.places:
+
+    def _renew(self, entry: Entry, needed: bool = False) -> None:
+        """Read what changed of an entry whose lock is held, and note what was made of it. needed: its run is, not only its card."""
+        state, id = signature(entry.place), entry.place.id
+        live = entry.card.status == "live"
+        again = entry.signature != state or entry.unfinished or (not entry.read and (live or needed))
+        made = self._read(entry, state, again) if state and (again or live) else entry.card
+        with self._lock:
+            if self._entries.get(id) is not entry:  # forgotten meanwhile
+                return
+            if not state:
+                self.discovery.forget(id)
                 self._drop(id)
-        while len(self._entries) > MOST_KEPT:
-            self._drop(next(iter(self._entries)))
+                return
+            if id in self.discovery.places:
+                self.discovery.written[id] = _modified(state)
+            self._let_go(entry)
+            if made != entry.card:
+                self.version += 1
+                entry.card, entry.version = made, self.version
+
+    def _let_go(self, latest: Entry) -> None:
+        """Forget what the runs hold that were listed longest ago, all but `latest`, until the rest is within MOST_HELD."""
+        self._held[latest.place.id] = sum(part.held for part in latest.run.parts)
+        if sum(self._held.values()) <= MOST_HELD:
+            return
+        for id, entry in self._entries.items():
+            if self._held.get(id) and entry is not latest and entry.lock.acquire(blocking=False):
+                entry.run, entry.read = followed(entry.place.path, entry.place.ranks, self.cache), False
+                entry.lock.release()
+                del self._held[id]
+                if sum(self._held.values()) <= MOST_HELD:
+                    return
 
     def _drop(self, id: str) -> None:
         del self._entries[id]
+        self._held.pop(id, None)
         self.version += 1
 
     def _name(self, id: str) -> str:
@@ -173,21 +214,13 @@ class Catalogue:
         self.version += 1
         return Entry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
 
-    def _renew(self, entry: Entry, state: Signature) -> None:
-        if entry.signature != state or entry.unfinished:
-            made = self._read(entry, state)
-        elif entry.card.status == "live":
-            made = replace(entry.card, status=status(entry.run.status))
-        else:
-            return
-        if made != entry.card:
-            self.version += 1
-            entry.card, entry.version = made, self.version
-
-    def _read(self, entry: Entry, state: Signature) -> Card:
+    def _read(self, entry: Entry, state: Signature, again: bool) -> Card:
+        """Its card. again: not only whether it is still being written."""
         updated = _modified(state) / 1e9
-        entry.signature, entry.unfinished = state, False
+        entry.signature, entry.unfinished, entry.read = state, False, True
         try:
+            if not again:
+                return replace(entry.card, status=status(entry.run.status))
             if entry.place.is_result:
                 return result_card(entry.place.id, entry.name, entry.place.path, updated)
             for part in entry.run.parts:

@@ -8,16 +8,14 @@ import torch
 from torch.export import ExportedProgram
 
 from normscope.core.data import Example
-from normscope.graph.exporting import module_of
 from normscope.graph.graph import Graph, Node, check_finite
-from normscope.graph.samples import check_samples_independent, unchanged
+from normscope.graph.samples import check_samples_independent
 from normscope.graph.trace import trace
 
 
 def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example, mode: str, output: str | int | None) -> Graph:
     """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
-    with unchanged(module_of(model)):  # tracing calls the model, which may keep what it is called with
-        graph = trace(model, example, mode, output)
+    graph = trace(model, example, mode, output)
     check_finite(graph)
     if mode != "batch" and not _refused_by_rules(graph):
         note = check_samples_independent(model, example, mode, output)

@@ -66,7 +66,7 @@ def bracket(
 ) -> Bracket:
     """Both sides of a bracket, given the upper one."""
     found, witness = lower(graph, seeds(graph, example, data), effort, generator, region)
-    return Bracket(found, above.bound, witness, above.certificate, above.certificate.steps)
+    return Bracket(found, above.bound, witness, above.certificate, above.certificate.steps, graph.notes)
 
 
 def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from normscope.core.bracket import Witness
+from normscope.core.errors import InputError
 from normscope.core.magnitude import ZERO, Magnitude
+from normscope.core.randomness import generator_of
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
 from normscope.operators.dense import frobenius_norm
@@ -79,7 +81,9 @@ def lower(
 
     effort multiplies the number of points and rounds. Both points of the witness lie in the region, if there is one.
     """
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = generator_of(generator)
+    if not isinstance(effort, (int, float)) or not 0 <= effort < math.inf:
+        raise InputError(f"effort is a finite number ≥ 0, not {effort!r}")
     space = Space(graph)
     if space.dimension == 0:
         return ZERO, None
@@ -145,7 +149,7 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
 
 def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The pairs with the largest quotients in float64, roundoff not yet taken off."""
-    pairs = [pair for pair in pairs if bool((pair[0] != pair[1]).any())]
+    pairs = [pair for pair in pairs if bool((pair[0] != pair[1]).any()) and bool((pair[0] - pair[1]).isfinite().all())]
     if not pairs or not math.prod(space.graph.output.shape):
         return []
     points = torch.stack([point for pair in pairs for point in pair])
@@ -229,7 +233,7 @@ class _Search:
         decades = 3.0 if self.small else 0.5
         scales = 10 ** (torch.rand(count, 1, generator=self.generator, dtype=self.dtype) * 2 * decades - decades)
         around = kept[torch.arange(count) % len(kept)] * (torch.arange(count) % 2)[:, None]
-        return torch.cat([kept, around + size * scales * self._noise((count, kept.shape[1]))])
+        return torch.cat([kept, (around + size * scales * self._noise((count, kept.shape[1]))).nan_to_num(0, 0, 0)])
 
     def _inside(self, region: Region) -> torch.Tensor:
         """The middle of the region and random points of it, near the middle and near the boundary."""

@@ -12,8 +12,9 @@ from normscope.certify.lower import Function, Space, quotient
 from normscope.certify.relaxation import is_adjoint
 from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
-from normscope.core.errors import InputError, boundary
+from normscope.core.errors import InputError, boundary, first_line
 from normscope.core.magnitude import ONE, Magnitude, total
+from normscope.graph.exporting import module_of
 from normscope.graph.graph import Graph, check_finite
 from normscope.graph.trace import trace
 from normscope.operators.dense import largest_eigenpair, spectral_norm
@@ -51,17 +52,24 @@ def operator_norm(
         settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "padding_mode": padding_mode}
         module, shape = _as_module(weight_or_module, input_shape, transposed, settings)
     else:
-        module = weight_or_module
+        module = module_of(weight_or_module)
         if input_shape is None:
             if not isinstance(module, torch.nn.Linear):
                 raise InputError("operator_norm of a module needs input_shape, the shape of one sample without the batch")
             input_shape = (module.in_features,)
-        shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
+        shape = _sizes(input_shape, 1)
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     graph = trace(module, torch.zeros(1, *shape, dtype=dtype))
     check_finite(graph)
     _check_affine(graph)
     return _bracket(graph)
+
+
+def _sizes(input_shape: int | Sequence[int] | None, axes: int) -> tuple[int, ...]:
+    shape = (input_shape,) * axes if isinstance(input_shape, int) else () if input_shape is None else input_shape
+    if not isinstance(shape, Sequence) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise InputError(f"input_shape is a whole number or several of them, each at least 0, not {input_shape!r}")
+    return tuple(shape)
 
 
 def _as_module(
@@ -70,6 +78,8 @@ def _as_module(
     weight = weight.detach()
     if weight.is_complex():
         raise InputError("a weight is real, not complex; a complex map is a real one twice its size: pass [[Re, −Im], [Im, Re]]")
+    if weight.layout != torch.strided:
+        raise InputError(f"a weight is a dense tensor, not one in {weight.layout} layout")
     if not weight.is_floating_point():
         weight = weight.to(torch.float64)
     if weight.dim() == 2:
@@ -79,7 +89,7 @@ def _as_module(
     if weight.dim() not in (3, 4, 5):
         raise InputError(f"a weight is a matrix or a kernel (out, in/groups, *taps), not a tensor of shape {tuple(weight.shape)}")
     axes = weight.dim() - 2
-    shape = (input_shape,) * axes if isinstance(input_shape, int) else tuple(input_shape or ())
+    shape = _sizes(input_shape, axes)
     groups = settings["groups"]
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     out_channels = weight.shape[1] * groups if transposed else weight.shape[0]
@@ -92,7 +102,10 @@ def _as_module(
     if len(shape) != axes:
         raise InputError(f"a kernel of shape {tuple(weight.shape)} needs input_shape with its {axes} spatial sizes")
     kind = CONVOLUTIONS[(weight.dim(), transposed)]
-    module = torch.nn.utils.skip_init(kind, channels, out_channels, tuple(weight.shape[2:]), bias=False, **settings)
+    try:
+        module = torch.nn.utils.skip_init(kind, channels, out_channels, tuple(weight.shape[2:]), bias=False, **settings)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{kind.__name__} does not take these settings: {first_line(error)}") from error
     module.weight = torch.nn.Parameter(weight, requires_grad=False)
     return module, (channels, *shape)
 
@@ -146,4 +159,6 @@ def _bracket(graph: Graph) -> Bracket:
     _, vector = largest_eigenpair(gram, space.dimension, torch.float64, 1e-10)
     low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)
     ends = (space.single(zero), space.single(vector))
-    return Bracket(low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps)
+    return Bracket(
+        low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps, graph.notes
+    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
+from torch.utils.data import Dataset
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import lower
@@ -35,7 +37,7 @@ class LocalBrackets:
         """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
         top = max(self.brackets, key=lambda bracket: bracket.lower)
         above = max(self.brackets, key=lambda bracket: bracket.upper)
-        return Bracket(top.lower, above.upper, top.witness, above.certificate)
+        return Bracket(top.lower, above.upper, top.witness, above.certificate, notes=above.notes)
 
     def __len__(self) -> int:
         return len(self.brackets)
@@ -64,7 +66,7 @@ def local_brackets(
         above = upper(graph, region=ball, known=known)
         flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
         below, witness = lower(graph, flat, effort, region=ball)
-        found.append(Bracket(below, above.bound, witness, above.certificate))
+        found.append(Bracket(below, above.bound, witness, above.certificate, notes=graph.notes))
         if progress is not None:
             progress(len(found))
     return LocalBrackets(radius, tuple(found))
@@ -109,8 +111,11 @@ def certify_radius(
     On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
     the margin is used up or the ball is left. data: (inputs, labels), or an iterable of such batches.
     """
-    if not all(0 < radius < math.inf for radius in radii):
-        raise InputError(f"radii are finite numbers above 0, not {', '.join(map(str, radii))}")
+    numbers = isinstance(radii, Iterable) and all(
+        isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii
+    )
+    if not numbers:
+        raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     everywhere = upper(graph, known=known).bound
@@ -183,11 +188,14 @@ def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, .
     """Samples with the label that stands behind the inputs in every batch."""
     inputs = len(example.tensors)
     batches = [data] if isinstance(data, tuple) and all(isinstance(part, torch.Tensor) for part in data) else data
+    if not isinstance(batches, (Iterable, Dataset)):
+        raise InputError(f"data is (inputs, labels) or an iterable of such batches, not {type(data).__name__}")
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) <= inputs or not isinstance(batch[inputs], torch.Tensor):
             raise InputError("certified radii need labels: pass (inputs, labels) or batches of them")
         labels = batch[inputs]
-        if labels.dim() != 1 or len(labels) != len(batch[0]) or not bool((labels == labels.round()).all()):
+        counted = not labels.is_complex() and labels.dtype != torch.bool and bool((labels == labels.round()).all())
+        if labels.dim() != 1 or len(labels) != len(batch[0]) or not counted:
             raise InputError(
                 f"labels are whole numbers, one per sample, not {labels.dtype} of shape {tuple(labels.shape)} "
                 f"for {len(batch[0])} samples"

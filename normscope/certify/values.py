@@ -20,7 +20,7 @@ import torch
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ONE, Magnitude
-from normscope.core.region import Region
+from normscope.core.region import Ball, Box, Region
 from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Graph, Node
 from normscope.rules.registry import Gain, registry
@@ -45,6 +45,8 @@ class Values:
 
     def _place(self, region: Region) -> None:
         """Value bounds of the inputs, and every node's value at the middle of the region."""
+        if not isinstance(region, (Ball, Box)):
+            raise InputError(f"a region is a Ball or a Box, not {type(region).__name__}")
         middle = [part if self.whole_batch else part[None] for part in region.middle]
         shapes = [tuple(part.shape) for part in middle]
         if shapes != [node.shape for node in self.graph.inputs]:

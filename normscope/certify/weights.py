@@ -23,6 +23,7 @@ from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, boundary
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square
+from normscope.core.randomness import generator_of
 from normscope.core.region import Region
 from normscope.graph.graph import Constant, Node
 from normscope.graph.trace import chosen_output
@@ -122,7 +123,7 @@ class _Derivative:
         output: str | int | None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.generator = generator or torch.Generator().manual_seed(0)
+        self.generator = generator_of(generator)
         twin = copy.deepcopy(model).double().eval()
         self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
         call = Call.of(example).samples(slice(0, 1))

@@ -97,9 +97,11 @@ def _unusable(given: Any, own: Any, trained: bool) -> str:
         return f"is sparse or nested ({str(given.layout).removeprefix('torch.')})"
     if _kind(given) != _kind(own):
         return f"is {_kind(given)} instead of {_kind(own)}"
-    if trained and given.is_floating_point() and bool(given.to(torch.float64).isnan().any()):
-        return "is not a number (NaN) in places"
-    return ""
+    try:
+        undefined = given.is_floating_point() and bool(given.to(torch.float64).isnan().any())
+    except Exception:  # PyTorch has types without a single operation
+        return f"is {str(given.dtype).removeprefix('torch.')}, which cannot be turned into other numbers"
+    return "is not a number (NaN) in places" if trained and undefined else ""
 
 
 def _kind(value: torch.Tensor) -> str:

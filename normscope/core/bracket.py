@@ -55,13 +55,17 @@ class Witness:
 
 @dataclass(frozen=True)
 class Bracket(Rendered):
-    """lower ≤ truth ≤ upper: `upper` is certified, `lower` is a difference quotient that `witness` attains."""
+    """lower ≤ truth ≤ upper: `upper` is certified, `lower` is a difference quotient that `witness` attains.
+
+    notes: what a reader must know beside the numbers, such as inputs that were held fixed.
+    """
 
     lower: Magnitude
     upper: Magnitude
     witness: Witness | None = None
     certificate: Certificate = field(default_factory=Certificate)
     layers: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.lower > self.upper:
@@ -81,7 +85,10 @@ class Bracket(Rendered):
         return self.lower <= Magnitude(value) <= self.upper
 
     def render(self) -> Text:
-        return Text(f"Lipschitz constant (ℓ2): {self}   upper certified, lower witnessed")
+        text = Text(f"Lipschitz constant (ℓ2): {self}   upper certified, lower witnessed")
+        for note in self.notes:
+            text.append("\n").append(visible(f"· {note}"), "dim")
+        return text
 
     def __str__(self) -> str:
         text = f"{self.lower} ≤ L ≤ {self.upper}"

@@ -25,11 +25,11 @@ class Call:
     @classmethod
     def of(cls, example: Example) -> Call:
         if isinstance(example, torch.Tensor):
-            return cls((example,), {})
+            return cls((check_dense(example),), {})
         if isinstance(example, Mapping):
-            return cls((), dict(example))
+            return cls((), {name: check_dense(value) for name, value in example.items()})
         if isinstance(example, (tuple, list)):
-            return cls(tuple(example), {})
+            return cls(tuple(map(check_dense, example)), {})
         raise InputError(
             f"an example is a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}"
         )
@@ -89,13 +89,25 @@ class Call:
         return [tensor for tensor in self.tensors if tensor.is_floating_point() and tensor.dim() > 0]
 
 
+def check_dense(value: Any) -> Any:
+    """Raise for a tensor that is not a plain grid of numbers."""
+    if isinstance(value, torch.Tensor) and (value.layout != torch.strided or value.is_nested):
+        kind = "nested" if value.is_nested else _short(value.layout)
+        raise InputError(f"a tensor of the example or the data is {kind}: make it dense, for example with .to_dense()")
+    return value
+
+
+def _short(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
+
+
 def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
     """Walk through `data` once, batch by batch, as calls of the shape of `example`; targets are dropped.
 
     A tuple of tensors is (inputs, targets); a batch is a tensor, a tuple whose first entries are the inputs, or a dict.
     """
     if isinstance(data, torch.Tensor):
-        batches: Iterable[Any] = data.split(batch_size)
+        batches: Iterable[Any] = check_dense(data).split(batch_size)
     elif isinstance(data, (tuple, list)) and data and all(isinstance(item, torch.Tensor) for item in data):
         batches = _aligned(data, example, batch_size) if isinstance(data, tuple) else data
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
@@ -160,6 +172,12 @@ def _like(batch: Any, example: Call) -> Call:
         call = Call(tuple(batch[:wanted]), {}) if example.args else Call((), dict(zip(example.kwargs, batch, strict=False)))
     else:
         raise InputError(f"a batch is a tensor, a tuple or a dict, not {type(batch).__name__}")
+    kinds = [[value.dtype for value in side.tensors if value.dim()] for side in (call, example)]
+    for found, wanted in zip(*kinds, strict=False):
+        if wanted.is_floating_point and not found.is_floating_point:
+            raise InputError(
+                f"a batch holds {_short(found)} where the example holds {_short(wanted)}: convert it with .to({wanted})"
+            )
     for given, shown in zip(call.floats(), example.floats(), strict=False):
         if given.shape[1:] != shown.shape[1:]:
             raise InputError(f"a batch has samples of shape {tuple(given.shape[1:])}, the example {tuple(shown.shape[1:])}")

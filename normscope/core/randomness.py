@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from normscope.core.errors import InputError
+
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
@@ -21,6 +23,13 @@ def preserved_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(arrays)
+
+
+def generator_of(given: torch.Generator | None) -> torch.Generator:
+    """The generator that a user gave, or one that always draws the same."""
+    if given is not None and not isinstance(given, torch.Generator):
+        raise InputError(f"generator is a torch.Generator, such as torch.Generator().manual_seed(0), not {type(given).__name__}")
+    return torch.Generator().manual_seed(0) if given is None else given
 
 
 def random_states() -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Union
 
 import torch
@@ -18,7 +19,10 @@ Point = Union[torch.Tensor, Sequence[torch.Tensor], float]  # a number stands fo
 def _parts(point: Point) -> tuple[torch.Tensor, ...]:
     if isinstance(point, (int, float)):
         point = torch.tensor(float(point))
-    parts = (point,) if isinstance(point, torch.Tensor) else tuple(point)
+    parts = (point,) if isinstance(point, torch.Tensor) else tuple(point) if isinstance(point, Sequence) else (point,)
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, torch.Tensor)]
+    if wrong:
+        raise InputError(f"a region is made of numbers and tensors, one tensor per input, not of {wrong[0]}")
     return tuple(part.detach().to(torch.float64) for part in parts)
 
 
@@ -36,7 +40,7 @@ class Ball:
 
     def __post_init__(self) -> None:
         _check_finite(self.center)
-        if not self.radius >= 0 or self.radius == float("inf"):
+        if not isinstance(self.radius, (Real, torch.Tensor)) or not 0 <= self.radius < float("inf"):
             raise InputError(f"the radius of a ball is a finite number ≥ 0, not {self.radius}")
 
     @property

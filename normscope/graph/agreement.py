@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,8 +34,8 @@ Inputs = Callable[[Call], list[torch.Tensor]]
 Select = Callable[[Any], torch.Tensor]
 
 CAUSES = (
-    "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting() or a type; (b) state outside buffers, or random "
-    "numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
+    "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting(), requires_grad or a type; (b) state outside "
+    "buffers, or random numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
     "Pass a model whose forward depends on its inputs, parameters and buffers alone."
 )
 ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.'
@@ -62,6 +63,7 @@ class Agreement:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
         first = call.samples(slice(0, 1))
         self.check(first, [first], "the example")
+        self.check(first, [first], "the example with requires_grad set", needs_gradient=True)
         if self.is_random:
             return self._noted()
         if _reads_batch(self.graph):  # rules refuse it, with better advice
@@ -87,6 +89,7 @@ class Agreement:
         """Check the whole example as one input."""
         for name, point in (("the example", call), ("points around it", _others(call)[0])):
             self.check(point, [point], name)
+        self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
         return self._noted()
 
     @property
@@ -112,9 +115,11 @@ class Agreement:
             "Pass an example around which the model is defined.",
         )
 
-    def check(self, call: Call, samples: Sequence[Call], where: str, places: set[int] | None = None) -> bool:
+    def check(
+        self, call: Call, samples: Sequence[Call], where: str, places: set[int] | None = None, needs_gradient: bool = False
+    ) -> bool:
         """Compare the model on a call with the graph on each of its samples; False where the model is not defined."""
-        returned = self._eager(call)
+        returned = self._eager(call, needs_gradient)
         if returned is None:
             return False
         for place in range(len(samples)) if places is None else sorted(places):
@@ -125,24 +130,24 @@ class Agreement:
             gap = _gap(found, expected)
             if math.isnan(gap):  # where neither gives a number
                 continue
-            if self._agree(gap, expected, samples[place]):
-                self.compared += 1
-            elif not self.is_random:
+            agree = self._agree(gap, expected, samples[place])
+            self.compared += agree is True
+            if agree is False and not self.is_random:
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
-    def _eager(self, call: Call) -> torch.Tensor | None:
+    def _eager(self, call: Call, needs_gradient: bool = False) -> torch.Tensor | None:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
         for double in (True, False) if self.double else (False,):
             with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
                 torch.manual_seed(0)
                 given = call.copied()
                 try:
-                    if double:
-                        with InDouble(self.graph.dtype, self.dropout) as mode:
-                            args, kwargs = tree_map(mode.double, (given.args, given.kwargs))
-                            returned = self.model(*args, **kwargs)
-                    else:
+                    with InDouble(self.graph.dtype, self.dropout) if double else nullcontext() as mode:
+                        if mode is not None:
+                            given = Call(*tree_map(mode.double, (given.args, given.kwargs)))
+                        for value in given.floats():
+                            value.requires_grad_(needs_gradient)
                         returned = self.model(*given.args, **given.kwargs)
                     return self.select(returned).detach().to(torch.float64)
                 except NormscopeError:
@@ -168,8 +173,8 @@ class Agreement:
             self.outputs[call] = result
         return values if capture else result
 
-    def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool:
-        """Whether a difference is rounding.
+    def _agree(self, gap: float, expected: torch.Tensor, call: Call) -> bool | None:
+        """Whether a difference is rounding; None where rounding could make it but blurs the output, so that it says nothing.
 
         To first order rounding is a sum over operations: the unit roundoff, times what is computed, times how much of it reaches
         the output. That sum is measured: every operand and every result is perturbed at random by a roundoff of its size. The
@@ -183,7 +188,9 @@ class Agreement:
         generator = torch.Generator().manual_seed(0)
         moved = self._graph_output(call, partial(_rounded, unit=unit, generator=generator))
         spread = _gap(moved, expected)
-        return gap <= SAFETY * (spread + unit * size) and SAFETY * spread <= BLURRED * max(size, 1e-300)
+        if gap > SAFETY * (spread + unit * size):
+            return False
+        return True if SAFETY * spread <= BLURRED * max(size, 1e-300) else None
 
     def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
         alone = self._eager(sample)
@@ -284,7 +291,7 @@ def _others(call: Call) -> list[Call]:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
             return value
         middle = value.nan_to_num(0, 0, 0)
-        size = float(middle.abs().max()) if middle.numel() else 1.0
+        size = float(middle.detach().abs().max()) if middle.numel() else 1.0
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
         return center * middle + factor * (size or 1.0) * noise
 

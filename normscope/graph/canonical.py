@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from normscope.graph.double import softplus_threshold
 from normscope.graph.graph import Constant, Node
 
 aten = torch.ops.aten
@@ -69,13 +69,7 @@ def _rrelu(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
 
 
 def _softplus(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
-    """Beyond its threshold t torch returns x itself, a shortcut that is e^-t/t off, relatively: a jump.
-
-    Where that is no more than the rounding of the dtype that the model runs in, the smooth function is meant, and a threshold of 40
-    makes the shortcut exact in float64. Otherwise the jump is part of the function.
-    """
-    within_rounding = args[2] > 0 and math.exp(-args[2]) / args[2] <= torch.finfo(result.dtype).eps / 2
-    return op, target, (*args[:2], max(args[2], 40) if within_rounding else args[2])
+    return op, target, (*args[:2], softplus_threshold(args[2], result.dtype))
 
 
 def _rms_norm(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:

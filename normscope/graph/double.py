@@ -6,6 +6,7 @@ Weights, buffers and inputs are the stored numbers, casts between floating-point
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ DROPOUTS = (
     torch.nn.functional.dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d, torch.nn.functional.dropout3d,
     torch.nn.functional.alpha_dropout, torch.nn.functional.feature_alpha_dropout,
 )  # fmt: skip
+
+
+def softplus_threshold(threshold: float, dtype: torch.dtype) -> float:
+    """Where softplus becomes x itself. Beyond its threshold t torch returns x, a shortcut that is e^-t/t off, relatively: a jump.
+
+    Where that is no more than the rounding of the dtype that the model runs in, the smooth function is meant, and a threshold of 40
+    makes the shortcut exact in float64. Otherwise the jump is part of the function.
+    """
+    within_rounding = threshold > 0 and math.exp(-threshold) / threshold <= torch.finfo(dtype).eps / 2
+    return max(threshold, 40) if within_rounding else threshold
 
 
 class InDouble(TorchFunctionMode):
@@ -50,6 +61,9 @@ class InDouble(TorchFunctionMode):
             return args[0].double()
         if function in (torch.rms_norm, torch.nn.functional.rms_norm) and len(args) < 4 and kwargs.get("eps") is None:
             kwargs = {**kwargs, "eps": torch.finfo(self.dtype if self.dtype == torch.float64 else torch.float32).eps}
+        if function is torch.nn.functional.softplus:
+            given = dict(zip(("input", "beta", "threshold"), args, strict=False)) | kwargs
+            args, kwargs = (), {**given, "threshold": softplus_threshold(given.get("threshold", 20), self.dtype)}
         result = function(*args, **kwargs)
         if function in FACTORIES and result.is_floating_point() and kwargs.get("dtype") is None:
             return function(*args, **{**kwargs, "dtype": torch.float64})

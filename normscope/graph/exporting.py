@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from normscope.core.data import Call
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state
+from normscope.graph.restoring import untouched
 
 EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
 TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -37,6 +38,15 @@ class Undistributed(torch.nn.Module):
 
 
 def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
+    """What runs, if it is something that can be traced."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
+    if not isinstance(model, (torch.nn.Module, ExportedProgram)):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"a model is a torch.nn.Module, not {what}")
+    lazy = [] if isinstance(model, ExportedProgram) else [name for name, value in model.named_parameters() if is_lazy(value)]
+    if lazy:
+        raise InputError(f"{lazy[0]} has no shape yet: call the model once, so that its lazy layers get theirs")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return Undistributed(model.module)
     return model.module() if isinstance(model, ExportedProgram) else model
@@ -44,10 +54,7 @@ def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
 
 def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
     """torch.export in the stated mode; the model comes back as it was."""
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
+    model = module_of(model)
     with in_mode(model, mode), tensors_alone(model), _quiet():
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
@@ -97,39 +104,13 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
 
 @contextmanager
 def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
-    """The model as its own `train()` or `eval()` makes it, and then as it was: attributes, flags, buffers."""
+    """The model as its own `train()` or `eval()` makes it, and then as it was."""
     with untouched(model):
         if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
             model.training = mode != "eval"
         else:
             model.train(mode != "eval")
         yield
-
-
-@contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Whatever a model does to itself inside is undone: attributes that it sets, containers and buffers that it changes."""
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    held = {id(value): value for own in attributes for value in own.values() if isinstance(value, (list, dict, set))}
-    contents = [(value, copy.copy(value)) for value in held.values()]
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in model.buffers() if not is_lazy(buffer)]
-    try:
-        yield
-    finally:
-        for module, own in zip(modules, attributes, strict=True):
-            vars(module).clear()
-            vars(module).update(own)
-        for value, content in contents:
-            if isinstance(value, list):
-                value[:] = content
-            else:
-                value.clear()
-                value.update(content)
-        with torch.no_grad():
-            for buffer, content, version in buffers:
-                if buffer._version != version:
-                    buffer.copy_(content)
 
 
 @contextmanager

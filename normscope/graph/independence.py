@@ -10,9 +10,12 @@ proof. What is proved holds for every batch of two samples or more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -21,44 +24,78 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
-from normscope.core.errors import first_line
+from normscope.core.errors import Refusal, first_line
 from normscope.graph.layouts import CONSTANT, LAYOUTS, Layout, Operation, State, Unproved, size_of
 
-HINT = 7  # samples that branches on the size of the batch see; each such branch ends the proof anyway
+SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
+HINT = 13  # samples that the fake batch has where the size must be a number
+MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch
+
+Choose = Callable[[Any], Any]
 
 
 class Broken(Exception):
     """The proof has ended; says why."""
 
 
-def unproved(model: torch.nn.Module, call: Call, choose: Callable[[Any], Any]) -> str | None:
-    """Why it is not proved that each sample of the chosen output depends on its own sample alone; None where it is."""
-    env = ShapeEnv()
-    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as fake:
-        proof = _Proof(env)
+class FixedSize(str):
+    """Why there is no proof: the model has made a plain number of the size of the batch, and what it does with that is not seen."""
 
-        def batch(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or not value.dim():
-                return value
-            dynamic = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (value.dim() - 1)]
-            with unset_fake_temporarily():
-                real = torch.empty((HINT, *value.shape[1:]), dtype=value.dtype, device=value.device)
-            made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
-            proof.keep(made, Layout(0))
-            return made
 
-        args, kwargs = tree_map(batch, (call.args, call.kwargs))
-        try:
-            with enable_python_dispatcher(), proof:
-                output = choose(model(*args, **kwargs))
-        except Exception as error:  # a model's own code may raise anything on fake tensors
-            return f"{type(error).__name__}: {first_line(error)}" if not isinstance(error, Broken) else str(error)
-        if len(env.guards) > proof.own_guards or env.replacements:
-            return "the model branches on the size of the batch"
-        state = proof.state(output) if isinstance(output, torch.Tensor) else Unproved("no tensor is returned")
-    if isinstance(state, Unproved):
-        return state.reason
-    return None if isinstance(state, Layout) and state.axis == 0 and state.outer == 1 else "axis 0 of the output is not the batch"
+def unproved(model: torch.nn.Module, call: Call, choose: Choose, branches: bool = True) -> str | None:
+    """Why it is not proved that each sample of the chosen output depends on its own sample alone; None where it is.
+
+    Refuses a model that does one thing for some sizes of the batch and another for others: no probe tries all sizes. A branch with
+    a side that raises is an assertion. branches: whether the model can have any, which an exported program cannot.
+    """
+    attempt = _Attempt(model, call, choose)
+    taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, HINT), sympy.true)]
+    for place, condition in enumerate(taken):
+        other = next((size for size in range(2, MOST_SIZES) if condition.subs(SIZE, size) == sympy.false), None)
+        beyond = None if other is None else _Attempt(model, call, choose, other)
+        if beyond is None or not beyond.raised or beyond.conditions != [*taken[:place], sympy.Not(condition)]:
+            raise Refusal(
+                "the samples of a batch influence each other, or its size changes the function, so there is no constant per sample",
+                [f"the model branches on the size of the batch ({condition})"],
+                "Compute the same for batches of every size.",
+            )
+    return attempt.reason
+
+
+class _Attempt:
+    """The model on fake tensors once. reason: why nothing is proved; conditions: on the size, on which its path depends."""
+
+    def __init__(self, model: torch.nn.Module, call: Call, choose: Choose, size: int = HINT) -> None:
+        self.size, self.env, self.raised = size, ShapeEnv(), False
+        with FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True) as fake:
+            proof = _Proof(self.env)
+            args, kwargs = tree_map(partial(self._batch, fake, proof), (call.args, call.kwargs))
+            try:
+                with enable_python_dispatcher(), proof:
+                    output = choose(model(*args, **kwargs))
+                self.reason = proof.end(output)
+            except Broken as error:
+                self.reason = str(error)
+            except Exception as error:  # a model's own code may raise anything on fake tensors
+                self.reason, self.raised = f"{type(error).__name__}: {first_line(error)}", True
+        decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
+        decided += [sympy.Eq(symbol, value) for symbol, value in self.env.replacements.items()]
+        on_size = [expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)]
+        self.conditions = list(dict.fromkeys(expr.subs(dict.fromkeys(expr.free_symbols, SIZE)) for expr in on_size))
+        if sympy.Eq(SIZE, size) in self.conditions:
+            self.reason = FixedSize("the model makes a plain number of the size of the batch")
+        elif len(on_size) < len(decided) and self.reason is None:
+            self.reason = "the model branches on a number that it computes"
+
+    def _batch(self, fake: FakeTensorMode, proof: _Proof, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return value
+        dynamic = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (value.dim() - 1)]
+        with unset_fake_temporarily():
+            real = torch.empty((1, *value.shape[1:]), dtype=value.dtype, device=value.device).expand(self.size, *value.shape[1:])
+        made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
+        proof.keep(made, Layout(0))
+        return made
 
 
 class _Proof(TorchDispatchMode):
@@ -66,9 +103,18 @@ class _Proof(TorchDispatchMode):
 
     def __init__(self, env: ShapeEnv) -> None:
         super().__init__()
-        self.env, self.own_guards = env, 0
+        self.env = env
+        self.own: set[int] = set()  # guards of torch's own kernels
         self.known: dict[int, tuple[torch.Tensor, int, State]] = {}  # the tensor is kept, so that no other gets its id
         self.repeated: set[int] = set()  # storages in which samples share memory
+
+    def end(self, output: Any) -> str | None:
+        """Why the output is not proved to be a batch of samples that stayed apart."""
+        state = self.state(output) if isinstance(output, torch.Tensor) else Unproved("no tensor is returned")
+        if isinstance(state, Unproved):
+            return state.reason
+        whole = isinstance(state, Layout) and state.axis == 0 and state.outer == 1
+        return None if whole else "axis 0 of the output is not the batch"
 
     def keep(self, tensor: torch.Tensor, state: State) -> None:
         self.known[id(tensor)] = (tensor, _storage(tensor), state)
@@ -86,9 +132,7 @@ class _Proof(TorchDispatchMode):
         states = {id(leaf): self.state(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         guards = len(self.env.guards)
         result = func(*args, **kwargs)
-        self.own_guards += (
-            len(self.env.guards) - guards
-        )  # torch's choice of a kernel: what it computes is in the table all the same
+        self.own |= set(map(id, self.env.guards[guards:]))  # the choice of a kernel: what it computes is in the table all the same
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         operation = Operation(func, args, kwargs, states, results)
         made = operation.states()

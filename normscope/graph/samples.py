@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.exporting import in_mode, module_of
-from normscope.graph.independence import unproved
+from normscope.graph.independence import HINT, FixedSize, unproved
 from normscope.graph.trace import chosen_output
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
+LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
@@ -62,7 +62,7 @@ def check_samples_independent(
     def choose(returned: Any) -> Any:
         return chosen_output(returned, output)
 
-    with in_mode(module, mode), torch.no_grad(), preserved_random_state(), unchanged(module):
+    with in_mode(module, mode), torch.no_grad(), preserved_random_state():
         run = _Run(module, call, choose)
         if mode == "eval":
             _check_steady(run)
@@ -73,10 +73,13 @@ def check_samples_independent(
                 return None
             raise _untold(f"the model fails on its own example: {failure}")
         with torch.enable_grad():  # without gradients some of torch's layers take a fused path, which is not what is traced
-            reason = unproved(module, call, choose)
+            reason = unproved(module, call, choose, branches=not isinstance(model, ExportedProgram))
         if reason is None:
             _check_alone(run, sizes[0])
             return None
+        for size in LARGER if isinstance(reason, FixedSize) else ():
+            if run.fails(size) is None:
+                _check_alone(run, size)
         for probed in dict.fromkeys((_in_double(run), run)):
             for size in sizes:
                 _probe(probed, size)
@@ -105,7 +108,8 @@ class _Run:
         return Call(*tree_map(made, (self.call.args, self.call.kwargs)))
 
     def __call__(self, call: Call) -> torch.Tensor:
-        found = self.choose(self.module(*call.args, **call.kwargs))
+        given = call.copied()  # the model may write to what it is given
+        found = self.choose(self.module(*given.args, **given.kwargs))
         return found.clone()
 
     def fails(self, size: int) -> str | None:
@@ -252,25 +256,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
     return type(one) is type(other) and one == other
-
-
-@contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Put attributes and buffers back to what they were."""
-    parts = list(module.modules())
-    tables = [(vars(part), dict(vars(part))) for part in parts]
-    tables += [(held, dict(held)) for part in parts for held in (part._buffers, part._parameters)]
-    tensors = {value: value.clone() for _, table in tables for value in table.values() if _kept(value)}
-    try:
-        yield
-    finally:
-        for table, before in tables:
-            table.clear()
-            table.update(before)
-        for tensor, value in tensors.items():
-            if not _equal(tensor, value):
-                tensor.copy_(value)
-
-
-def _kept(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)

@@ -117,10 +117,11 @@ class Conversion:
         module = self.program.graph_module
         self._convert(module, values)
         chosen = self._output(values)
+        empty = tuple(chosen.shape) if isinstance(chosen, (Node, Constant)) and 0 in chosen.shape else None
+        if empty is not None:
+            raise InputError(f"the output has no entries (its shape is {empty}): its constant is 0")
         if not isinstance(chosen, Node):
             raise InputError("the output does not depend on any floating-point input: its constant is 0")
-        if 0 in chosen.shape:
-            raise InputError(f"the output has no entries (its shape is {chosen.shape}): its constant is 0")
         floats = [node.dtype for node in self.inputs if node.dtype is not None and node.dtype.is_floating_point]
         return Graph(
             (*self.inputs, *self.nodes), tuple(self.inputs), chosen, self.mode, self.mode == "batch",
@@ -222,6 +223,8 @@ class Conversion:
             return self._fold(fx, target, args, kwargs)
         tensor = isinstance(meta, torch.Tensor)
         shape, dtype = (tuple(meta.shape), meta.dtype) if tensor else ((), None)
+        if 0 in shape and not several:  # what has no entries depends on nothing
+            return Constant(torch.zeros(shape, dtype=dtype))
         node = Node(fx.name, op, target, args, kwargs, module_path(fx), source_line(fx), shape, dtype)
         self.nodes.append(node)
         return [node, *[Unread(f"what {node.label} makes of its running statistics")] * 4] if several else node

@@ -23,7 +23,8 @@ from normscope.core.region import Region
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.objective import snapshot
 from normscope.graph.graph import Graph
-from normscope.graph.samples import check_samples_independent, unchanged
+from normscope.graph.restoring import untouched
+from normscope.graph.samples import check_samples_independent
 from normscope.guarantees.bound import CERTIFIED, GAP, Bound, Part
 from normscope.guarantees.cellwise import Cellwise, Locator
 from normscope.guarantees.checkpoint import Checkpoint
@@ -273,7 +274,7 @@ class Setting:
 
 def _check_independent(model: nn.Module, pair: Call) -> None:
     """In eval mode a sample's output is its own, whatever stands beside it."""
-    with torch.no_grad(), unchanged(model):
+    with torch.no_grad(), untouched(model):
         outputs = run(model, pair)
     floats = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     try:

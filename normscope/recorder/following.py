@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from normscope.core.errors import InputError
+from normscope.recorder import messages
 from normscope.recorder.checksums import Damage
 from normscope.recorder.columns import schema
 from normscope.recorder.directory import EVENTS, MANIFEST, SEGMENTS, STATUS, segment_number
-from normscope.recorder.growing import MOST_EVENTS, FollowedEvents, FollowedManifest, FollowedStatus
+from normscope.recorder.growing import MOST_EVENTS, MOST_HELD, FollowedEvents, FollowedManifest, FollowedStatus
 from normscope.recorder.life import Life, judged
 from normscope.recorder.lock import is_being_written
 from normscope.recorder.segments import ColumnCache, FollowedSegment
@@ -35,8 +36,10 @@ class FollowedPart:
     streams: dict[Path, FollowedSegment] = field(default_factory=dict)
 
     @staticmethod
-    def at(path: Path, cache: ColumnCache | None = None, anew: bool = False, most_events: int = MOST_EVENTS) -> FollowedPart:
-        log = FollowedEvents(path / EVENTS, most_events)
+    def at(
+        path: Path, cache: ColumnCache | None = None, anew: bool = False, most_events: int = MOST_EVENTS, most_held: int = MOST_HELD
+    ) -> FollowedPart:
+        log = FollowedEvents(path / EVENTS, most_events, most_held)
         return FollowedPart(path, cache, anew, FollowedManifest(path / MANIFEST), FollowedStatus(path / STATUS), log)
 
     def refresh(self) -> bool:
@@ -58,9 +61,13 @@ class FollowedPart:
             self.streams.pop(gone).forget()
         for new in [path for path in segments if path not in self.streams]:
             self.streams[new] = FollowedSegment(new, self.cache, self._implied)
+        left = messages.BYTES_AT_ONCE  # for all of them together
         for stream in self.streams.values():
-            stream.refresh()
-        return any(stream.more for stream in self.streams.values())
+            stream.refresh(left)
+            left = stream.left
+            if left <= 0:
+                return True
+        return False
 
     def _refresh_status(self) -> None:
         try:
@@ -127,6 +134,11 @@ class FollowedPart:
         paths = sorted(self.streams, key=segment_number, reverse=last)
         found = (self.streams[path].edge(name, last) for path in paths)
         return next((value for value in found if value is not None), None)
+
+    @property
+    def held(self) -> int:
+        """About how many bytes its manifest and its events take."""
+        return self.outline.held + self.log.held
 
     @property
     def count(self) -> int:

@@ -17,7 +17,8 @@ from normscope.recorder.layout import MOST_LAYERS
 
 MOST_MANIFEST, MOST_STATUS = 8 << 20, 1 << 16  # bytes; a manifest of 10,000 layers has 4 million
 MOST_NAME, MOST_STEP = 4_000, 1 << 62
-MOST_LINE, MOST_EVENTS, EVENTS_AT_ONCE = 1 << 20, 5_000, 16 << 20
+MOST_LINE, EVENTS_AT_ONCE = 1 << 16, 16 << 20  # bytes
+MOST_EVENTS, MOST_HELD = 5_000, 8 << 20  # that are kept, and bytes that they take in memory
 LIFE = ("started", "closed")  # the events that say whether a run is being written
 FIELDS: dict[str, tuple[type, ...]] = {  # of a layer, where it has them
     "sharded": (bool,),
@@ -26,6 +27,15 @@ FIELDS: dict[str, tuple[type, ...]] = {  # of a layer, where it has them
     "replicas": (int,),
     "effective_power": (int, float, type(None)),
 }
+EVENT_FIELDS: dict[str, tuple[type, ...]] = {  # of an event, where it has them
+    "rule": (str,),
+    "layer": (str, type(None)),
+    "step": (int, type(None)),
+    "message": (str,),
+    "fix": (str,),
+    "evidence": (dict,),
+}
+EVIDENCE_FIELDS: dict[str, tuple[type, ...]] = {"layers": (list,), "affected": (int,)}
 
 
 class Grown:
@@ -58,16 +68,16 @@ class Grown:
 
 
 class FollowedEvents(Grown):
-    """The complete lines of events.jsonl; `unread` counts those that are no event, and those beyond the limit."""
+    """The complete lines of events.jsonl; `unread` counts those that are no event, and those beyond the limits. held: bytes."""
 
-    def __init__(self, path: Path, most: int = MOST_EVENTS) -> None:
-        self.most = most
+    def __init__(self, path: Path, most: int = MOST_EVENTS, most_held: int = MOST_HELD) -> None:
+        self.most, self.most_held = most, most_held
         super().__init__(path)
 
     def forget(self) -> None:
         super().forget()
         self.events: list[dict[str, Any]] = []
-        self.unread = 0
+        self.unread = self.held = 0
         self._endless = False  # in the middle of a line that is too long
 
     def _read(self, file: int, size: int) -> None:
@@ -83,25 +93,27 @@ class FollowedEvents(Grown):
             self._endless, complete = True, len(content)
         self.offset += complete
         for line in lines:
-            event = parsed(line) if len(line) <= MOST_LINE else None
-            if event is None:
-                self.unread += bool(line.strip())
-            elif len(self.events) < self.most:
+            fits = len(self.events) < self.most and self.held + held(line) <= self.most_held
+            read = len(line) <= MOST_LINE and (fits or any(kind.encode() in line for kind in LIFE))
+            event = parsed(line) if read else None
+            if event is not None and fits:
                 self.events.append(event)
-            else:
-                self.unread += 1
-                if event["kind"] in LIFE:  # whether a run has ended is known however much it said
-                    self.events[-1] = event
+                self.held += held(line)
+                continue
+            self.unread += bool(line.strip())
+            if event is not None and event["kind"] in LIFE:  # whether a run has ended is known however much it said
+                self.events[-1:] = [event]
 
 
 class Replaced(Grown):
-    """A JSON file that is replaced as a whole. content: of the last reading; None where there was nothing to read."""
+    """A JSON file that is replaced as a whole. content: of the last reading; None where there was nothing to read. held: bytes."""
 
     most = MOST_STATUS
 
     def forget(self) -> None:
         super().forget()
         self.content: dict[str, Any] | None = None
+        self.held = 0
 
     def refresh(self) -> None:
         if os.path.lexists(self.path):
@@ -116,7 +128,8 @@ class Replaced(Grown):
         if size > self.most:
             raise InputError(f"{self.path.name} has {size >> 10} KB: more than it can have")
         if self.content is None:
-            self.content = self.checked(read_at(file, size, 0))
+            content = read_at(file, size, 0)
+            self.content, self.held = self.checked(content), held(content)
 
     @staticmethod
     def checked(content: bytes) -> dict[str, Any]:
@@ -136,7 +149,7 @@ class FollowedManifest(Replaced):
         if not all(isinstance(layer, dict) and _is_name(layer.get("name")) for layer in layers):
             raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
         for name, kinds in FIELDS.items():
-            if not all(_is(layer[name], kinds) for layer in layers if name in layer):
+            if not all(_are(layer, {name: kinds}) for layer in layers):
                 raise InputError(f"{MANIFEST} is not that of a run: a layer's {name!r} is of another type")
         return manifest
 
@@ -166,13 +179,27 @@ def parsed_object(content: bytes, name: str) -> dict[str, Any]:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """An event, None where a line is none: an object with a kind and a time."""
+    """An event, None where a line is none: an object with a kind and a time, whose known fields are of their types."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    fits = isinstance(event, dict) and isinstance(event.get("kind"), str) and _is(event.get("time"), (int, float))
-    return event if fits else None
+    if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not _is(event.get("time"), (int, float)):
+        return None
+    evidence = event.get("evidence", {})
+    fits = _are(event, EVENT_FIELDS) and _are(evidence, EVIDENCE_FIELDS) and all(map(_is_name, evidence.get("layers", ())))
+    numbers = (event["time"], event.get("step") or 0, evidence.get("affected", 0)) if fits else ()
+    return event if fits and all(abs(number) < MOST_STEP for number in numbers) else None
+
+
+def held(content: bytes) -> int:
+    """About how many bytes JSON takes in memory: what nests or separates stands for an object of Python."""
+    return len(content) + 64 * (content.count(b",") + content.count(b"[")) + 256 * content.count(b"{")
+
+
+def _are(found: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> bool:
+    """Whether the fields that are there are of these types."""
+    return all(_is(found[name], kinds) for name, kinds in fields.items() if name in found)
 
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:

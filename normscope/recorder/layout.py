@@ -8,7 +8,7 @@ decompressed, so a damaged or hostile file gives an error, never an allocation.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,8 +105,12 @@ def batch_layout(header: bytes) -> Layout:
     except struct.error as error:
         raise InputError(f"the header of a message is damaged: {error}") from error
     buffers = tuple(zip((len(header) + start for start in numbers[::2]), numbers[1::2], strict=True))
-    size = len(header) + body
-    if rows < 0 or body < 0 or any(start < len(header) or length < 0 or start + length > size for start, length in buffers):
+    size, end = len(header) + body, len(header)
+    for start, length in buffers:  # one after another: what they hold together is no more than the message does
+        if length < 0 or start < end:
+            raise InputError(MISPLACED)
+        end = start + length
+    if rows < 0 or end > size:
         raise InputError(MISPLACED)
     return Layout(rows, len(header), size, buffers)
 
@@ -122,6 +126,11 @@ def places(schema: pa.Schema) -> dict[str, Place]:
         found[field.name] = Place(buffer, field.type.list_size if listed else 1, DTYPES[numbers])
         buffer += 1
     return found
+
+
+def most_header(columns: Iterable[Place]) -> int:
+    """Bytes of metadata that a batch of these columns can have: 16 per buffer and per field (fewer), and some more."""
+    return 1024 + 32 * (1 + max((place.buffer for place in columns), default=0))
 
 
 def check_batch(layout: Layout, columns: Sequence[Place]) -> None:

@@ -52,7 +52,8 @@ def ending(error: BaseException | None) -> Life:
     >>> ending(SystemExit(0)).state, ending(SystemExit(2)).error, ending(KeyboardInterrupt()).state
     ('finished', 'SystemExit: 2', 'interrupted')
     """
-    if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0)):
+    left = isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
+    if error is None or isinstance(error, GeneratorExit) or left:
         return FINISHED
     if isinstance(error, KeyboardInterrupt):
         return Life("interrupted")

@@ -14,17 +14,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from normscope.core.errors import InputError
-from normscope.recorder.directory import LOCK, STATUS, opened, refuse_unless_regular
+from normscope.recorder.directory import LOCK, REGULAR_ONLY, STATUS, opened, refuse_unless_regular
 from normscope.recorder.growing import FollowedStatus
 
 PATIENCE = 0.5  # seconds: a reader that asks holds the lock for an instant
 
 
 class Lock:
-    """Held from its construction until `release`."""
+    """Held from its construction until `release`. path, file: where it was, and a descriptor that tells whether it still is."""
 
     def __init__(self, directory: Path) -> None:
-        path = directory.resolve() / LOCK
+        self.path = path = directory.resolve() / LOCK
         if os.path.lexists(path):
             refuse_unless_regular(path, os.lstat(path).st_mode)
         self._lock = FileLock(path, thread_local=False)
@@ -36,8 +36,11 @@ class Lock:
             ) from error
         except OSError as error:
             raise OSError(error.errno, f"{path} cannot be locked: {error.strerror or error}") from error
+        self.file = os.open(path, REGULAR_ONLY)
 
     def release(self) -> None:
+        if self._lock.is_locked:
+            os.close(self.file)
         self._lock.release(force=True)
 
 

@@ -19,11 +19,27 @@ from normscope.core.errors import InputError
 from normscope.recorder.checksums import Damage, FollowedChecksums, Record
 from normscope.recorder.directory import CHECKSUMS, MANIFEST, read_at
 from normscope.recorder.growing import Grown
-from normscope.recorder.layout import PREFIX, Layout, Place, batch_layout, check_batch, metadata_size, places, stream_schema
+from normscope.recorder.layout import (
+    MISPLACED,
+    PREFIX,
+    Layout,
+    Place,
+    batch_layout,
+    check_batch,
+    metadata_size,
+    most_header,
+    places,
+    stream_schema,
+)
 
 BYTES_AT_ONCE = 1 << 25  # read by one refresh
+TRIAL = 1 << 12  # bytes that a place which looks like a message counts for, however little of it is read
 BEGINNING = re.compile(rb"\xff\xff\xff\xff[^\xff]..\0", re.DOTALL)  # of a message: its marker, and a multiple of 8 below 2²⁴
-MOST_SEARCHED, SEARCHED_AT_ONCE, MOST_TRIED = 1 << 26, 1 << 20, 10_000  # bytes after damage, and places that look like a message
+MOST_SEARCHED, SEARCHED_AT_ONCE, MOST_TRIED = (
+    1 << 26,
+    1 << 20,
+    10_000,
+)  # bytes of a stream, and places that only look like a message
 MOST_DAMAGES = 1_000
 CUT = "cut off at the end"
 
@@ -42,7 +58,10 @@ class Block:
 
 
 class Stream(Grown):
-    """An Arrow IPC stream. implied: the schema by the manifest, for a stream whose own is damaged; `unchecked` counts rows."""
+    """An Arrow IPC stream. implied: the schema by the manifest, for a stream whose own is damaged; `unchecked` counts rows.
+
+    left: bytes that the last refresh could still have read. What is searched after damage is limited for the whole stream.
+    """
 
     def __init__(self, path: Path, implied: Callable[[], pa.Schema | None] = lambda: None) -> None:
         self.implied = implied
@@ -58,7 +77,11 @@ class Stream(Grown):
         self.rows = self.unchecked = 0
         self.skipped: list[Damage] = []
         self._tail: Damage | None = None  # damage after which no message was found yet
-        self._size = self._searched = 0
+        self._size = 0
+        self._searched = self._next = self._begun = (
+            0  # size that was searched, where to go on, first message that was not all there
+        )
+        self._searchable, self._triable = MOST_SEARCHED, MOST_TRIED
         self._known: tuple[bytes, Layout] | None = None
 
     @property
@@ -72,13 +95,18 @@ class Stream(Grown):
         rows = sum(record.rows for record in self.checksums.records if record.offset >= self.offset)
         return Damage(self.path.name, self.offset, self._size - self.offset, rows, True, CUT) if rows else None
 
+    def refresh(self, most: int | None = None) -> None:
+        """Read what was completed since the last call, up to about `most` bytes."""
+        self.left = BYTES_AT_ONCE if most is None else most
+        super().refresh()
+
     def _read(self, file: int, size: int) -> None:
-        self._size, self._left = size, BYTES_AT_ONCE
+        self._size = size
         if os.path.lexists(self.checksums.path):  # after the stream's size was read: its messages' records are there
             self.checksums.refresh()
-        while self._left > 0 and self.offset < size and self._advance(file, size):
+        while self.left > 0 and self.offset < size and self._advance(file, size):
             pass
-        self.more = self._left <= 0
+        self.more = self.left <= 0
 
     def _advance(self, file: int, size: int) -> bool:
         """Take in or skip the next message; False where no complete one follows."""
@@ -94,7 +122,7 @@ class Stream(Grown):
         message = read_at(file, record.length, record.offset) if record.offset + record.length <= size else b""
         if len(message) < record.length:
             return False
-        self._left -= record.length
+        self.left -= record.length
         why = "another checksum"
         if crc32(message) == record.crc:
             try:
@@ -112,7 +140,7 @@ class Stream(Grown):
         why = CUT
         try:
             if (found := self._message(file, self.offset, limit)) is not None:
-                self._left -= len(found[0])
+                self.left -= len(found[0])
                 self.unchecked += self._take(*found)
                 return True
         except InputError as error:
@@ -122,12 +150,13 @@ class Stream(Grown):
             return True
         if self._searched == size:
             return False
-        if (following := self._search(file, self.offset + 1, size)) is not None:
+        if (following := self._search(file, size)) is not None:
             self._skip(following, None, why)
             return True
+        if self._searched != size:  # the next refresh goes on
+            return False
         if self.offset == 0 and why != CUT:
             raise InputError(why)
-        self._searched = size
         self._tail = None if why == CUT else self._damage(size, None, why)
         return False
 
@@ -139,25 +168,39 @@ class Stream(Grown):
         length = metadata_size(prefix)
         if length == 0 and start + PREFIX < limit:
             raise InputError("the stream ends before its file does")
+        if start and length > most_header(self.places.values()):
+            raise InputError(MISPLACED)
         if length == 0 or start + PREFIX + length > limit:
             return None
         header = prefix + read_at(file, length, start + PREFIX)
         size = self._layout(header).size if start else len(header)
         return (header, size) if start + size <= limit else None
 
-    def _search(self, file: int, start: int, size: int) -> int | None:
-        """Where the next message begins that is all there."""
-        if not self.places and not self._imply():
-            return None
-        tried = 0
-        for base in range(start, min(size, start + MOST_SEARCHED), SEARCHED_AT_ONCE):
-            for match in BEGINNING.finditer(read_at(file, SEARCHED_AT_ONCE + PREFIX - 1, base)):
-                tried += 1
+    def _search(self, file: int, size: int) -> int | None:
+        """Where the next message begins that is all there; None also where this refresh may not read more."""
+        place = max(self.offset + 1, self._next) if self.places or self._imply() else size
+        while place < size and self._searchable > 0 and self._triable > 0:
+            if self.left <= 0:
+                self._next = place
+                return None
+            content = read_at(file, SEARCHED_AT_ONCE + PREFIX - 1, place)
+            self.left -= len(content)
+            self._searchable -= len(content)
+            start, place = place, place + SEARCHED_AT_ONCE
+            for match in BEGINNING.finditer(content):
+                found = start + match.start()
+                if self.left <= 0 or self._triable <= 0:
+                    place = found
+                    break
+                self.left -= TRIAL
                 try:
-                    if tried > MOST_TRIED or self._message(file, base + match.start(), size) is not None:
-                        return base + match.start() if tried <= MOST_TRIED else None
+                    if self._message(file, found, size) is not None:
+                        self._begun = 0
+                        return found
+                    self._begun = self._begun or found
                 except InputError:
-                    continue
+                    self._triable -= 1
+        self._searched, self._next, self._begun = size, self._begun or size - PREFIX, 0
         return None
 
     def _layout(self, header: bytes) -> Layout:

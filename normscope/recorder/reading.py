@@ -25,7 +25,7 @@ from normscope.recorder.segments import ColumnCache
 from normscope.recorder.sharding import MERGED, merge_ranks
 
 RANK = re.compile(r"rank-(\d{1,6})")
-MOST_EVENTS = 200_000
+MOST_EVENTS, MOST_HELD = 200_000, 256 << 20  # of each process, and bytes that they take
 
 
 def load_run(path: str | Path) -> Run:
@@ -43,7 +43,7 @@ def load_run(path: str | Path) -> Run:
         raise InputError(f"cannot read {path}: {error}") from error
     if not there:
         raise InputError(f"no run in {path}: pass the directory given to ns.watch(run=…)")
-    return Run(path, tuple(FollowedPart.at(part, anew=True, most_events=MOST_EVENTS) for part in parts))
+    return Run(path, tuple(FollowedPart.at(part, None, True, MOST_EVENTS, MOST_HELD) for part in parts))
 
 
 def followed(path: Path, ranks: Sequence[Path], cache: ColumnCache) -> Run:

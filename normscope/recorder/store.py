@@ -202,22 +202,21 @@ class Writer:
         for file in (self._checksums, self._segment, self._events):
             if file is not None:
                 _sync(file)
-        self._check_place()
         self._say({})
 
     def _check_place(self) -> None:
-        """Files that were deleted take rows that nobody will ever read."""
-        if self._segment is None:
-            return
-        path = Path(self._segment.name)
-        try:
-            there = os.path.samestat(os.lstat(path), os.fstat(self._segment.fileno()))
-        except FileNotFoundError:
-            there = False
-        if not there:
-            raise FileNotFoundError(f"{path} was deleted or moved while it was written, {self.rows} rows with it")
+        """Files that were deleted take rows that nobody will ever read; and their place may be another writer's by now."""
+        files = {self.lock.path: self.lock.file, **({Path(self._segment.name): self._segment.fileno()} if self._segment else {})}
+        for path, file in files.items():
+            try:
+                there = os.path.samestat(os.lstat(path), os.fstat(file))
+            except FileNotFoundError:
+                there = False
+            if not there:
+                raise FileNotFoundError(f"{path} was deleted or moved while it was written, {self.rows} rows with it")
 
     def _say(self, ended: Mapping[str, Any]) -> None:
+        self._check_place()
         self._status |= {"step": self.progress(), "rows": self.rows, "beat": time.time(), **ended}
         replace_json(self.directory / STATUS, self._status, durable=bool(ended))
 
@@ -228,11 +227,7 @@ class Writer:
             self._beat()
 
     def _leave(self) -> None:
-        """Close the files and say how it ended, as far as the disk lets it."""
-        for file in (self._segment, self._checksums, self._events):
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
+        """Say how it ended, as far as the disk lets it, and close the files."""
         if self._status and self._life is not None:
             ended = {"state": self._life.state, "error": self._life.error, "recording": self.failure}
             try:
@@ -240,6 +235,10 @@ class Writer:
             except OSError as error:
                 if not self.failed:
                     self._fail(error)
+        for file in (self._segment, self._checksums, self._events):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
 
 
 def write_all(file: BinaryIO, content: Any) -> None:

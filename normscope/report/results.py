@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from normscope.core.errors import InputError, NormscopeError, first_line
+from normscope.recorder.directory import opened, read_at
+from normscope.recorder.growing import held
 from normscope.report.html import Drawing, Page, section
 from normscope.report.markup import Child, Markup, element
 from normscope.report.result_sections import SECTIONS, Section
 
 FOLDER = "results"  # of a run's directory
+MOST_BYTES = 64 << 20
+HELD = 8  # times as much as that may what is read take in memory
 DAMAGED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, NormscopeError)  # of records unlike their schema
 
 
@@ -26,26 +30,27 @@ class Shown:
     problem: str = ""
 
 
-def read_results(path: Path) -> list[Any]:
-    """The records of a file: the objects of a list, or the one that it holds."""
-    if path.exists() and not path.is_file():  # a pipe could keep a reader waiting for ever
-        raise InputError(f"cannot read {path}: it is not a regular file")
+def read_results(path: Path, most: int = MOST_BYTES, links: bool = True) -> list[Any]:
+    """The records of a file: the objects of a list, or the one that it holds. most: bytes. links: whether it may be one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        with opened(path.resolve() if links else path) as (file, state):
+            if state.st_size > most:
+                raise InputError(f"it has {state.st_size >> 20} MB, more than the {most >> 20} MB of a result")
+            content = read_at(file, most, 0)
+    except (InputError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise InputError(f"cannot read {path}: {error}") from error
+    if held(content) > HELD * most:
+        raise InputError(f"cannot read {path}: its lists and objects would take more than {HELD * most >> 20} MB of memory")
+    try:
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({first_line(error)}): write it again, or leave it out") from error
-    return content if isinstance(content, list) else [content]
+    return found if isinstance(found, list) else [found]
 
 
-def shown_results(path: Path) -> Shown:
-    """The file's section by the table SECTIONS."""
-    return section_of(path, read_results(path))
-
-
-def section_of(path: Path, records: Sequence[Any]) -> Shown:
-    """What the records of a file are shown as; whatever they hold, at worst a line that says why they are not."""
+def shown_results(path: Path, most: int = MOST_BYTES, links: bool = True) -> Shown:
+    """The file's section by the table SECTIONS; whatever its records hold, at worst a line that says why they are not shown."""
+    records = read_results(path, most, links)
     schemas = [record.get("schema") if isinstance(record, dict) else None for record in records]
     schema = schemas[0] if schemas and schemas.count(schemas[0]) == len(schemas) else None
     if not isinstance(schema, str) or schema not in SECTIONS:

@@ -77,7 +77,7 @@ class Linear(Rule):
 
     def matrix(self, node: Node) -> torch.Tensor:
         weight = node.args[1].double()
-        return weight.reshape(-1, weight.shape[-1])  # a vector gives one number per sample
+        return weight.reshape(math.prod(weight.shape[:-1]), weight.shape[-1])  # a vector gives one number per sample
 
     def terms(self, node: Node) -> float:
         """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""

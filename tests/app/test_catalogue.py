@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,6 +263,52 @@ def test_an_error_that_nobody_thought_of_stays_on_its_card(tmp_path: Path, monke
     monkeypatch.setattr(catalogues, "card", failing)
     found = cards(Catalogue(tmp_path))
     assert found["a"].error == "ZeroDivisionError: nobody thought of it" and found["b"].status == "finished"
+
+
+def test_a_run_that_takes_long_to_read_delays_no_other_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "slow", 2, NAMES)
+    write_run(tmp_path / "swift", 2, NAMES)
+    honest, begun, ended = catalogues.card, threading.Event(), threading.Event()
+
+    def waiting(id: str, *rest: Any) -> Card:
+        if id == "slow":
+            begun.set()
+            assert ended.wait(60)
+        return honest(id, *rest)
+
+    monkeypatch.setattr(catalogues, "card", waiting)
+    catalogue = Catalogue(tmp_path)
+    first = threading.Thread(target=catalogue.changes)
+    first.start()
+    assert begun.wait(60)
+    found = {card.id: card.status for card in catalogue.changes().cards}
+    assert found == {"slow": "waiting", "swift": "finished"}
+    with catalogue.reading(["swift"]) as (run,):
+        assert len(run.matrix("angle")) == 2
+    ended.set()
+    first.join()
+    assert {card.status for card in cards(catalogue).values()} == {"finished"}
+
+
+def test_what_all_runs_hold_together_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcd":
+        write_run(tmp_path / name, 3, NAMES, finding=FINDING)
+    catalogue = Catalogue(tmp_path)
+    usual = cards(catalogue)
+    most = 2 * max(catalogue._held.values())
+    monkeypatch.setattr(catalogues, "MOST_HELD", most)
+    catalogue = Catalogue(tmp_path)
+    assert cards(catalogue) == usual == cards(catalogue)
+
+    def held() -> int:
+        return sum(part.held for entry in catalogue._entries.values() for part in entry.run.parts)
+
+    assert 0 < held() <= most
+    for name in "abcdabcd":
+        with catalogue.reading([name]) as (run,):
+            assert len(run.layers) == len(NAMES) and len(run.matrix("angle")) == 3 and len(run.findings) == 1
+        assert held() <= most
+    assert cards(catalogue) == usual
 
 
 def test_a_mended_run_is_shown_again(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_quotients_are_rounded_down(apart):
         assert found >= 1 - 1e-10 or apart < 1e-280
 
 
-@pytest.mark.parametrize("function", [lambda x: x / 0.0, torch.log, lambda x: torch.exp(1e5 * x), lambda x: x[:, :0]])
+@pytest.mark.parametrize("function", [lambda x: x / 0.0, torch.log, lambda x: torch.exp(1e5 * x)])
 def test_values_that_are_not_finite_witness_nothing(function):
     space = answers(function)
     assert quotient(space.graph, space, torch.zeros(3).double(), torch.ones(3).double()) == 0

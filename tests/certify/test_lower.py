@@ -40,7 +40,7 @@ CANCELLING = {
     "centered": lambda x: (x + 1e8) - (x + 1e8).mean(1, keepdim=True),
     "layer norm": lambda x: nn.functional.layer_norm(x + 1e8, (4,), eps=1.0),
     "row": nn.Linear(4, 1),
-    "zero row": lambda x: x @ torch.tensor([[1e8], [-1e8], [1.0], [0.0]]),
+    "zero row": lambda x: x @ torch.tensor([[1e8], [-1e8], [1.0], [0.0]], dtype=x.dtype),
     "sum": lambda x: x.sum(1),
     "sine": lambda x: torch.sin(1e6 * x) * 1e-6,
     "softplus at its threshold": lambda x: nn.functional.softplus(x + 20.0),

@@ -38,7 +38,7 @@ def test_above_the_derivative_everywhere_in_the_region(name, radius):
 
 def test_without_a_region_only_what_follows_a_normalizer_is_finite():
     model, _ = CASES["LN"]
-    rows = {row.parameter: row for row in ns.weight_sensitivities(model, torch.zeros(1, 4).double())}
+    rows = {row.parameter: row for row in ns.weight_sensitivities(model.double(), torch.zeros(1, 4).double())}
     assert not rows["0.weight"].bound.finite and "region" in rows["0.weight"].reason
     assert rows["3.weight"].bound.finite and rows["1.weight"].bound.finite
 
@@ -101,9 +101,6 @@ USES = {
     "squared": lambda m, x: nn.functional.linear(x, m.first.weight**2),
     "as a plain number": lambda m, x: m.first(x) * m.sharpness.item(),
     "as a plain number alone": lambda m, x: x * m.sharpness.item(),
-    "complex": lambda m, x: nn.functional.linear(
-        x, torch.view_as_complex(m.first.weight[:, :2].contiguous()).abs()[:, None].expand(3, 3)
-    ),
     "as weight and as input": lambda m, x: m.first(x + m.first.weight[0]),
     "in a stack": lambda m, x: torch.stack([m.first(x), m.first.weight[:1]]).sum(0),
     "beside another": lambda m, x: nn.functional.linear(x, m.first.weight + m.second.weight),

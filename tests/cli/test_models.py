@@ -229,6 +229,9 @@ UNUSABLE = {
     "NaN": ({"weight": WEIGHT / 0 * 0, "bias": BIAS}, "weight is not a number (NaN)"),
     "a number": ({"weight": 3, "bias": BIAS}, "weight int instead of 2×3"),
 }  # fmt: skip
+if hasattr(torch, "float4_e2m1fn_x2"):  # of PyTorch 2.8 and later
+    PACKED = torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    UNUSABLE["packed"] = ({"weight": PACKED, "bias": BIAS}, "weight is float4_e2m1fn_x2")
 
 
 @pytest.mark.parametrize("case", UNUSABLE)

@@ -140,8 +140,10 @@ class Counted(nn.Module):
 
 
 def test_a_buffer_that_moves_is_read_as_it_is_then():
-    model = Counted()
-    assert float(ns.lipschitz(model, randn(2, 4)).upper) == pytest.approx(1)
+    model, x = Counted(), randn(2, 4)
+    assert torch.equal(trace(model, x).run([x[:1]], torch.float64)[0], x[:1].double())
+    with pytest.raises(ns.Refusal, match="from call to call"):
+        ns.lipschitz(model, x)
     assert float(model.calls) == 0
 
 
@@ -385,3 +387,9 @@ def test_attention_in_other_types(kind, attention):
     model = getattr(transformers, f"{kind}Model")(config).eval()
     found = ns.lipschitz(model, {"inputs_embeds": randn(1, 4, 16)}, output="last_hidden_state", effort=0.1)
     assert found.upper.finite and found.lower <= found.upper
+
+
+def test_softplus_beyond_its_threshold_is_smooth_in_float32_and_jumps_in_float64():
+    smooth = trace(nn.Softplus(), torch.full((1, 2), 25.0))
+    jumping = trace(nn.Softplus(), torch.full((1, 2), 25.0, dtype=torch.float64))
+    assert (smooth.output.args[2], jumping.output.args[2]) == (40, 20)

@@ -250,8 +250,69 @@ def test_groups_of_one_element_are_named():
 def test_what_was_probed_is_noted_and_what_was_proved_is_not():
     x = torch.randn(3, 4)
     assert not any("probed" in note for note in ns.audit(nn.Linear(4, 4), x).notes)
-    probed = Net(lambda x: torch.tanh(x)[: len(x)])
+    probed = Net(lambda x: torch.stack([row.tanh() for row in x]))
     assert any("probed, not proved" in note for note in ns.audit(probed, x).notes)
+    assert any("probed, not proved" in note for note in ns.lipschitz(probed, x).notes)
+    assert all("probed, not proved" in str(bracket.render()) for bracket in ns.local_brackets(probed, x, x, 0.1).brackets)
+
+
+def asserted(x):
+    assert x.shape[0] <= 1000, "too many samples"
+    if len(x) > 500:
+        raise ValueError("far too many")
+    return x.tanh()
+
+
+def raised_late(x):
+    if len(x) > 500:
+        if len(x) > 600:
+            return x.flip(0)
+        raise ValueError("neither few nor many")
+    return x.tanh()
+
+
+def from_nine(x):
+    return x + x.flip(0) if x.shape[0] >= 9 else x
+
+
+@pytest.mark.parametrize(
+    "step", [asserted, lambda x: x.view(len(x), -1).tanh(), lambda x: x if x.shape[0] > 0 else -x, lambda x: x[: len(x)].tanh()]
+)
+def test_what_holds_for_every_size_is_no_branch(step):
+    assert check_samples_independent(Net(step), example(), "eval") is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        from_nine,
+        raised_late,
+        lambda x: x * (100.0 if x.shape[0] >= 9 else 1),
+        lambda x: x * (100.0 if len(x) >= 9 else 1),
+        lambda x: x * (100.0 if int(x.shape[0]) >= 9 else 1),
+        lambda x: x * (100.0 if x.shape[0] == 13 else 1),
+        lambda x: x * (100.0 if x.shape[0] == 7777 else 1),
+        lambda x: x * (100.0 if x.numel() > 1000 else 1),
+    ],
+)
+def test_a_branch_on_the_size_of_the_batch_is_refused(step):
+    with pytest.raises(Refusal, match="influence each other"):
+        ns.lipschitz(Net(step), example())
+
+
+def test_what_a_model_writes_to_its_input_stays_there():
+    x = example()
+    before = x.clone()
+    assert float(ns.lipschitz(Net(lambda x: x.mul_(2) + 1), x).upper) == pytest.approx(2)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_branch_on_requires_grad_is_refused(needs_gradient):
+    x = example().requires_grad_(needs_gradient)
+    assert float(ns.lipschitz(Net(torch.tanh), x).upper) == pytest.approx(1)
+    with pytest.raises(Refusal, match="requires_grad"):
+        ns.lipschitz(Net(lambda x: 100 * x if x.requires_grad else x), x)
 
 
 def test_only_the_chosen_output_counts():

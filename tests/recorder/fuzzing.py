@@ -25,7 +25,14 @@ from normscope.recorder.segments import ColumnCache
 from normscope.recorder.store import Writer
 from normscope.report.run_page import COLUMNS, run_report
 from normscope.report.snapshot import Snapshot
+from normscope.report.summary import COLUMNS as SUMMARIZED
+from normscope.report.summary import summarize
 
+VALUES = (None, True, 3, -1.5, 10**30, "text", "nan", [], {}, [[]], [{}], {"layers": [[]]}, {"layers": "x", "affected": []})
+FINDING = {
+    "rule": "variance-collapse", "step": 2, "layer": "layer1", "evidence": {"affected": 1, "layers": ["layer1"]},
+    "message": "the variance is close to ε", "fix": "raise it",
+}  # fmt: skip
 LAYERS = [{"name": f"layer{index}", "role": "weight"} for index in range(3)]
 ROWS = 8
 SEGMENT, CHECKSUMS = "metrics-0001.arrows", "metrics-0001.checksums"
@@ -54,6 +61,7 @@ def files(rows: int = ROWS, layers: int = len(LAYERS)) -> Files:
         writer.begin({"layers": named, "model": "Sequential", "created": 1e9}, schema(named))
         for step in range(rows):
             writer.row(row(step, layers))
+        writer.event("finding", **FINDING)
         writer.event("closed", step=rows)
         writer.close()
         return {path.name: path.read_bytes() for path in Path(name).iterdir() if path.name in NAMES}
@@ -109,11 +117,26 @@ CHANGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 )  # fmt: skip
 
 
+def _other_values(data: bytes, chance: random.Random) -> bytes:
+    """Each of the objects in the lines of a file with a field of another type."""
+    changed = []
+    for line in data.split(b"\n"):
+        try:
+            found = json.loads(line)
+            found[chance.choice(list(found))] = chance.choice(VALUES)
+            line = json.dumps(found).encode()
+        except (ValueError, TypeError, IndexError):
+            pass
+        changed.append(line)
+    return b"\n".join(changed)
+
+
 def damaged(content: Files, chance: random.Random, names: tuple[str, ...] = NAMES) -> Files:
     changed = dict(content)
     for _ in range(chance.randint(1, 3)):
         name = chance.choice([name for name in names if name in changed])
-        changed[name] = chance.choice(CHANGES)(changed[name], chance)
+        change = _other_values if name == "events.jsonl" and chance.random() < 0.5 else chance.choice(CHANGES)
+        changed[name] = change(changed[name], chance)
     return changed
 
 
@@ -142,11 +165,20 @@ def questions(path: Path, thorough: bool, chance: random.Random) -> list[Callabl
             pass
         return card("a", "a", live, 0.0)
 
-    asked = [run.table, lambda: run.arrays("loss", "angle"), run.events, lambda: run.life, lambda: run.notes, shown]
+    asked = [
+        run.table,
+        lambda: run.arrays("loss", "angle"),
+        run.events,
+        lambda: run.life,
+        lambda: run.notes,
+        shown,
+        lambda: str(run),
+    ]
     report: Callable[[], Any] = lambda: run_report([Snapshot.of(run, COLUMNS)])  # noqa: E731
+    summary: Callable[[], Any] = lambda: summarize(Snapshot.of(run, SUMMARIZED)).headline  # noqa: E731
     slow = [
         *([report] if chance.random() < 0.2 else []),
-        lambda: str(run),
+        summary,
         lambda: to_csv(run, path / "csv"),
         lambda: list(run.follow(timeout=0.0)),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import pyarrow as pa
 import pytest
 
 import normscope as ns
+from normscope.recorder import messages
 from normscope.recorder.checksums import SIZE
+from normscope.recorder.layout import PREFIX, batch_layout, metadata_size
+from normscope.recorder.reading import followed
+from normscope.recorder.segments import ColumnCache
 from normscope.report.run_page import COLUMNS, run_report
 from normscope.report.snapshot import Snapshot
 from tests.recorder.fuzzing import CHECKSUMS, SEGMENT, Files, check_cases, check_rows, files, laid
@@ -145,7 +150,7 @@ def test_one_line_that_is_no_event_does_not_fail_a_report(tmp_path: Path) -> Non
     content = files(2)
     path = laid(tmp_path, {**content, "events.jsonl": b'42\n"x"\nnull\n{"kind": "note"}\n' + content["events.jsonl"]})
     run = ns.load_run(path)
-    assert [event["kind"] for event in run.events()] == ["started", "closed"]
+    assert [event["kind"] for event in run.events()] == ["started", "finding", "closed"]
     assert re.search(r"4 lines of events.jsonl", run_report([Snapshot.of(run, COLUMNS)]))
 
 
@@ -166,6 +171,74 @@ def test_names_of_directories_that_look_like_processes(tmp_path: Path) -> None:
         (path / name).mkdir()
     (path / "rank-7").write_text("a file")
     assert len(ns.load_run(path).table()) == 2
+
+
+BEGINNINGS = b"\xff\xff\xff\xff\xf8\xff\xff\0"  # of messages whose headers would have 16 MB
+
+
+@pytest.mark.parametrize("noise", [BEGINNINGS * 2_000, (BEGINNINGS[:4] + b"\x08\1\0\0") * 20_000], ids=["huge", "plausible"])
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_search_after_damage_reads_little(
+    noise: bytes, growing: bool, whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much looks like a message; and one refresh reads about as much as it may, over all segments."""
+    content = without_checksums(whole)
+    stream, end = content[SEGMENT], ends(whole)[0]
+    hostile = stream[:end] + bytes(8) + noise
+    path = laid(tmp_path, {**content, SEGMENT: hostile, "metrics-0002.arrows": hostile, "metrics-0003.arrows": hostile})
+    for segment in path.glob("metrics-*.arrows"):
+        os.truncate(segment, 20 << 20)
+    taken, honest = 0, messages.read_at
+
+    def counted(file: int, length: int, offset: int) -> bytes:
+        nonlocal taken
+        content = honest(file, length, offset)
+        taken += len(content)
+        return content
+
+    monkeypatch.setattr(messages, "read_at", counted)
+    part, refreshed = followed(path, [], ColumnCache()).parts[0], True
+    while refreshed:
+        taken = 0
+        refreshed = part.refresh()
+        assert taken < messages.BYTES_AT_ONCE + (3 << 20)
+    assert part.count == 0 and len(part.damage()) == 3
+    if growing and len(noise) < 80_000:  # what is found after more of it still counts
+        with (path / SEGMENT).open("ab") as file:
+            file.write(stream[end:])
+        while part.refresh():
+            pass
+        assert part.count == ROWS
+
+
+def test_a_message_that_becomes_whole_after_damage_is_found(whole: Files, tmp_path: Path) -> None:
+    content, places = without_checksums(whole), ends(whole)
+    stream = content[SEGMENT]
+    path = laid(tmp_path, {**content, SEGMENT: stream[: places[0]] + b"\x55" * 100})
+    part = followed(path, [], ColumnCache()).parts[0]
+    for start in range(places[0], places[5], 37):
+        part.refresh()
+        with (path / SEGMENT).open("ab") as file:
+            file.write(stream[start : min(start + 37, places[5])])
+    part.refresh()
+    assert part.count == 5
+
+
+def test_buffers_of_a_batch_do_not_overlap(tmp_path: Path) -> None:
+    """Otherwise a small file would hold columns of any size."""
+    fields = pa.schema([("step", pa.int64()), *((f"c{index}", pa.float64()) for index in range(20))])
+    batch = bytes(pa.record_batch([list(range(64))] * 21, schema=fields).serialize())
+    header = PREFIX + metadata_size(batch[:PREFIX])
+    layout = batch_layout(batch[:header])
+    first = layout.buffers[1][0] - header
+    shared = batch[:header]
+    for start, length in layout.buffers[1::2]:
+        shared = shared.replace(struct.pack("<qq", start - header, length), struct.pack("<qq", first, length))
+    with pytest.raises(ns.InputError, match="laid out"):
+        batch_layout(shared)
+    (path := tmp_path / "run").mkdir()
+    (path / SEGMENT).write_bytes(bytes(fields.serialize()) + shared + batch[header : header + first + 512])
+    assert len(ns.load_run(path).table()) == 0
 
 
 # at random -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import normscope as ns
 from normscope.recorder.columns import METRICS, record_batch, schema
 from normscope.recorder.following import FollowedPart
-from normscope.recorder.growing import MOST_LINE, MOST_MANIFEST
+from normscope.recorder.growing import MOST_HELD, MOST_LINE, MOST_MANIFEST, parsed
 from normscope.recorder.layout import batch_layout, places
 from normscope.recorder.reading import Run, followed
 from normscope.recorder.segments import ColumnCache, FollowedSegment
@@ -298,6 +299,38 @@ def test_the_end_of_a_run_is_known_however_much_it_said(tmp_path: Path) -> None:
         and part.log.unread == 3
         and part.life().state == "finished"
     )
+
+
+def test_events_take_a_limited_part_of_memory(tmp_path: Path) -> None:
+    """However much of it their form takes: a list of empty lists takes 25 times its text."""
+    nested = [[[]] * 15_000, [{}] * 15_000, [{"a": 1}] * 5_000, list(range(10_000)), "x" * 60_000]
+    for value in nested:
+        with (tmp_path / "events.jsonl").open("w") as file:
+            for _ in range(150):
+                file.write(json.dumps({"kind": "note", "time": 1, "a": value}) + "\n")
+            file.write('{"kind": "closed", "time": 1}\n')
+        tracemalloc.start()
+        part = refreshed(tmp_path).parts[0]
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < 2 * MOST_HELD and part.life().state == "finished" and len(part.events()) + part.log.unread == 151
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"layer": value} for value in ([], {}, 3, True)), *({"step": value} for value in ("now", [], 1.5, True, 10**400, 1 << 62)),
+        *({name: value} for name in ("rule", "message", "fix") for value in ([], {}, 3, None)), {"time": 1e300}, {"time": None},
+        *({"evidence": value} for value in ([], "a", None, {"layers": 3}, {"layers": [[]]}, {"layers": [{}]}, {"affected": "x"})),
+    ],
+)  # fmt: skip
+def test_an_event_whose_known_fields_are_of_other_types_is_none(field: dict[str, Any]) -> None:
+    event = {
+        "kind": "finding", "time": 1.0, "rule": "a", "layer": "b", "step": 3, "message": "c", "fix": "d",
+        "evidence": {"layers": ["b"], "affected": 1, "x": [{}]},
+    }  # fmt: skip
+    assert parsed(json.dumps(event).encode()) == event and parsed(json.dumps({**event, "layer": None}).encode()) is not None
+    assert parsed(json.dumps({**event, **field}).encode()) is None
 
 
 def test_an_endless_line_is_counted_and_what_follows_is_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import normscope as ns
@@ -62,7 +63,12 @@ ENDINGS: list[tuple[BaseException | None, str, str]] = [
     (SystemExit(), "finished", ""),
     (SystemExit(0), "finished", ""),
     (SystemExit(3), "failed", "SystemExit: 3"),
+    (SystemExit(False), "finished", ""),
     (SystemExit("no data"), "failed", "SystemExit: no data"),
+    (SystemExit(np.array([1, 2])), "failed", "SystemExit: [1 2]"),
+    (SystemExit(np.array([0])), "failed", "SystemExit: [0]"),
+    (SystemExit(0.0), "failed", "SystemExit: 0.0"),
+    (SystemExit([]), "failed", "SystemExit: []"),
     (GeneratorExit(), "finished", ""),
 ]
 
@@ -92,6 +98,28 @@ def test_an_uncaught_error_is_known_at_exit(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(sys, "last_value", last, raising=False)
         Loop(mlp).watch(tmp_path / state)._left()
         assert ns.load_run(tmp_path / state).status == state
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("emptied", [False, True], ids=["directory", "files"])
+def test_a_writer_whose_place_is_gone_says_nothing_of_the_next_one(begun: bool, emptied: bool, tmp_path: Path) -> None:
+    path, failures = tmp_path / "run", []
+    first = opened(path, on_failure=failures.append) if begun else store.Writer(path, failures.append)
+    first.event("note")
+    while not (path / "events.jsonl").exists():
+        time.sleep(0.001)
+    for file in [*path.iterdir()]:
+        file.unlink()
+    if not emptied:
+        path.rmdir()
+    second = opened(path)
+    write(second, range(3))
+    flushed(second, 3)
+    before = (path / "status.json").read_bytes()
+    first.close()
+    assert (path / "status.json").read_bytes() == before and ns.load_run(path).status == "running" and len(failures) == 1
+    second.close()
+    assert ns.load_run(path).status == "finished" and len(ns.load_run(path).table()) == 3
 
 
 NOW = 1e9

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import normscope as ns
 from normscope.auditing import Audit
 from normscope.guarantees.generalization import Guarantees
 from normscope.report import figures
@@ -135,6 +136,29 @@ def test_nothing_in_the_folder_stops_the_report(tmp_path):
     (run / FOLDER / "deep.json").write_text('{"a":' * 100_000)
     problems = write_report([run], tmp_path / "page.html")
     assert len(problems) == 4 and all("\n" not in problem for problem in problems)
+
+
+def test_a_file_that_is_too_large_is_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("normscope.report.results.HELD", 1)
+    for number, (content, why) in enumerate([(b" " * 2000, "more than the"), (b"[" + b"[]," * 300 + b"[]]", "of memory")]):
+        (tmp_path / f"{number}.json").write_bytes(content)
+        with pytest.raises(ns.InputError, match=why) as caught:
+            shown_results(tmp_path / f"{number}.json", 1000)
+        assert "\n" not in str(caught.value)
+    with (tmp_path / "sparse.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ns.InputError, match="1048576 MB, more than the 64 MB of a result"):
+        shown_results(tmp_path / "sparse.json")
+
+
+def test_a_link_to_a_result_is_read_where_links_are_allowed(tmp_path, results):
+    written(tmp_path / "audit.json", results["audit"])
+    (tmp_path / "link.json").symlink_to(tmp_path / "audit.json")
+    (tmp_path / "circle.json").symlink_to(tmp_path / "circle.json")
+    assert shown_results(tmp_path / "link.json").section is not None
+    for name, links in (("link.json", False), ("circle.json", True)):
+        with pytest.raises(ns.InputError, match=f"cannot read .*{name}"):
+            shown_results(tmp_path / name, links=links)
 
 
 # what is odd ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""A model as it was: whatever it does to itself while it runs is undone, in everything that it holds."""
+
+from __future__ import annotations
+
+import operator
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+DEPTH = 4  # how many objects inside of each other are looked into, beside modules and containers
+LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
+OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Restore = Callable[[], Any]
+
+
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what happens inside to a model: to its attributes, parameters and buffers, to containers, generators and plain objects.
+
+    Nothing is written that has not changed. Tensors are compared bit by bit with copies, because a write through `.data` or
+    `.numpy()` leaves no trace.
+    """
+    kept = list(_kept(model))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for restore in kept:
+                restore()
+
+
+def _kept(model: torch.nn.Module) -> Iterator[Restore]:
+    """What puts back each object that a model holds, containers before what is in them."""
+    seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
+    waiting: list[tuple[Any, int]] = [(model, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, (*LEAVES, *OPAQUE)) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            if not is_lazy(value) and value.device.type != "meta":
+                yield _tensor(value)
+            continue
+        restore = _state(value)
+        if restore is not None:
+            yield restore
+            continue
+        inside: list[Any] = []
+        if isinstance(value, (list, deque, dict, set)):
+            yield _container(value)
+        if isinstance(value, (list, deque, tuple, set, frozenset)):
+            inside += value
+        elif isinstance(value, dict):
+            inside += dict.values(value)
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict) and (isinstance(value, torch.nn.Module) or depth < DEPTH):
+            yield _container(held)
+            depth += not isinstance(value, torch.nn.Module)
+            inside += held.values()
+        waiting += [(item, depth) for item in inside]
+
+
+def _tensor(tensor: torch.Tensor) -> Restore:
+    memory, content, needs_gradient = tensor.detach(), tensor.detach().clone(), tensor.requires_grad
+
+    def restore() -> None:
+        if not same_bits(memory, content):
+            memory.copy_(content)
+        if tensor.shape != memory.shape or (tensor.layout == torch.strided and tensor.data_ptr() != memory.data_ptr()):
+            tensor.data = memory
+        if tensor.is_leaf and tensor.requires_grad != needs_gradient:
+            tensor.requires_grad_(needs_gradient)
+
+    return restore
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same: a NaN is equal to itself, and 0 is not −0."""
+    if one.layout != torch.strided or one.is_quantized:
+        return False
+    if one.is_complex():
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
+    bits = BITS[one.element_size()]
+    return one.shape == other.shape and torch.equal(one.view(bits), other.view(bits))
+
+
+def _container(held: Any) -> Restore:
+    before = _parts(held)
+
+    def restore() -> None:
+        present = _parts(held)
+        if len(present) == len(before) and all(map(operator.is_, present, before)):
+            return
+        held.clear()
+        if isinstance(held, dict):
+            held.update(zip(before[::2], before[1::2], strict=True))
+        elif isinstance(held, set):
+            held.update(before)
+        else:
+            held.extend(before)
+
+    return restore
+
+
+def _parts(held: Any) -> list[Any]:
+    return [part for item in held.items() for part in item] if isinstance(held, dict) else list(held)
+
+
+def _state(value: Any) -> Restore | None:
+    """For objects that have a state of their own: generators of random numbers, arrays."""
+    if isinstance(value, (torch.Generator, np.random.RandomState)):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, np.ndarray):
+        content = value.copy()
+        return lambda: None if not value.flags.writeable or value.tobytes() == content.tobytes() else np.copyto(value, content)
+    return None

@@ -1,0 +1,121 @@
+"""A model is as it was after every call, whatever it writes to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.graph.restoring import untouched
+
+
+class Writing(nn.Module):
+    """A linear layer that does one thing to itself in every call."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.table = nn.Embedding(6, 4, max_norm=0.5, dtype=torch.float64)
+        self.register_buffer("count", torch.zeros(()))
+        self.write, self.calls = write, 0
+        self.held, self.queue, self.tags = {"a": [], "b": {"c": (1, [2])}}, deque([1, 2], maxlen=2), {1, 2}
+        self.plain = SimpleNamespace(calls=0, inner=SimpleNamespace(seen=[]), tensor=torch.zeros(2))
+        self.generator, self.chance = torch.Generator().manual_seed(0), random.Random(0)
+        self.numpy, self.array = np.random.default_rng(0), np.zeros(3)
+        with torch.no_grad():
+            self.linear.weight[0, 0], self.linear.weight[1, 1] = -0.0, 3.0
+
+    def forward(self, x):
+        self.write(self, x)
+        return self.linear(x)
+
+
+def clamped(self, x):
+    with torch.no_grad():
+        self.linear.weight.clamp_(-1, 1)
+
+
+def moved(self, x):
+    self.linear.weight.data = 2 * self.linear.weight.data
+
+
+def replaced(self, x):
+    self.linear.weight = nn.Parameter(2 * self.linear.weight.detach())
+
+
+WRITES = {
+    "clamped": clamped,
+    "other memory": moved,
+    "another parameter": replaced,
+    "data": lambda self, x: self.linear.weight.data.clamp_(-1, 1),
+    "the sign of zero": lambda self, x: self.linear.weight.data.add_(0.0),
+    "renormalized": lambda self, x: self.table(torch.arange(6)),
+    "frozen": lambda self, x: self.linear.weight.requires_grad_(False),
+    "nested list": lambda self, x: self.held["a"].append(1),
+    "list in a tuple": lambda self, x: self.held["b"]["c"][1].append(1),
+    "new key": lambda self, x: self.held.update(d=2),
+    "queue": lambda self, x: self.queue.append(3),
+    "set": lambda self, x: self.tags.add(3),
+    "plain object": lambda self, x: setattr(self.plain, "calls", self.plain.calls + 1),
+    "object in an object": lambda self, x: self.plain.inner.seen.append(1),
+    "tensor of an object": lambda self, x: self.plain.tensor.add_(1),
+    "attribute": lambda self, x: setattr(self, "calls", self.calls + 1),
+    "buffer": lambda self, x: self.count.add_(1),
+    "generator": lambda self, x: torch.rand(1, generator=self.generator),
+    "python's generator": lambda self, x: self.chance.random(),
+    "numpy's generator": lambda self, x: self.numpy.random(),
+    "array": lambda self, x: self.array.__iadd__(1),
+}  # fmt: skip
+
+
+def shown(model):
+    state = {name: (id(value), value.detach().numpy().tobytes(), value.requires_grad) for name, value in model.named_parameters()}
+    plain = model.plain
+    return copy.deepcopy(
+        (
+            state, model.count.item(), model.calls, model.held, list(model.queue), model.tags, plain.calls, plain.inner.seen,
+            plain.tensor.tolist(), model.generator.get_state().tolist(), model.chance.getstate(), model.numpy.bit_generator.state,
+            model.array.tolist(),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_call_writes_is_undone(name):
+    model = Writing(WRITES[name])
+    before = shown(model)
+    with untouched(model):
+        model(torch.ones(2, 4, dtype=torch.float64))
+        assert shown(model) != before
+    assert shown(model) == before
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_model_that_writes_is_refused_or_certified_and_stays_as_it_was(name):
+    model = Writing(WRITES[name])
+    before, x = shown(model), torch.ones(2, 4, dtype=torch.float64)
+    with contextlib.suppress(ns.Refusal, ns.ExportError):
+        bracket = ns.lipschitz(model, x)
+        assert shown(model) == before
+        copied = copy.deepcopy(model)
+        copied(x)  # in exact terms: the weights that a call computes with
+        assert float(torch.linalg.matrix_norm(copied.linear.weight.detach(), 2)) in bracket
+    assert shown(model) == before
+
+
+def test_nothing_is_written_where_nothing_changed():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nan
+    versions = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+    with untouched(model):
+        model(torch.zeros(2, 4))
+    assert [tensor._version for tensor in (*model.parameters(), *model.buffers())] == versions
