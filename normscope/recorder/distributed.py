@@ -19,6 +19,7 @@ from normscope.recorder.schedule import OwnSchedule, Schedule, SharedSchedule
 from normscope.recorder.weights import FIRST_STEPS, LATER_STEPS, first_vectors, local, orthonormal, top_singular_value
 
 TIMEOUT = timedelta(seconds=60)
+START = timedelta(seconds=10)  # for rank 0 to say where it starts, which it never does where it does not record
 ENDED = "ended"  # in place of a number: that process records no more
 MOST_WAITING = 4  # samples whose shards are kept for a slow process
 
@@ -67,7 +68,7 @@ class Processes:
         try:
             if self.rank == 0:
                 self.store.set("start", str(step))
-            self.store.wait(["start"], TIMEOUT)
+            self.store.wait(["start"], START)
             said = self.store.get("start").decode()
             self.agreed = True
         except Exception as error:
@@ -99,7 +100,7 @@ class Placement:
 
 def placement(parameter: torch.Tensor) -> Placement | None:
     """Of a weight that lies in shards; None where each process holds it whole."""
-    cuts = getattr(parameter, "placements", None)
+    cuts = parameter.placements if type(parameter).__module__.startswith("torch.distributed.tensor") else None
     if not cuts or not any(cut.is_shard() for cut in cuts):
         return None
     sizes = parameter.device_mesh.shape

@@ -10,24 +10,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
-from normscope.recorder.backward import AutogradNode, Span
+from normscope.recorder.backward import Span, key_of_tensor, next_number
 from normscope.recorder.layers import (
-    ACTIVATING,
     CHANNELS_SECOND,
     MULTIPLYING,
     NORMALIZING,
+    PLAIN,
     Handwritten,
     Seen,
     is_observable,
     is_own_leaf,
+    is_torchs_own,
 )
 from normscope.recorder.statistics import as_normalizer, input_statistics
 
 DEVICES = ("cpu", "cuda")
-PLAIN = (torch.Tensor, nn.Parameter)  # a subclass may run code of its own in every operation
 
 
 @contextmanager
@@ -68,24 +72,29 @@ class ForwardView:
         self._handles: list[Any] = []
 
     def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
-        """Look at the next training pass. spans: note the nodes of autograd's graph, too."""
+        """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
         self.seen, self.inputs, self._spans = Seen(), {}, spans
         self._calls: Counter[str] = Counter()
-        self._entered: dict[str, AutogradNode] = {}
+        self._began: dict[str, int] = {}
+        self._over = False  # the first training pass
         self._pass = threading.local()  # inside: a training pass of the whole model; outside: one without gradients
         self._thread: int | None = None  # the first that trains
         self._channel_axis = 1
         self._handles.append(register_module_forward_pre_hook(guarded(self._entering)))
         self._handles.append(register_module_forward_hook(guarded(self._leaving)))
+        _global_forward_hooks.move_to_end(self._handles[-1].id, last=False)  # others may change what a module returns
 
     def stop(self) -> None:
         while self._handles:
             self._handles.pop().remove()
-        self._entered = {}
 
     def _entering(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         path = self.paths.get(module)
         if path is None or is_traced():
+            return
+        if self._spans and self._thread in (None, threading.get_ident()):
+            self._began[path] = next_number()
+        if self._over:
             return
         training = torch.is_grad_enabled()
         if path == "":
@@ -99,10 +108,8 @@ class ForwardView:
         self._calls[path] += 1
         self.seen.calls.append((path, self._calls[path]))
         value = args[0] if args and type(args[0]) in PLAIN else None
-        if value is not None:
-            self._entered[path] = value.grad_fn
-            if is_observable(module) or path in self.handwritten:
-                self.look(self._statistics, module, path, value)
+        if value is not None and (is_observable(module) or path in self.handwritten):
+            self.look(self._statistics, module, path, value)
         if isinstance(module, (*MULTIPLYING, *NORMALIZING)):
             self._channel_axis = 1 if isinstance(module, CHANNELS_SECOND) else -1
 
@@ -119,25 +126,41 @@ class ForwardView:
         if path is None or is_traced() or self._thread != threading.get_ident():
             return
         if self._spans:
-            self._add_span(module, path, output)
+            self._add_span(module, path, args, output)
         if path == "" and getattr(self._pass, "inside", False):
-            self.seen.whole = True
-            self.stop()
+            self.seen.whole = self._over = True
+            if not self._spans:
+                self.stop()
         if path == "":
             self._pass.inside = self._pass.outside = False
 
-    def _add_span(self, module: nn.Module, path: str, output: Any) -> None:
+    def _add_span(self, module: nn.Module, path: str, args: tuple[Any, ...], output: Any) -> None:
+        """args: as the module's own hooks left them."""
         prefix = f"{path}." if path else ""
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self.seen.parameters.setdefault(id(parameter), (prefix + name, parameter))
-        if path not in self._entered or type(output) not in PLAIN or output.grad_fn is None:
+        spans = self.seen.spans
+        if path == "":
+            spans.outputs |= {key for tensor in tensors_in(output) if (key := key_of_tensor(tensor)) is not None}
+        if not args or type(args[0]) not in PLAIN or type(output) not in PLAIN or output.grad_fn is None or path not in self._began:
             return
-        span, spans = Span(path, self._entered[path], output.grad_fn), self.seen.spans
+        left = key_of_tensor(output)
+        assert left is not None
+        span = Span(path, self._began[path], key_of_tensor(args[0]), left)
         normalizer = as_normalizer(module, output.dim())
-        if normalizer is not None and normalizer.running_variance is None:
+        if normalizer is not None and normalizer.running_variance is None and is_torchs_own(module):
             spans.normalizers.append(span)
-        elif isinstance(module, ACTIVATING):
-            spans.activations.append(span)
+        elif is_observable(module):
+            spans.observed.append(span)
         elif is_own_leaf(module):
             spans.others.append(span)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those of tuples, lists and dictionaries, whose own methods are not run."""
+    if type(value) in PLAIN:
+        yield value
+    kinds = [kind for kind in (tuple, list, dict) if isinstance(value, kind)]
+    for entry in dict.values(value) if isinstance(value, dict) else kinds[0].__iter__(value) if kinds else ():
+        yield from tensors_in(entry)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.autograd import Variable
 
 from normscope.recorder.forward import unrecorded
+from normscope.recorder.layers import is_plain
 from normscope.recorder.weights import dots, local, norms
 
 FRAMES = 40  # how far up a GradScaler is looked for
@@ -26,20 +28,29 @@ class GradientView:
         self.parameters, self.look, self.began = parameters, look, began
         self.names: list[str] = []
         self.values: torch.Tensor | None = None  # (2, names)
+        self.passes: Counter[str] = Counter()  # name → backward passes of the step that gave it a gradient
         self._handles: list[Any] = []
 
     def start(self, guarded: Callable[..., Any]) -> None:
         self.names, self.values, self._queued = [], None, False
+        self.passes = Counter()
         self._guarded = guarded
-        hook = guarded(self._accumulated)
-        learned = [parameter for parameter in self.parameters.values() if parameter.requires_grad and parameter.is_leaf]
-        self._handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in learned]
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = guarded(partial(self._accumulated, name))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def stop(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
+    def forget(self, names: Collection[str]) -> None:
+        """Parameters whose gradients mean nothing any more."""
+        self.parameters = {name: parameter for name, parameter in self.parameters.items() if name not in names}
+        self.names = ["" if name in names else name for name in self.names]
+
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        self.passes[name] += 1
         if not self._queued:
             self._queued = True
             engine = Variable._execution_engine
@@ -53,7 +64,7 @@ class GradientView:
         self.look(self._read)
 
     def _read(self) -> None:
-        found = {name: parameter for name, parameter in self.parameters.items() if parameter.grad is not None}
+        found = {name: p for name, p in self.parameters.items() if p.grad is not None and is_plain(p.grad)}
         gradients = [local(parameter.grad) for parameter in found.values()]
         weights = [local(parameter) for parameter in found.values()]
         with unrecorded():

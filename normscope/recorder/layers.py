@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from normscope.recorder.backward import Spans
 from normscope.rules.normalizers import Normalizer
@@ -23,6 +24,17 @@ ACTIVATING = (
 )  # fmt: skip
 MULTIPLYING = (nn.Linear, nn.Bilinear, _ConvNd, nn.MultiheadAttention)
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
+
+
+PLAIN = (torch.Tensor, nn.Parameter)  # a subclass may run code of its own in every operation
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it can be read without running code of the user's: also in shards, or not yet initialized."""
+    kind = type(tensor)
+    if kind.__module__.startswith("torch.distributed.tensor"):
+        return type(tensor._local_tensor) in PLAIN
+    return kind in PLAIN or is_lazy(tensor)
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,12 @@ def is_observable(module: nn.Module) -> bool:
     return isinstance(module, (*NORMALIZING, *ACTIVATING))
 
 
+def is_torchs_own(module: nn.Module) -> bool:
+    """Whether its forward is torch's: no class of the user's, nor a function put in place, has a part in it."""
+    places = [type(module).forward.__module__, *(kind.__module__ for kind in type(module).__mro__[:-1])]
+    return "forward" not in vars(module) and all(place.startswith("torch.") for place in places)
+
+
 def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
     """Rows in the order of calls; weights whose module is never called as such stand where the module order puts them."""
     modules = dict(model.named_modules())
@@ -124,7 +142,8 @@ def _owners(model: nn.Module) -> dict[str, list[tuple[str, torch.Tensor]]]:
     """Module path → its own parameters, a shared one under its first name only."""
     owners: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, parameter in model.named_parameters():
-        owners.setdefault(name.rpartition(".")[0], []).append((name, parameter))
+        if is_plain(parameter):
+            owners.setdefault(name.rpartition(".")[0], []).append((name, parameter))
     return owners
 
 
@@ -146,7 +165,7 @@ def _observed(path: str, call: int, module: nn.Module, own: list[tuple[str, torc
     if isinstance(module, ACTIVATING) or (known is not None and known.normalizer is None):
         return Layer(name, type(module).__name__, "activation", path, max(call, 1))
     gamma, shape = next(((n, tuple(p.shape)) for n, p in own if call <= 1 and n.rpartition(".")[2] == "weight"), (None, ()))
-    epsilon = known.normalizer.epsilon if known is not None and known.normalizer is not None else getattr(module, "eps", None)
+    epsilon = known.normalizer.epsilon if known is not None and known.normalizer is not None else vars(module).get("eps")
     return Layer(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
 
 
@@ -168,11 +187,12 @@ def is_own_leaf(module: nn.Module) -> bool:
     return (
         own
         and not module._modules
-        and all(parameter.dim() < 2 for parameter in module._parameters.values() if parameter is not None)
+        and all(is_plain(parameter) and parameter.dim() < 2 for parameter in module._parameters.values() if parameter is not None)
     )
 
 
 def weight_names(model: nn.Module) -> list[str]:
     """The parameters that have a row of their own as weights."""
     normalizers = {path for path, module in model.named_modules() if isinstance(module, NORMALIZING)}
-    return [name for name, p in model.named_parameters() if p.dim() >= 2 and name.rpartition(".")[0] not in normalizers]
+    plain = [(name, parameter) for name, parameter in model.named_parameters() if is_plain(parameter)]
+    return [name for name, parameter in plain if parameter.dim() >= 2 and name.rpartition(".")[0] not in normalizers]

@@ -27,12 +27,15 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
         handwritten = handwritten_in(report.numerics.graph, model)
         ends = scale_free_weights(report)
         for name in free:
-            free[name] = None if name in ends and free[name] is False else name in ends  # a normalizer that is frozen ends nothing
+            said, shown = name in ends, free[name]
+            differ = shown is not None and shown != said  # a normalizer that is frozen since ends nothing
+            hidden = name not in live.scale_free or name in live.beside  # the report saw the model's output, not the loss
+            free[name] = None if differ or (said and shown is None and hidden) else said
             if free[name]:
                 followed_by[name] = ends[name]
     elif live.dividing:
         notes.append(
-            f"modules that divide by a root, as a normalizer does, are not recorded: {_listed(sorted(live.dividing))}. To record "
+            f"modules that divide by a root, as a normalizer does, are not recorded: {listed(sorted(live.dividing))}. To record "
             f"those that are normalizers, {ADVICE}"
         )
     if live.functions:
@@ -46,11 +49,11 @@ def pair(model: nn.Module, seen: Seen, verdicts: Verdicts | None, report: Symmet
             else "; no backward pass of the whole loss was seen, so weights are paired by the order of calls"
         )
         advice = "" if report is not None else f". To judge them, {ADVICE}"
-        notes.append(f"not judged whether the loss ignores their scale: {_listed(unjudged)}{why}{advice}")
+        notes.append(f"not judged whether the loss ignores their scale: {listed(unjudged)}{why}{advice}")
     return Pairing(followed_by, free, live.multiplying, handwritten, tuple(notes))
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
@@ -66,7 +69,7 @@ def scale_free_weights(report: SymmetryReport) -> dict[str, str]:
         for group in groups:
             rest = {action.parameter: action.degree for action in group.actions if action.parameter not in alone}
             if len({name.rpartition(".")[0] for name in rest}) == 1 and len(set(rest.values())) == 1:
-                ends = [found[name] for name in group.parameters if name in found] or [*group.path, ""][-1:]
+                ends = [found[name] for name in group.parameters if name in found] or ["", *group.path][-1:]
                 found |= {name: found.get(name, ends[0]) for name in rest}
                 alone |= set(rest) if len(rest) == 1 else set()
     return found

@@ -40,6 +40,10 @@ SEE = frozenset({  # a power of c goes in, and none comes out
 NORMALIZE = frozenset({
     "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm",
 })  # fmt: skip
+DIGITS = 9  # of a degree: (x⁴⁹)^(1/49) has degree 1
+UNEVEN = (  # saved by operations that their kind does not tell from homogeneous ones: quotients that are rounded, counts of entries
+    ("_saved_rounding_mode", "floor"), ("_saved_rounding_mode", "trunc"), ("_saved_ord", 0),
+)  # fmt: skip
 ROOTS = {"Sqrt": 0.5, "Rsqrt": -0.5, "Reciprocal": -1.0}
 
 
@@ -84,6 +88,8 @@ def scale_of(node: Any, operands: Sequence[Scale]) -> Scale:
     """Of what a node of the graph computed, from its operands."""
     kind = kind_of(node)
     first = operands[0] if operands else CONSTANT
+    if any(getattr(node, name, None) == value for name, value in UNEVEN):
+        return Scale(unknown=_union(operand.any for operand in operands))
     if kind in PRODUCTS or kind == "Mul":
         return product(operands)
     if kind == "Div" and len(operands) == 2:
@@ -98,7 +104,7 @@ def scale_of(node: Any, operands: Sequence[Scale]) -> Scale:
         without_bias = kind == "Convolution" and not sum(getattr(node, "_saved_bias_sym_sizes_opt", None) or ())
         return product(operands[:2]) if without_bias else total([product(operands[:2]), operands[2]])
     if kind.startswith("ScaledDotProduct") and len(operands) >= 3:
-        return product([seen(operands[:2]), operands[2]])
+        return product([seen([*operands[:2], *operands[3:]]), operands[2]])
     if kind in ROOTS:
         return raised(first, ROOTS[kind])
     if kind == "Pow" and isinstance(exponent := getattr(node, "_saved_exponent", None), (int, float)):
@@ -106,9 +112,11 @@ def scale_of(node: Any, operands: Sequence[Scale]) -> Scale:
     if kind in KEEP and not any(operand.any for operand in operands[1:]):
         kept = kind in RESHAPE
         return Scale(first.powers, first.mixed, first.seen, first.unknown, first.parameter if kept else 0, first.leaf and kept)
+    if kind in NORMALIZE and normalizes(node):
+        return normalized(first, operands[1:])
     if kind in NORMALIZE:
-        fixed = getattr(node, "_saved_training", True) is False  # by running statistics: a map x ↦ ax + b
-        return Scale(mixed=first.moved | first.mixed, seen=first.seen, unknown=first.unknown) if fixed else normalized(first)
+        unknown = first.unknown | _union(operand.any for operand in operands[1:])
+        return _made({}, first.moved | first.mixed, first.seen, unknown)
     return seen(operands) if kind in SEE else Scale(unknown=_union(operand.any for operand in operands))
 
 
@@ -119,8 +127,14 @@ def factors(node: Any, operands: Sequence[Scale]) -> int:
     return _union(operand.parameter for operand in chosen) if relevant else 0
 
 
-def normalized(value: Scale) -> Scale:
-    return Scale(seen=value.seen, unknown=value.unknown | value.mixed)
+def normalizes(node: Any) -> bool:
+    """By its input's own statistics; with running ones it is a map x ↦ ax + b."""
+    return kind_of(node) in NORMALIZE and getattr(node, "_saved_training", True) is not False
+
+
+def normalized(value: Scale, others: Sequence[Scale] = ()) -> Scale:
+    """others: what else the normalizer used, such as a γ that the network computes, in a way that is not followed."""
+    return _made({}, 0, value.seen, value.unknown | value.mixed | _union(other.any for other in others))
 
 
 def seen(operands: Sequence[Scale]) -> Scale:
@@ -134,8 +148,8 @@ def product(operands: Sequence[Scale]) -> Scale:
         powers: dict[float, int] = {}
         for degree, weights in (*found.powers.items(), (0.0, ~found.moved)):
             for more, others in (*other.powers.items(), (0.0, ~other.moved)):
-                if degree + more and weights & others:
-                    powers[degree + more] = powers.get(degree + more, 0) | weights & others
+                if (sum_of := round(degree + more, DIGITS)) and weights & others:
+                    powers[sum_of] = powers.get(sum_of, 0) | weights & others
         found = _made(powers, found.mixed | other.mixed, found.seen | other.seen, found.unknown | other.unknown)
     return found
 
@@ -158,7 +172,7 @@ def total(operands: Sequence[Scale], apart: bool = False) -> Scale:
 
 def raised(value: Scale, exponent: float) -> Scale:
     """A root of a sum may be that of a normalizer, with its ε."""
-    powers = {degree * exponent: weights for degree, weights in value.powers.items() if exponent}
+    powers = {round(degree * exponent, DIGITS): weights for degree, weights in value.powers.items() if exponent}
     whole = exponent >= 1 and exponent.is_integer()
     return _made(powers, 0, value.seen | (value.mixed if whole else 0), value.unknown | (0 if whole else value.mixed))
 

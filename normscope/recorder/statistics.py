@@ -10,10 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normscope.recorder.columns import GAIN_METRICS, INPUT_METRICS
-from normscope.recorder.layers import RECTIFYING
+from normscope.recorder.layers import NORMALIZING, PLAIN, RECTIFYING
 from normscope.rules.normalizers import Normalizer, gains
 
 UNKNOWN = float("nan")
+RUNNING = ("running_mean", "running_var")
 
 
 def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, known: Normalizer | None = None) -> torch.Tensor:
@@ -39,8 +40,8 @@ def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, 
     running = [value.new_full((), UNKNOWN)] * 2
     measured = value.new_full((len(GAIN_METRICS),), UNKNOWN)
     if normalizer is not None:
-        if isinstance(module, _BatchNorm) and module.running_var is not None:
-            running = running_mismatch(module, mean, variance)
+        if isinstance(module, _BatchNorm) and module._buffers.get("running_var") is not None:
+            running = running_mismatch(module, normalizer.epsilon, mean, variance)
         measured = normalizer_gains(normalizer, value, variance, "parametrizations" in module._modules)
     dead = dead_fraction(module, value, axis)
     return torch.cat([torch.stack([*spread, largest(value), dead, *running]).to(value.dtype), measured.to(value.dtype)])
@@ -50,23 +51,31 @@ assert INPUT_METRICS[-len(GAIN_METRICS) :] == GAIN_METRICS
 
 
 def as_normalizer(module: nn.Module, rank: int) -> Normalizer | None:
-    """A normalizing module in the form that the rules use, for inputs of `rank` axes."""
-    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))  # an attribute may run a parametrization
+    """A normalizing module in the form that the rules use, for inputs of `rank` axes; None where a class of the user's computes
+    what torch's has as an attribute. Nothing of it is run: not a property, not a parametrization.
+    """
+    own, weight, bias = vars(module), *(module._parameters.get(name) for name in ("weight", "bias"))
+    if not isinstance(module, NORMALIZING) or not own.keys() >= _attributes(module):
+        return None
     if isinstance(module, (_BatchNorm, _InstanceNorm)):
         kind, axes = ("batch", (0, *range(2, rank))) if isinstance(module, _BatchNorm) else ("instance", tuple(range(2, rank)))
-        normalizer = Normalizer(kind, module.eps, weight, bias, axes)
-        if module.training or module.running_var is None:
+        normalizer = Normalizer(kind, own["eps"], weight, bias, axes)
+        running_mean, running_variance = (module._buffers.get(name) for name in RUNNING)
+        if own["training"] or running_variance is None:
             return normalizer
-        return replace(normalizer, running_mean=module.running_mean, running_variance=module.running_var.clone())
+        return replace(normalizer, running_mean=running_mean, running_variance=running_variance.clone())
     if isinstance(module, nn.GroupNorm):
-        return Normalizer("group", module.eps, weight, bias, tuple(range(2, rank)), module.num_groups)
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        axes = tuple(range(rank - len(module.normalized_shape), rank))
-        if isinstance(module, nn.LayerNorm):
-            return Normalizer("layer", module.eps, weight, bias, axes)
-        default = torch.finfo(torch.float32 if weight is None or weight.dtype != torch.float64 else torch.float64).eps
-        return Normalizer("rms", default if module.eps is None else module.eps, weight, None, axes)
-    return None
+        return Normalizer("group", own["eps"], weight, bias, tuple(range(2, rank)), own["num_groups"])
+    axes = tuple(range(rank - len(own["normalized_shape"]), rank))
+    if isinstance(module, nn.LayerNorm):
+        return Normalizer("layer", own["eps"], weight, bias, axes)
+    default = torch.finfo(torch.float32 if weight is None or weight.dtype != torch.float64 else torch.float64).eps
+    return Normalizer("rms", default if own["eps"] is None else own["eps"], weight, None, axes)
+
+
+def _attributes(module: nn.Module) -> set[str]:
+    shape = {"num_groups"} if isinstance(module, nn.GroupNorm) else {"normalized_shape"}
+    return {"eps", "training"} | (set() if isinstance(module, (_BatchNorm, _InstanceNorm)) else shape)
 
 
 def channels_second(value: torch.Tensor, axis: int) -> torch.Tensor:
@@ -103,7 +112,7 @@ def normalizer_gains(
 
     NaN where γ is in shards, or is_computed by a parametrization, which would have to run again.
     """
-    if is_computed or hasattr(normalizer.weight, "to_local"):
+    if is_computed or (normalizer.weight is not None and type(normalizer.weight) not in PLAIN):
         return value.new_full((len(GAIN_METRICS),), UNKNOWN)
     if normalizer.running_variance is not None:
         fixed = normalizer.running_variance.to(value)
@@ -115,12 +124,13 @@ def normalizer_gains(
     return gains(normalizer, smallest, variance.mean(), value.numel() // len(variance))
 
 
-def running_mismatch(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor) -> list[torch.Tensor]:
+def running_mismatch(module: _BatchNorm, epsilon: float, mean: torch.Tensor, variance: torch.Tensor) -> list[torch.Tensor]:
     """How far the running statistics are from this batch: √mean((μ_b − μ_r)²/(v_r + ε)) and mean|ln((v_b + ε)/(v_r + ε))|."""
-    assert module.running_mean is not None and module.running_var is not None
-    scale = module.running_var.to(mean) + module.eps
-    shift = ((mean - module.running_mean.to(mean)).square() / scale).mean().sqrt()
-    return [shift, ((variance + module.eps) / scale).log().abs().mean()]
+    running_mean, running_variance = (module._buffers[name] for name in RUNNING)
+    assert running_mean is not None and running_variance is not None
+    scale = running_variance.to(mean) + epsilon
+    shift = ((mean - running_mean.to(mean)).square() / scale).mean().sqrt()
+    return [shift, ((variance + epsilon) / scale).log().abs().mean()]
 
 
 def largest(value: torch.Tensor) -> torch.Tensor:
@@ -132,5 +142,5 @@ def dead_fraction(module: nn.Module, value: torch.Tensor, axis: int) -> torch.Te
     """The part of a rectifier's units (channels) that no entry of the batch activates."""
     if not isinstance(module, RECTIFYING):
         return value.new_full((), UNKNOWN)
-    threshold = module.threshold if isinstance(module, nn.Threshold) else 0.0
+    threshold = vars(module).get("threshold", UNKNOWN) if isinstance(module, nn.Threshold) else 0.0
     return (channels_second(value, axis).amax((0, 2)) <= threshold).to(value.dtype).mean()

@@ -14,7 +14,7 @@ from normscope.recorder.weights import PowerIteration, dots, local, norms
 
 
 class StepView:
-    """The weights and γ of a layer table, which are among `parameters`.
+    """The weights and γ of a layer table that are among `parameters`.
 
     look: as in ForwardView, with the name of what is measured first.
     """
@@ -27,8 +27,9 @@ class StepView:
         look: Callable[..., None],
     ) -> None:
         self.optimizer, self.look = optimizer, look
-        self.rows = [row for row, layer in enumerate(layers) if layer.parameter]
-        self.tensors = [parameters[layer.parameter] for layer in layers if layer.parameter]
+        named = {row: layer.parameter for row, layer in enumerate(layers) if layer.parameter}
+        known = {row: parameters[name] for row, name in named.items() if name in parameters}
+        self.rows, self.tensors = list(known), list(known.values())
         self.spectral = {  # row → warm-started iteration
             row: PowerIteration(local(tensor), seed=row)
             for row, tensor in zip(self.rows, self.tensors, strict=True)

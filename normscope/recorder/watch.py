@@ -24,14 +24,15 @@ from normscope.recorder.backward import Spans, Verdicts, judge, roots_of_this_pa
 from normscope.recorder.budget import Budget
 from normscope.recorder.columns import schema
 from normscope.recorder.completion import Completion, OnRow
-from normscope.recorder.distributed import Processes
+from normscope.recorder.distributed import Processes, placement
 from normscope.recorder.findings import EarlyWarning
 from normscope.recorder.following import FollowedPart
 from normscope.recorder.forward import ForwardView, is_compiled
 from normscope.recorder.gradients import GradientView, active_scaler
 from normscope.recorder.guard import Guard, warn
-from normscope.recorder.layers import weight_names
-from normscope.recorder.life import ending
+from normscope.recorder.layers import is_plain, weight_names
+from normscope.recorder.life import Life, ending
+from normscope.recorder.pairing import listed
 from normscope.recorder.preparation import Earlier, Table, make_table, manifest, outline, sharded_spectra
 from normscope.recorder.probes import Probe
 from normscope.recorder.rows import assemble
@@ -110,18 +111,21 @@ class Watch:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
         self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
-        self.parameters = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
+        self._foreign = sorted(named.keys() - self.parameters.keys())
         self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
-        _check_symmetries(options.symmetries, self.parameters)
+        _check_symmetries(options.symmetries, named)
         self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
+        self._life: Life | None = None  # how it ended
         self.table: Table | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
-        self._verdicts: Verdicts | None = None
+        self._verdicts: list[Verdicts] = []  # one for each backward pass of the first sample
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
@@ -162,6 +166,8 @@ class Watch:
             self._say_resumed(before)
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
+        if self._foreign:
+            self._event("note", message=f"of a type that runs code of its own, so they are not recorded: {listed(self._foreign)}")
         if self.compiled:
             self._without_inputs("the model is compiled")
         self._handles = [
@@ -190,19 +196,21 @@ class Watch:
     def _close(self, error: BaseException | None) -> None:
         if self.closed:
             return
-        life = ending(error)
-        self.closed = self.guard.over = True
-        atexit.unregister(self._left)
+        again, self._life = self._life is not None, self._life or ending(error)
+        self.guard.over = True
         self.guard.run("end of hooks", self._detach)
-        if self.writer is None:
-            return
         self.guard.run("last row", self._emit)
-        self.guard.run(
-            "summary", lambda: self._event("closed", step=self.step_number, state=life.state, error=life.error, **self._summary())
-        )
-        self.guard.run("end of the run", self.writer.close, life)
-        if not self.options.quiet and self.processes.rank == 0:
+        if not again:
+            self.guard.run("summary", self._say_closed, self._life)
+        if self.writer is not None:
+            self.guard.run("end of the run", self.writer.close, self._life)
+        self.closed = True  # only now: whoever interrupts it may close it again
+        atexit.unregister(self._left)
+        if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(self._report(), file=sys.stderr))
+
+    def _say_closed(self, life: Life) -> None:
+        self._event("closed", step=self.step_number, state=life.state, error=life.error, **self._summary())
 
     def _stop(self) -> None:
         """End the recording before the training's end."""
@@ -280,11 +288,25 @@ class Watch:
 
     def _look_before(self) -> None:
         self._ensure_table()
+        self._notice_replaced()
         scaler = self.options.scaler or active_scaler()
         if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
             self._transfer.add("loss_scale", scaler._scale)
         self._view.before(self._transfer)
         self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
+
+    def _notice_replaced(self) -> None:
+        """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
+        now = dict(self.model.named_parameters())
+        gone = [name for name, p in self.parameters.items() if now.get(name) is not p and placement(p) is None]
+        if gone:
+            assert self.table is not None
+            for name in gone:
+                del self.parameters[name]
+            self.gradients.forget(gone)
+            self._view = StepView(self.parameters, self.optimizer, self.table.layers, self._look)
+            message = f"others were put in their place, so they are no longer recorded: {listed(gone)}"
+            self._event("note", step=self.step_number, message=message)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
@@ -337,17 +359,17 @@ class Watch:
         self.gradients.start(self.guard.hook)
 
     def _backward_began(self) -> None:
-        if self.table is None and self._verdicts is None:
+        if self.table is None:
             with self.budget.charged(once=True):
                 self.guard.run("pairs of weights and normalizers", self._judge)
 
     def _judge(self) -> None:
-        """Once, inside of the first backward pass, while its graph is there to be read."""
+        """Inside of a backward pass of the first sample, while its graph is there to be read."""
         roots, seen = roots_of_this_pass(), self.forward.seen
         if roots is not None:
             names = {id(parameter): name for name, parameter in self.parameters.items()}
             names |= {key: name for key, (name, _) in seen.parameters.items()}
-            self._verdicts = judge(roots, names, weight_names(self.model), seen.spans)
+            self._verdicts.append(judge(roots, names, weight_names(self.model), seen.spans))
 
     def _ensure_table(self) -> None:
         """Once, when the first batch has been seen."""
@@ -357,8 +379,9 @@ class Watch:
 
     def _prepare(self, writer: Writer) -> None:
         seen, report = self.forward.seen, self.options.symmetries
-        table = make_table(self.model, self.parameters, self.optimizer, seen, self._verdicts, report, self.options.layers)
-        seen.spans, seen.parameters = Spans(), {}  # which hold the graph
+        verdicts = Verdicts.together(self._verdicts, self.gradients.passes) if self._verdicts else None
+        table = make_table(self.model, self.parameters, self.optimizer, seen, verdicts, report, self.options.layers)
+        seen.spans, seen.parameters = Spans(), {}
         if self._recorded_layers and self._recorded_layers != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)

@@ -21,7 +21,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """‖t‖₂ of each, in one vector; accurate for every scale that float32 has."""
     if not tensors:
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float64)
     on_host = tensors[0].device.type == "cpu"
     dtype = torch.float64 if tensors[0].device.type == "cuda" else torch.float32
     if all(tensor.dtype == torch.float64 for tensor in tensors):
@@ -37,7 +37,7 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def dots(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.Tensor:
     """⟨a, b⟩ of each pair, in one vector."""
     found = [_dot(a, b) for a, b in zip(left, right, strict=True)]
-    return torch.stack(found) if found else torch.zeros(0)
+    return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def first_vectors(weight: torch.Tensor, seed: int) -> torch.Tensor:
     """A few random orthonormal rows to start from."""
     rows, columns = weight.shape[0], weight.shape[1:].numel()  # an entry of a sharded weight would be asked of all processes
     shape = min(VECTORS, columns, rows), columns
-    return orthonormal(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+    return orthonormal(torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"))
 
 
 def orthonormal(rows: torch.Tensor) -> torch.Tensor:

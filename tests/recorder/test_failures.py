@@ -260,3 +260,38 @@ def test_a_name_that_no_file_can_hold_is_escaped_and_training_can_go_on(tmp_path
     run = ns.load_run(tmp_path)
     assert len(run.table()) == 4
     assert run.layer_names == json.loads(run.table().schema.metadata[b"layers"]) == ["half\\ud800", "half\\udc00"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_another_default_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+            for _ in range(3):
+                model(torch.randn(4, 6)).sum().backward()
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(default)
+    run = ns.load_run(tmp_path)
+    assert len(run.table()) == 3 and not run.events("error") and np.isfinite(run.matrix("spectral_norm")[:, 0]).all()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_parameter_that_was_replaced_is_noticed(told: bool, tmp_path: Path) -> None:
+    loop = Loop(mlp)
+    with loop.watch(tmp_path) as w:
+        for number in range(4):
+            if number == 2:
+                loop.model[1].weight = nn.Parameter(loop.model[1].weight.detach().clone())
+                if told:
+                    loop.optimizer.param_groups[0]["params"] = list(loop.model.parameters())
+            w.step(loss=loop.step())
+    run = ns.load_run(tmp_path)
+    index = run.layer_names.index("1")
+    for metric in ("frobenius_norm", "spectral_norm", "gradient_norm"):
+        recorded = np.isfinite(run.matrix(metric))
+        assert recorded[:, index].tolist() == [True, True, False, False] and recorded[:, run.layer_names.index("7")].all()
+    assert "1.weight" in run.events("note")[-1]["message"] and not run.events("error")

@@ -323,6 +323,26 @@ def test_on_row_cannot_end_the_recording(error: BaseException, tmp_path: Path) -
     assert len(run.table()) == 4 and run.status == "finished" and type(error).__name__ in run.events("error")[0]["message"]
 
 
+def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, loop = threading.Event(), Loop(mlp)
+    watch = loop.watch(tmp_path, on_row=lambda row, layers: answer.wait(60))
+    loop.step()
+    writer = watch.writer
+    assert writer is not None
+
+    def interrupted(timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(writer._thread, "join", interrupted)
+        watch.close(ValueError("x"))
+    assert is_being_written(tmp_path)
+    answer.set()
+    watch.close()
+    run = ns.load_run(tmp_path)
+    assert not is_being_written(tmp_path) and run.status == "failed" and len(run.events("closed")) == 1
+
+
 @pytest.mark.parametrize("gone", ["deleted", "moved", "replaced"])
 def test_a_directory_that_is_gone_is_noticed(gone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(mlp)

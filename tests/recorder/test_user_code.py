@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import normscope as ns
@@ -193,6 +194,59 @@ def tensors_of_a_subclass(record: Record) -> tuple[nn.Module, Loss]:
     return Net(), lambda model, x: model(x.as_subclass(Marked)).square().mean()
 
 
+class Quantized(Tensor):
+    """A parameter that is a wrapper and rounds at random in its every operation."""
+
+    inner: Tensor
+    calls = 0
+
+    @staticmethod
+    def __new__(cls: Any, inner: Tensor) -> Any:
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Quantized.calls += 1
+        torch.rand(())
+        plain = tree_map(lambda value: value.inner if isinstance(value, Quantized) else value, (args, kwargs or {}))
+        result = function(*plain[0], **plain[1])
+        if function is torch.ops.aten.detach.default:
+            return Quantized(result)
+        return args[0] if function._schema.is_mutable else result
+
+
+def parameter_of_a_subclass(record: Record) -> tuple[nn.Module, Loss]:
+    model, Quantized.calls = Net(), 0
+    model.second.weight = nn.Parameter(Quantized(model.second.weight.detach().clone()))
+    record["calls"], record["weight"] = (lambda: Quantized.calls), (lambda: model.second.weight.inner.tolist())
+    model.state_dict = dict  # type: ignore[method-assign, assignment]
+    return model, plain_loss
+
+
+class Derived(nn.BatchNorm1d):
+    """Computes what torch's class has as an attribute."""
+
+    calls = 0
+
+    @property
+    def eps(self) -> float:
+        Derived.calls += 1
+        return 1e-3
+
+    @eps.setter
+    def eps(self, value: float) -> None:
+        pass
+
+
+def normalizer_with_a_property(record: Record) -> tuple[nn.Module, Loss]:
+    model, Derived.calls = Net(), 0
+    model.norm = Derived(8)
+    record["calls"] = lambda: Derived.calls
+    return model, plain_loss
+
+
 class Spectral(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -240,10 +294,15 @@ CASES: dict[str, Callable[[Record], tuple[nn.Module, Loss]]] = {
     "hooks on saved tensors": hooks_on_saved_tensors,
     "mode that counts operations": mode_that_counts_operations,
     "tensors of a subclass": tensors_of_a_subclass,
+    "a parameter of a subclass": parameter_of_a_subclass,
+    "a normalizer with a property": normalizer_with_a_property,
     "complex weights": complex_weights,
     "lazy modules": lazy_modules,
     "odd arguments and results": odd_arguments_and_results,
 }
+
+
+NOTED = {"a parameter of a subclass": "second.weight"}
 
 
 def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
@@ -277,7 +336,9 @@ def test_training_is_bit_identical_and_runs_the_code_as_often(case: str, options
     assert found == counted
     assert all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))
     run = ns.load_run(tmp_path)
-    assert not run.events("error")
+    assert not run.events("error") and any(
+        NOTED.get(case, "") in event["message"] for event in run.events("note") or [{"message": ""}]
+    )
     if options:
         assert run.table()["step"].to_pylist() == list(range(2 if case == "lazy modules" else 1, STEPS + 1))
         assert np.isfinite(run.matrix("gradient_norm")[:, 0]).all() and np.isfinite(run.matrix("update_ratio")[:, 0]).all()
