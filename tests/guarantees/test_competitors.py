@@ -337,5 +337,5 @@ def test_one_sample_and_data_without_numbers():
     found = ns.generalization(model, "ramp", one, one, only=COMPETITORS)
     assert len(found) + len(found.not_given) == len(COMPETITORS) and all(bound.value.finite for bound in found)
     nothing = torch.full((5, 3), math.nan), torch.zeros(5, dtype=torch.long)
-    found = ns.generalization(model, "zero-one", nothing, only=["Golowich et al. 2018"])
-    assert "look for nan" in found.not_given["Golowich et al. 2018"]
+    with pytest.raises(ns.InputError, match="data hold nan"):
+        ns.generalization(model, "zero-one", nothing, only=["Golowich et al. 2018"])
