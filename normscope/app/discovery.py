@@ -26,6 +26,7 @@ SCHEMA = re.compile(rb'^\s*(?:\[\s*)?\{\s*"schema":\s*"([^"\\]{1,100})"')  # how
 MOST_PLACES, MOST_DIRECTORIES, DEEPEST = 200_000, 1_000_000, 8
 MOST_RESULTS = 200  # in one directory
 AT_LEAST = 16  # directories that every call lists, however slow they are: the end is reached
+AT_FIRST = 1.5  # seconds until something is found: only when all names of a directory are timed is it known which are the newest
 PAUSE = 10  # times as long as it took, until all is looked through again
 WATCHED = 50  # directories without a run of their own that are looked at in between, for new runs
 
@@ -66,7 +67,7 @@ class Discovery:
             self._begin() if begun >= self._next else self._look_for_new()
         timed = listed = 0
         while self._waiting:
-            in_time = time.monotonic() < begun + seconds
+            in_time = time.monotonic() < begun + (seconds if self.places else max(seconds, AT_FIRST))
             if self._named and (in_time or timed < AT_LEAST):
                 timed += self._time()
             elif self._timed and (in_time or listed < AT_LEAST):
