@@ -6,7 +6,7 @@ import pytest
 
 from tests.sweep.judge import judge
 
-QUICK, ALL, STRIDE = 40, 2000, 20
+QUICK, ALL, STRIDE = 24, 2000, 20
 
 
 @pytest.mark.parametrize("seed", range(QUICK))
@@ -15,7 +15,7 @@ def test_no_pair_refutes_a_bound(seed):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", range(QUICK, ALL, STRIDE))
+@pytest.mark.parametrize("start", range(0, ALL, STRIDE))
 def test_no_pair_refutes_many_more(start):
     wrong = [line for seed in range(start, start + STRIDE) for line in judge(seed).wrong]
     assert not wrong, "\n".join(wrong)
