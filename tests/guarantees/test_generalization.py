@@ -134,7 +134,7 @@ def test_a_model_without_a_certificate_still_gets_estimates():
             self.layer = nn.Linear(2, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.special.bessel_j0(self.layer(x)) if not x.requires_grad else self.layer(x)
+            return torch.special.i0e(self.layer(x))
 
     found = generalization(Odd(), "l1", data(60), data(40, seed=1), only=OWN)
     assert "no certificate" in found.not_given["Than 2025, local constants"]
@@ -173,7 +173,7 @@ def test_tokens_have_no_distances():
 def test_a_model_that_cannot_be_traced_still_gets_the_rest():
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if bool(x.sum() > 1e9) else 2 * x
+            return torch.stack([row if row.sum().item() > 1e9 else 2 * row for row in x])
 
     found = generalization(Branching(), "l1", data(60), data(40, seed=1), only=OWN)
     assert "certified constant" in found.not_given["Than 2025, local constants"]
@@ -194,7 +194,7 @@ def test_a_loader_that_shuffles_is_read_once():
 
 def test_a_model_whose_samples_touch_each_other_has_no_loss_per_sample():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
-    with pytest.raises(InputError, match="other samples of its batch"):
+    with pytest.raises(InputError, match="influence each other"):
         generalization(model, "l1", data(20), data(20, seed=1))
 
 

@@ -36,7 +36,11 @@ def test_margins_are_signed_and_as_by_hand():
 
 
 def test_ties_are_wrong_and_the_only_class_left_counts():
-    found = ns.margins(nn.Identity(), (torch.tensor([[1.0, 1.0], [-math.inf, 0.0]]), torch.tensor([0, 1])), constant=False)
+    class Logarithm(nn.Module):
+        def forward(self, x):
+            return x.log()
+
+    found = ns.margins(Logarithm(), (torch.tensor([[2.0, 2.0], [0.0, 1.0]]), torch.tensor([0, 1])), constant=False)
     assert found.values.tolist() == [0.0, math.inf] and found.accuracy == 0.5
 
 
@@ -111,7 +115,7 @@ def test_classes_percentiles_and_json():
         (torch.randn(4, 1), torch.zeros(4, dtype=torch.long), "at least two classes"),
         (torch.randn(4, 3), torch.zeros(4), "integer targets"),
         (torch.randn(4, 3), torch.full((4,), 3), "do not index"),
-        (torch.full((4, 3), math.nan), torch.zeros(4, dtype=torch.long), "NaN"),
+        (torch.full((4, 3), math.nan), torch.zeros(4, dtype=torch.long), "data hold nan"),
     ],
 )
 def test_bad_input_is_one_line(outputs, labels, said):
