@@ -428,6 +428,7 @@ INFINITE: dict[str, Case] = on(
         "sign": torch.sign, "sgn": torch.sgn, "floor": torch.floor, "ceil": torch.ceil, "round": torch.round,
         "trunc": torch.trunc, "frac": torch.frac, "hardshrink": functional.hardshrink,
         "heaviside": lambda x: torch.heaviside(x, torch.ones(3)),
+        "rounded_div": lambda x: torch.div(x, 2, rounding_mode="floor"),
         "remainder": lambda x: x % 2, "fmod": lambda x: torch.fmod(x, 2),
         "eq": lambda x: torch.where(x == 0, 1.0, x), "ne": lambda x: torch.where(x != 0, 1.0, x),
         "lt": lambda x: torch.where(x < 0, 1.0, x), "le": lambda x: torch.where(x <= 0, 1.0, x),

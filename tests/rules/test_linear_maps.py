@@ -106,7 +106,7 @@ WRITES = {
     "added": lambda x: torch.zeros(4, dtype=x.dtype).index_put((PLACES,), x[0][:, None], accumulate=True)[None],
     "scattered sum": lambda x: torch.zeros(1, 4, dtype=x.dtype).scatter_add(1, torch.tensor([[0, 0, 3, 0]]), x),
     "indexed sum": lambda x: torch.ones(1, 4, dtype=x.dtype).index_add(1, torch.tensor([2, 2, 2, 1]), x, alpha=-3),
-    "scatter over itself": lambda x: x.scatter(1, torch.tensor([[0, 0]]), x[:, 2:]),
+    "scatter over itself": lambda x: x.scatter(1, torch.tensor([[0, 0]]).expand(len(x), 2), x[:, 2:]),
     "where of one twice": lambda x: torch.where(torch.tensor([True, False, True, False]), x, x),
 }
 
