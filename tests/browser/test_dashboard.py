@@ -60,7 +60,9 @@ def opened(browser: Any, address: str) -> Iterator[Open]:
     yield open_page
     for page, heard in pages:
         page.close()
-        assert [said for said in heard.said if "ERR_CONNECTION_REFUSED" not in said] == []  # a test's own server goes before its pages
+        assert [
+            said for said in heard.said if "ERR_CONNECTION_REFUSED" not in said
+        ] == []  # a test's own server goes before its pages
         assert {urlsplit(url).hostname for url in heard.asked if not url.startswith(("data:", "blob:"))} == {"127.0.0.1"}
 
 
