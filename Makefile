@@ -1,7 +1,8 @@
 # Each target does all of its own set-up in .venv; a machine with Python 3.11 or later is enough.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+# three processes on two cores: some tests wait for a browser or for processes of their own
+WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-full test-oldest bench lint types docs browser screenshots clean
@@ -36,10 +37,10 @@ screenshots: .venv/dev browser
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
 test: lint types browser
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -q -n $(WORKERS)
 
 test-full: .venv/dev browser
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m 'full or not full'
+	$(BIN)/pytest -q -n $(WORKERS) -m 'full or not full'
 
 # every lower bound of pyproject.toml but torch's, for which constraints.txt stands; ray and the like come as they are
 .venv-oldest/dev: pyproject.toml constraints.txt
@@ -54,7 +55,7 @@ test-full: .venv/dev browser
 
 test-oldest: .venv-oldest/dev
 	! .venv-oldest/bin/python -c 'import pandas' 2>/dev/null
-	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup --ignore tests/browser
+	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --ignore tests/browser
 
 bench: .venv/dev
 	@echo "bench/ compares with peers: see docs/benchmarks.md for how their environment is made"

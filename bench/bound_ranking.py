@@ -16,7 +16,7 @@ SAMPLES, STEPS, BATCH = 400, 150, 64
 NORMALIZERS, WIDTHS, RATES = ("none", "batch"), (8, 32, 128), (0.02, 0.2)
 
 
-def trained(normalizer: str, width: int, rate: float, data: Labelled) -> ns.Trained:
+def trained(normalizer: str, width: int, rate: float, data: Labelled) -> ns.bounds.Trained:
     inputs, classes = data
     model = mlp(inputs=64, width=width, depth=3, normalizer=normalizer)
     initial = copy.deepcopy(model)
@@ -27,14 +27,14 @@ def trained(normalizer: str, width: int, rate: float, data: Labelled) -> ns.Trai
         optimizer.zero_grad()
         cross_entropy(model(inputs[index]), classes[index]).backward()
         optimizer.step()
-    return ns.Trained(model.eval(), {"normalizer": normalizer, "width": width, "rate": rate}, initial)
+    return ns.bounds.Trained(model.eval(), {"normalizer": normalizer, "width": width, "rate": rate}, initial)
 
 
 def main() -> None:
     split = digits()
     train = split.train[0][:SAMPLES], split.train[1][:SAMPLES]
     family = [trained(*setup, train) for setup in product(NORMALIZERS, WIDTHS, RATES)]
-    print(ns.compare_bounds(family, "ramp", train, split.test, progress=True))
+    print(ns.bounds.compare(family, "ramp", train, split.test, progress=True))
 
 
 if __name__ == "__main__":

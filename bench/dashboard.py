@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from normscope.recorder.columns import METRICS, SCALARS, schema
-from normscope.recorder.store import Writer
+from normscope._watch.columns import METRICS, SCALARS, schema
+from normscope._watch.store import Writer
 from tests.browser.chromium import chromium
 
 REPEATS = 5

@@ -13,17 +13,18 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from bench.dashboard import write
-from normscope.app.server import application
-from normscope.recorder.columns import METRICS
+from normscope._watch.columns import METRICS
+from normscope.dashboard.server import application
 
 RUNS, NEWEST = 100_000, 10
+LINKS = 30_000  # to one file: file systems have a limit
 HERE = "http://127.0.0.1:8321"
 WIDE = ((50_000, 300), (500, 30_000))  # layers × steps: 60 MB in a column
 MEMORY = f"""
 import re, sys
 from pathlib import Path
 from starlette.testclient import TestClient
-from normscope.app.server import application
+from normscope.dashboard.server import application
 
 client = TestClient(application(Path(sys.argv[1])), base_url="{HERE}")
 while client.get("/api/runs").json()["more"]:
@@ -52,6 +53,8 @@ def first_cards(root: Path) -> None:
         path.mkdir()
         for file in files:
             (path / file.name).hardlink_to(file)
+        if number % LINKS == LINKS - 1:
+            files = [_replaced(path / file.name) for file in files]  # the next ones are links to these
     print(f"{RUNS:,} run directories, written in {time.perf_counter() - begun:.0f} s")
     client = TestClient(application(root), base_url=HERE)
     newest = {f"run{number:06}" for number in range(RUNS - 1 - NEWEST, RUNS - 1)}
@@ -71,6 +74,14 @@ def first_cards(root: Path) -> None:
     begun = time.perf_counter()
     found = client.get("/api/runs", params={"find": "run000007"}).json()
     print(f"the oldest but seven by its name, {found['listed']}, after {time.perf_counter() - begun:.2f} s")
+
+
+def _replaced(link: Path) -> Path:
+    """A file of its own in the place of a link."""
+    content = link.read_bytes()
+    link.unlink()
+    link.write_bytes(content)
+    return link
 
 
 def largest_questions(root: Path) -> None:

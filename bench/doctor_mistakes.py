@@ -103,7 +103,7 @@ def swapped(place: int, make: Callable[[int], nn.Module]) -> Callable[[Patient],
 
 
 def single_elements(patient: Patient) -> None:
-    """One channel a group, on a picture so small that the last maps are 1×1."""
+    """One channel per group, on a picture so small that the last maps are 1×1."""
     swapped(-1, lambda channels: nn.GroupNorm(channels, channels))(patient)
     patient.example = patient.example[:, :, :32, :32]
 
@@ -259,7 +259,7 @@ MISTAKES = (
     Mistake("bias before BN", "MobileNetV2", "NS101", lambda p: biased(p, 0)),
     Mistake("two LayerNorms in a row", "ViT", "NS102", lambda p: doubled(p, "layernorm_before")),
     Mistake("two LayerNorms in a row", "GPT2", "NS102", lambda p: doubled(p, "ln_f")),
-    Mistake("one channel a group at 1×1", "ResNet", "NS103", single_elements),
+    Mistake("one channel per group at 1×1", "ResNet", "NS103", single_elements),
     Mistake("one BN in two places", "ResNet", "NS104", shared),
     Mistake("one BN in two places", "MobileNetV2", "NS104", shared),
     Mistake("LayerNorm on the logits", "ViT", "NS105", normalized_classifier(nn.LayerNorm), HEAD),

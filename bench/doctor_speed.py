@@ -7,9 +7,8 @@ import time
 
 import torch
 
-from normscope.checkup.checks import CHECKS
-from normscope.checkup.doctor import chosen_checks
-from normscope.checkup.subject import Subject
+from normscope.findings.catalogue import RULES, chosen_rules
+from normscope.findings.subject import Subject
 from normscope.lab.models import resnet18
 
 REPEATS = 3
@@ -43,10 +42,10 @@ def examined(model: torch.nn.Module, example: object, output: str | None) -> tup
     assert subject.graph is not None, subject.why_no_graph
     traced = time.perf_counter()
     spent = {}
-    for rule in chosen_checks((), ()):
-        if not subject.missing(CHECKS[rule].needs):
+    for rule in chosen_rules():
+        if not subject.missing(RULES[rule].needs):
             begun = time.perf_counter()
-            CHECKS[rule].run(subject)
+            RULES[rule].run(subject)
             spent[rule] = time.perf_counter() - begun
     return traced - start, sum(spent.values()), spent
 

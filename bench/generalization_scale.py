@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 
-from normscope.guarantees.generalization import generalization
-from normscope.guarantees.losses import l1
-from normscope.guarantees.partition import Partition, nearest
-from normscope.guarantees.sample import Sample
-from normscope.guarantees.setting import BATCH_SIZE, Setting
+from normscope.bounds.generalization import generalization
+from normscope.bounds.losses import l1
+from normscope.bounds.partition import Partition, nearest
+from normscope.bounds.sample import Sample
+from normscope.bounds.setting import BATCH_SIZE, Setting
 from normscope.lab.models import resnet18
 from normscope.lab.models.resnet18 import STEMS
 

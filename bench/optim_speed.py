@@ -22,7 +22,7 @@ LR = 1e-3
 
 
 def model_with_gradients() -> tuple[torch.nn.Module, SimpleNamespace]:
-    """ResNet-18 and its scale groups: every kernel before its BN, one vector an output channel."""
+    """ResNet-18 and its scale groups: every kernel before its BN, one vector per output channel."""
     model, generator = resnet18(), torch.Generator().manual_seed(0)
     groups = []
     for name, parameter in model.named_parameters():

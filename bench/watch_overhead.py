@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
+from normscope._watch.columns import schema
+from normscope._watch.store import Writer
 from normscope.lab.models import mlp, resnet18
-from normscope.recorder.columns import schema
-from normscope.recorder.store import Writer
 
 SECONDS = float(os.environ.get("SECONDS_EACH", "120"))  # of each budgeted training
 REPEATS = int(os.environ.get("REPEATS", "12"))  # of each sampled step

@@ -1,38 +1,44 @@
-"""See what normalization does to your network."""
+"""See what normalization does to your network.
 
-from normscope import optim, rules
-from normscope.auditing import Audit, audit
-from normscope.certify.ablation import normalizer_ablation
-from normscope.certify.lipschitz import lipschitz
-from normscope.certify.operator_norm import operator_norm
-from normscope.certify.robustness import certify_radius, local_brackets
-from normscope.certify.weights import weight_sensitivities
-from normscope.checkup.doctor import doctor
-from normscope.claims.ledger import run_claims
-from normscope.core.bracket import Bracket
-from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
-from normscope.core.magnitude import Magnitude
-from normscope.core.region import Ball, Box
-from normscope.curvature.landscape import Landscape, landscape
-from normscope.curvature.spectrum import Curvature, hessian
-from normscope.guarantees.bound import Bound
-from normscope.guarantees.comparison import Trained, compare_bounds
-from normscope.guarantees.flatness import flatness
-from normscope.guarantees.generalization import Guarantees, generalization
-from normscope.guarantees.iterations import TrainingCost, training_cost
-from normscope.guarantees.margins import margins
-from normscope.lab.runner import load_experiment, run_experiment
-from normscope.recorder.probes import Probe
-from normscope.recorder.reading import Run, load_run
-from normscope.recorder.watch import Watch, watch
-from normscope.symmetry.detect import symmetries
-from normscope.symmetry.report import SymmetryReport
-from normscope.version import __version__
+The public names stand in `__init__.pyi`, which type checkers read; each is imported when it is first used.
+"""
 
-__all__ = [
-    "Audit", "Ball", "Bound", "Box", "Bracket", "Curvature", "ExportError", "Guarantees", "InputError", "Landscape",
-    "Magnitude", "NormscopeError", "Probe", "Refusal", "Run", "SymmetryReport", "Trained", "TrainingCost", "Watch",
-    "__version__", "audit", "certify_radius", "compare_bounds", "doctor", "flatness", "generalization", "hessian", "landscape",
-    "lipschitz", "load_experiment", "load_run", "local_brackets", "margins", "normalizer_ablation", "operator_norm", "optim",
-    "rules", "run_claims", "run_experiment", "symmetries", "training_cost", "watch", "weight_sensitivities",
-]  # fmt: skip
+import warnings
+from typing import Any
+
+import lazy_loader
+
+from normscope.version import __version__ as __version__
+
+# names of earlier releases, and the namespace in which they are now; `compare_bounds` became `compare`
+MOVED = {
+    "Bound": "bounds.Bound",
+    "Curvature": "curvature.Curvature",
+    "Guarantees": "bounds.Guarantees",
+    "Landscape": "curvature.Landscape",
+    "Trained": "bounds.Trained",
+    "TrainingCost": "bounds.TrainingCost",
+    "certify_radius": "certify.certify_radius",
+    "compare_bounds": "bounds.compare",
+    "flatness": "bounds.flatness",
+    "landscape": "curvature.landscape",
+    "load_experiment": "lab.load_experiment",
+    "local_brackets": "certify.local_brackets",
+    "margins": "bounds.margins",
+    "normalizer_ablation": "certify.normalizer_ablation",
+    "operator_norm": "certify.operator_norm",
+    "run_claims": "claims.run_claims",
+    "run_experiment": "lab.run_experiment",
+    "training_cost": "bounds.training_cost",
+    "weight_sensitivities": "certify.weight_sensitivities",
+}
+
+_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MOVED:
+        return _public(name)
+    namespace, _, attribute = MOVED[name].partition(".")
+    warnings.warn(f"ns.{name} is now ns.{MOVED[name]}; the old name goes with the next release", DeprecationWarning, stacklevel=2)
+    return getattr(_public(namespace), attribute)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,28 +16,40 @@ from torch.export import ExportedProgram
 from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lipschitz import bracket
+from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import Report, upper
-from normscope.core.bracket import Bracket, Certificate, Step
+from normscope.core.bracket import WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
-from normscope.core.errors import InputError, boundary
-from normscope.core.magnitude import Magnitude
+from normscope.core.errors import InputError, NoConstant, boundary
+from normscope.core.gap_curve import GapCurve, check_above
+from normscope.core.magnitude import Magnitude, json_number
+from normscope.core.progress import check_callback
+from normscope.core.randomness import copied
 from normscope.core.region import Region
-from normscope.core.rendering import Rendered, Table, Text
+from normscope.core.rendering import Table, Text
+from normscope.core.result import Result
+from normscope.floors import Floor, floor_of
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
+from normscope.rules.registry import Gain
 
 if TYPE_CHECKING:
-    from normscope.checkup.finding import Findings
+    from normscope.findings.finding import Findings
 
-SCHEMA = "normscope.audit/1"
+LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
 
 
-@dataclass(frozen=True)
-class Audit(Rendered):
+@dataclass(frozen=True, repr=False)
+class Audit(Result):
     """What a model's constant can be, and which layers make it so.
 
     statistics: where input variances come from, "data" or "example". notes: what a reader must know beside the numbers.
+    local: of an audit of all inputs, the bracket on the ball of `local_radius` around the example's first sample. curve: both
+    sides against the radius, if the audit was asked for one (`within=`). floor: of a chain of Linear, BN and activation whose BN
+    has the data's statistics, what no weights can bring its product below (docs/open-questions.md).
     """
+
+    schema = "normscope.audit/1"
 
     model: str
     mode: str
@@ -48,6 +59,10 @@ class Audit(Rendered):
     residual: bool
     statistics: str
     notes: tuple[str, ...] = ()
+    local: Bracket | None = None
+    local_radius: float | None = None
+    curve: GapCurve | None = None
+    floor: Floor | None = None
     examine: Callable[[], Findings] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
@@ -67,59 +82,41 @@ class Audit(Rendered):
     def to_dict(self) -> dict[str, Any]:
         """The audit as plain JSON values; docs/audit.md documents every field."""
         return {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "model": self.model,
             "mode": self.mode,
             "inputs": [list(shape) for shape in self.inputs],
-            "bracket": {
-                "lower_log10": _number(self.bracket.lower.log10),
-                "upper_log10": _number(self.bracket.upper.log10),
-                "certified": True,
-                "reason": self.bracket.reason,
-                "rounding": self.bracket.certificate.rounding,
-                "notes": list(self.bracket.notes),
-                "certificate": [
-                    {**asdict(step), "gain": None, "gain_log10": _number(step.gain.log10)}
-                    for step in self.bracket.certificate.steps
-                ],
-            },
+            "bracket": self.bracket.to_dict(),
+            "local": None if self.local is None else {"radius": self.local_radius, **self.local.to_dict()},
+            "curve": None if self.curve is None else self.curve.to_dict(),
             "layers": [_row(row) for row in self.layers],
-            "products": {name: _number(value) for name, value in self.products.items()},
+            "products": {name: json_number(value) for name, value in self.products.items()},
+            "floor": None if self.floor is None else self.floor.to_dict(),
+            "layers_in_products": ledgers.layers_in_products(self.layers),
             "residual": self.residual,
             "statistics": self.statistics,
             "notes": list(self.notes),
         }
 
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> Audit:
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Audit:
         """The audit that `to_dict` described; without the witness's points and without the model, so that no doctor can look."""
-        found, rows = content["bracket"], tuple(map(LayerRow.from_dict, content["layers"]))
-        lower, upper = (Magnitude.from_log10(float(found[side])) for side in ("lower_log10", "upper_log10"))
-        if lower > upper:
-            raise InputError(f"its lower bound {lower} exceeds its upper bound {upper}")
-        steps = tuple(
-            Step(step["name"], step["path"], step["operation"], Magnitude.from_log10(float(step["gain_log10"])), step["method"])
-            for step in found["certificate"]
-        )
+        rows, local, curve = tuple(map(LayerRow.from_dict, content["layers"])), content.get("local"), content.get("curve")
+        floor = content.get("floor")
         return Audit(
             model=content["model"],
             mode=content["mode"],
             inputs=tuple(map(tuple, content["inputs"])),
-            bracket=Bracket(
-                lower, upper, None, Certificate(steps, found["reason"], found["rounding"]), rows, tuple(found.get("notes", ()))
-            ),
+            bracket=Bracket.from_dict(content["bracket"], rows),
             layers=rows,
             residual=content["residual"],
             statistics=content["statistics"],
             notes=tuple(content["notes"]),
+            local=None if local is None else Bracket.from_dict(local),
+            local_radius=None if local is None else float(local["radius"]),
+            curve=None if curve is None else GapCurve.from_dict(curve),
+            floor=None if floor is None else Floor.from_dict(floor),
         )
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The audit as JSON text, infinity as the string "inf"; written to `path` if one is given."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        return text
 
     def to_html(self, path: str | Path) -> None:
         """The report as one page that needs no network: a summary in words, figures, ledger, findings and certificate."""
@@ -127,14 +124,17 @@ class Audit(Rendered):
 
         Path(path).write_text(audit_report(self), encoding="utf-8")
 
-    def figure(self, name: str = "depth") -> Any:
-        """A Plotly figure: "depth", how the bracket builds up, or "graph", the layers by their share of log(upper)."""
+    def figure(self, name: str | None = None, **options: Any) -> Any:
+        if name == "gap" and self.curve is None:
+            raise InputError("this audit has no curve: call ns.audit(…, within=2)")
+        return super().figure(name, **options)
+
+    def _figures(self) -> dict[str, Callable[..., Any]]:
+        """depth: how the bracket builds up. graph: layers by their share of log(upper). gap: the curve, if there is one."""
         from normscope.report.audits import depth_profile, model_graph
 
-        drawn = {"depth": depth_profile, "graph": model_graph}
-        if name not in drawn:
-            raise InputError(f"no figure {name!r}: choose from {', '.join(drawn)}")
-        return drawn[name](self)
+        drawn: dict[str, Callable[..., Any]] = {"depth": partial(depth_profile, self), "graph": partial(model_graph, self)}
+        return drawn if self.curve is None else {**drawn, "gap": self.curve.figure}
 
     def render(self) -> RenderableType:
         """The report as a rich renderable that fits 100 columns."""
@@ -142,13 +142,38 @@ class Audit(Rendered):
 
     def _headline(self) -> Text:
         shapes = ", ".join("×".join(map(str, shape)) for shape in self.inputs)
-        lines = [
-            f"{self.model} on {shapes}, {self.mode} mode",
-            f"Lipschitz constant (ℓ2): {self.bracket.lower} ≤ L ≤ {self.bracket.upper}   upper certified, lower witnessed",
-        ]
-        if self.bracket.reason:
-            lines.append(f"infinite because: {self.bracket.reason}")
-        return Text.of_lines([*lines, ""])
+        nearby = self.nearby_lines()
+        loose = [self.too_loose] if self.too_loose else []
+        overall = [*self.bracket.lines(), *self.bracket.about_gap(), *loose]
+        said = [*nearby[:-1], *overall, *nearby[-1:]] if loose else [*overall, *nearby]
+        curve = self.curve.lines() if self.curve else []
+        return Text.of_lines([f"{self.model} on {shapes}, {self.mode} mode", *said, *curve, ""])
+
+    @property
+    def too_loose(self) -> str:
+        """What makes a finite bound useless, in words; empty where upper/lower is at most `LOOSE`."""
+        upper = self.bracket.upper
+        if upper is None or not upper.finite or not self.bracket.lower or self.bracket.ratio <= LOOSE:
+            return ""
+        shares: dict[str, list[float]] = {}
+        for row in self.layers:
+            if row.share_of_log_upper:
+                shares.setdefault(row.kind, []).append(row.share_of_log_upper)
+        said = f"too loose to use as a bound (upper/lower = {self.bracket.ratio})"
+        if not shares:
+            return said
+        kind, most = max(shares.items(), key=lambda item: sum(item[1]))
+        return f"{said}: {len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+
+    def nearby_lines(self) -> list[str]:
+        """The bracket around the first sample beside the bound for all inputs, and what the latter is about."""
+        if not self.bracket.everywhere or self.bracket.upper is None:
+            return []
+        if self.local is None or self.local_radius is None:
+            return [WORST_INPUT]
+        overall = f"at most {self.bracket.upper}" if self.bracket.upper.finite else "no finite bound"
+        near = f"around the first input, within {self.local_radius:.3g}: {self.local.lower} ≤ L ≤ {self.local.upper}"
+        return [f"{near}; over all inputs {overall}", *self.local.about_gap(), WORST_INPUT]
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
@@ -168,12 +193,15 @@ class Audit(Rendered):
         names = {
             "weights_spectral": "∏‖W‖ (operators)", "weights_matrix": "∏‖W‖ (reshaped)", "weights_frobenius": "∏‖W‖_F",
             "normalizers_tight": "∏ gain, tight", "normalizers_paper": "∏ gain, paper",
-            "normalizers_paper_affine": "∏ gain, paper with γ", "normalizers_layer": "∏ 1/σ a layer",
+            "normalizers_paper_affine": "∏ gain, paper with γ", "normalizers_layer": "∏ 1/σ per layer",
         }  # fmt: skip
-        shown = [f"{names[key]} = 10^{value:+.1f}" for key, value in self.products.items()]
-        lines = ["", "products over layers:"]
+        counts = ledgers.layers_in_products(self.layers)
+        shown = [f"{names[key]} = 10^{value:+.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
+        lines = ["", "products over layers (over how many):" if shown else "products over layers: there are none"]
         for start in range(0, len(shown), 3):
             lines.append("  " + "".join(f"{item:<32}" for item in shown[start : start + 3]).rstrip())
+        if self.floor is not None:
+            lines.append(f"  floor: {self.floor}")
         if self.residual:
             lines.append("  (the papers' quantities; in a residual network no such product is a bound)")
         return Text.of_lines(lines)
@@ -190,6 +218,8 @@ def audit(
     effort: float = 1.0,
     generator: torch.Generator | None = None,
     report: Report | None = None,
+    local: bool | float = True,
+    within: float | None = None,
 ) -> Audit:
     """Bracket a model's Lipschitz constant and say what each layer does to it.
 
@@ -202,15 +232,32 @@ def audit(
     data: where input variances are measured and the lower bound is searched; the example itself if not given.
     region: a `Ball` or `Box` in which the bracket shall hold; None for all inputs.
     mode: "eval", "train", or "batch" (the whole batch as one input, for batch statistics).
+    local: without a region, also bracket the ball around the example's first sample: of this radius; True: of 1e-3 of the sample's
+    norm, where affine forms cost little (docs/audit.md states the budget); False: not.
+    within: also find the largest radius at which upper ≤ within · lower, and the curve up to it (`Bracket.radius_within`).
+
+    Where operations have no rule there is no upper bound: `bracket.upper` is None, `bracket.certificate.causes` lists them, and the
+    rest of the audit is given all the same.
     """
-    graph = certifiable_graph(model, example, mode, output)
-    above = upper(graph, report, region)
+    check_callback(report, "report")
+    check_wanted(local)
+    if within is not None:
+        check_above("within", within, 1)
+    graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
+    above = upper(graph, report, region, known, partial=True, effort=effort)
     call = Call.of(example)
+    undefined = isinstance(above.refusal, NoConstant)
     batches: Iterable[Call] = [call] if graph.whole_batch else calls_of_graph(data, call)
     if report is not None:
         report("searching for the lower bound", 0, 1)
-    found = bracket(graph, above, call, region, data, effort, generator)
-    rows = ledgers.ledger(graph, above, batches, found.witness)
+    found = bracket(graph, above, call, region, data, effort, generator, known)
+    near = Nearby()
+    if region is None:
+        if report is not None:
+            report("bracketing the ball around the first sample", 0, 1)
+        near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
+    curve = None if within is None else _curve(near.bracket or found, within, report)
+    rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
     return Audit(
         model=type(model).__name__,
         mode=mode,
@@ -219,37 +266,49 @@ def audit(
         layers=tuple(rows),
         residual=any(len(link.sources) > 1 for link in above.links),
         statistics="example" if data is None or graph.whole_batch else "data",
-        notes=_notes(graph, data),
+        notes=(*_notes(graph, data, undefined), *above.notes, *_without_row(graph), *near.notes),
+        local=near.bracket,
+        local_radius=None if near.bracket is None else near.radius,
+        curve=curve,
+        floor=floor_of(graph, rows) if not undefined and data is not None else None,
         examine=partial(_examine, model, example, data, output) if isinstance(model, torch.nn.Module) else None,
     )
 
 
+def _curve(found: Bracket, within: float, report: Report | None) -> GapCurve | None:
+    """None where there is no upper bound on any region."""
+    return None if found.upper is None else found.radius_within(within, progress=report)
+
+
 def _examine(model: torch.nn.Module, example: Example, data: Data | None, output: str | int | None) -> Findings:
-    from normscope.checkup.doctor import doctor
+    from normscope._doctor.doctor import doctor
 
     return doctor(model, example, data=data, output=output)
 
 
-def _notes(graph: Graph, data: Data | None) -> tuple[str, ...]:
+def _notes(graph: Graph, data: Data | None, undefined: bool) -> tuple[str, ...]:
     notes = list(graph.notes)
-    if data is None:
+    if undefined:
+        notes.append("what enters a layer is not a function of one sample: there is no lower bound, and no variance of inputs")
+    elif data is None:
         notes.append("input variances are those of the example; pass data= for the data's")
     if graph.whole_batch:
         notes.append("the whole batch is one input: the constant is that of the batch, not of a sample")
     return tuple(notes)
 
 
+def _without_row(graph: Graph) -> list[str]:
+    readers: dict[str, list[str]] = {}
+    for name, reader in ledgers.weights_without_row(graph).items():
+        readers.setdefault(reader, []).append(name)
+    read = "; ".join(f"{', '.join(names)} (read by {reader})" for reader, names in readers.items())
+    return [f"in no row and no product: {read}"] if read else []
+
+
 def _row(row: LayerRow) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, Magnitude):
-            return _number(float(value)) if -300 < value.log10 < 300 or not value else str(value)
-        return _number(value) if isinstance(value, float) else value
+            return json_number(float(value)) if -300 < value.log10 < 300 or not value else str(value)
+        return json_number(value) if isinstance(value, float) else value
 
     return {item.name: plain(getattr(row, item.name)) for item in fields(row)}
-
-
-def _number(value: float) -> float | str | None:
-    """A JSON number, or "inf", "-inf" and None where JSON has none."""
-    if math.isnan(value):
-        return None
-    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")

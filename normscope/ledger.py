@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from normscope.certify.depth import separation_along, upper_along
-from normscope.certify.fold import CONVOLUTIONS
-from normscope.certify.runs import Link
+from normscope.certify.links import Link
 from normscope.certify.upper import Upper
 from normscope.core.bracket import Witness
 from normscope.core.data import Call
 from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
-from normscope.graph.graph import Graph, Node
+from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import frobenius_norm, spectral_norm
-from normscope.rules.normalizers import Normalizer, gains, normalizer_of, set_variances
-
-WEIGHTED = ("linear", "addmm", "mm", "matmul", "bmm", "einsum", *CONVOLUTIONS)
+from normscope.rules.affine import weight_of
+from normscope.rules.normalizers import completed, gains, set_variances
+from normscope.rules.readings import LinearMap, Normalizer
+from normscope.rules.registry import registry
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class LayerRow:
     """One weight layer or one normalizer; what does not apply is None.
 
     spectral_norm: of the layer as an operator on its input's shape, an upper bound. matrix_norm: of the weight reshaped
-    to (out, everything else), as papers have it. gain, gain_paper, gain_paper_affine, gain_layer: a normalizer's gain by
+    to (out, everything else), as papers have it; None where that is not known. parameters: what the weight or γ and β are made of,
+    by name. gain, gain_paper, gain_paper_affine, gain_layer: a normalizer's gain by
     the definitions of docs/audit.md (tight, paper, paper_affine, layer). input_std: √ of the mean channel variance of
     what enters, on the data. share_of_log_upper: this layer's part of log(upper), negative where it lowers the bound.
     upper_here: bound on the constant from the input to this layer's output, composed layer by layer. upper_without_gains: the same
@@ -53,16 +54,19 @@ class LayerRow:
     upper_without_gains: Magnitude | None = None
     separation: Magnitude | None = None
     reads: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> LayerRow:
         """The row that an audit's JSON holds."""
 
         def read(name: str, kind: str) -> Any:
-            value = content[name]
+            value = content.get(name, ())  # audits of before have no `parameters`
             if value is None or name in ("name", "kind"):
                 return value
-            return tuple(value) if name == "reads" else Magnitude.parse(value) if "Magnitude" in kind else float(value)
+            return (
+                tuple(value) if name in ("reads", "parameters") else Magnitude.parse(value) if "Magnitude" in kind else float(value)
+            )
 
         return LayerRow(**{item.name: read(item.name, str(item.type)) for item in fields(LayerRow)})
 
@@ -89,16 +93,21 @@ def products(rows: Sequence[LayerRow]) -> dict[str, float]:
     }
 
 
+def layers_in_products(rows: Sequence[LayerRow]) -> dict[str, int]:
+    """Over how many layers each product runs."""
+    return {name: sum(getattr(row, column) is not None for row in rows) for name, column in PRODUCTS.items()}
+
+
 def ledger(graph: Graph, above: Upper, batches: Iterable[Call], witness: Witness | None = None) -> list[LayerRow]:
     """A row for every weight layer and normalizer, in the order of computation, with statistics from `batches`."""
-    nodes = [node for node in graph if _is_weighted(node) or normalizer_of(node) is not None]
+    nodes = _layers(graph)
     statistics = measure(graph, nodes, batches)
     shares = shares_of_log_upper(above)
     names, users = _names(nodes), graph.users
     bounds, bare = upper_along(above), upper_along(above, normalizers=False)
     apart = separation_along(graph, nodes, witness) if witness is not None else {}
     reads = _reads(graph, names)
-    known: dict[object, tuple[Magnitude, Magnitude]] = {}
+    known: dict[object, tuple[Magnitude | None, Magnitude]] = {}
     rows: list[LayerRow] = []
     for node in nodes:
         common: dict[str, Any] = {
@@ -109,33 +118,45 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call], witness: Witness
             "separation": apart.get(node),
             "reads": reads[node],
         }
-        normalizer = _with_affine(node, users[node])
+        normalizer, weight = completed(node, users), weight_of(node)
         if normalizer is not None:
+            affine = (part for part in (normalizer.gamma, normalizer.beta) if isinstance(part, Constant))
+            common["parameters"] = tuple(name for part in affine for name in part.sources)
             gains = gains_of(node, normalizer, statistics[node])
-            rows.append(LayerRow(names[node], _normalizer_kind(node, normalizer), **common, **gains))
-            continue
-        key = next(c for c in node.constants if c.sources)
-        weight = key.value
-        if key not in known:
-            flat = weight.flatten(1) if weight.dim() > 1 else weight[None]
-            known[key] = spectral_norm(flat, slack=1e-6), frobenius_norm(weight)
-        matrix, frobenius = known[key]
-        operator = above.norms.get(node, matrix)
-        rows.append(LayerRow(names[node], node.op, operator, matrix, frobenius, **common))
+            rows.append(LayerRow(names[node], f"{normalizer.kind}_norm", **common, **gains))
+        elif weight is not None:
+            applied = registry.reading(node, LinearMap)
+            key = weight if applied is None else applied.key
+            if key not in known:
+                known[key] = _matrix_norm(weight, applied), frobenius_norm(weight.value)
+            norm = above.norms.get(node)
+            if norm is None and applied is not None and applied.plain:
+                norm = applied.norm()[0]
+            rows.append(LayerRow(names[node], node.op, norm, *known[key], **common, parameters=weight.sources))
     return rows
 
 
-def _with_affine(node: Node, readers: Sequence[Node]) -> Normalizer | None:
-    """The normalizer of a node; for one written by hand, with the γ that multiplies its output right after it."""
-    normalizer = normalizer_of(node)
-    if normalizer is None or node.op != "standardize" or len(readers) != 1 or readers[0].op != "mul":
-        return normalizer
-    scales = [constant for constant in readers[0].constants if constant.sources]
-    return replace(normalizer, weight=scales[0].double().flatten()) if scales else normalizer
+def _layers(graph: Graph) -> list[Node]:
+    return [node for node in graph if weight_of(node) is not None or registry.reading(node, Normalizer) is not None]
 
 
-def _is_weighted(node: Node) -> bool:
-    return node.op in WEIGHTED and len(node.inputs) == 1 and any(constant.sources for constant in node.constants)
+def _matrix_norm(weight: Constant, applied: LinearMap | None) -> Magnitude | None:
+    """The norm of a weight as (out, everything else); of a matrix whichever axis is the output's."""
+    if applied is None and len(weight.shape) != 2:
+        return None
+    return spectral_norm(weight.value if applied is None else applied.matrix(), slack=1e-6)
+
+
+def weights_without_row(graph: Graph) -> dict[str, str]:
+    """Learned tensors of two or more axes that no row shows, and the operation that reads each."""
+    users, shown = graph.users, set()
+    for node in _layers(graph):
+        normalizer = completed(node, users)
+        parts = node.constants if normalizer is None else (*node.constants, normalizer.gamma, normalizer.beta)
+        shown |= {name for part in parts if isinstance(part, Constant) for name in part.sources}
+    read = ((node, constant) for node in graph for constant in node.constants if constant.learned)
+    found = {name: node.label for node, part in read if max(part.rank, len(part.shape)) > 1 for name in part.sources}
+    return {name: reader for name, reader in found.items() if name not in shown}
 
 
 def _names(nodes: Sequence[Node]) -> dict[Node, str]:
@@ -157,10 +178,6 @@ def _reads(graph: Graph, names: Mapping[Node, str]) -> dict[Node, tuple[str, ...
         beyond = (name for source in node.inputs if source not in names for name in nearest[source])
         nearest[node] = tuple(dict.fromkeys((*before, *beyond)))
     return nearest
-
-
-def _normalizer_kind(node: Node, normalizer: Normalizer) -> str:
-    return f"{normalizer.kind}_norm" if node.op == "standardize" else node.op
 
 
 # statistics ----------------------------------------------------------------------------------------------------------
@@ -201,12 +218,17 @@ def measure(graph: Graph, nodes: Sequence[Node], batches: Iterable[Call]) -> dic
 
 def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> None:
     """value: (samples, …) as the node reads it, with its own batch axis at 0."""
-    normalizer = normalizer_of(node)
+    reading = registry.reading(node)
     if value.dim() == 0 or not value.is_floating_point():
         return
-    last = node.op in ("linear", "layer_norm", "rms_norm", "mm", "matmul", "addmm")
-    last = last or (node.op == "standardize" and normalizer is not None and len(node.shape) - 1 in normalizer.axes)
-    statistics.channels.update(value, value.dim() - 1 if last or value.dim() < 2 else 1)
+    axis: int | None = 1
+    if isinstance(reading, LinearMap):
+        axis = reading.input_axis
+    elif isinstance(reading, Normalizer) and not reading.by_channel and value.dim() - 1 in reading.axes:
+        axis = -1
+    place = -1 if axis is None else axis % value.dim()
+    statistics.channels.update(value, place if 0 < place < value.dim() else value.dim() - 1)
+    normalizer = reading if isinstance(reading, Normalizer) else None
     if normalizer is None or normalizer.kind == "batch":
         return
     spread = set_variances(normalizer, value)

@@ -38,7 +38,7 @@ def check_rule(
         if found is None or bracket.lower > found.lower:
             found = bracket
     assert found is not None
-    if tight is not None and not found.upper <= found.lower * tight:
+    if tight is not None and not found.proved <= found.lower * tight:
         raise AssertionError(f"not tight: {found}, more than a factor {tight} apart")
     return found
 

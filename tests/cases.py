@@ -45,6 +45,9 @@ def within(low: float, high: float, function: Callable[[Tensor], Tensor]) -> Cal
 
 MATRIX, VECTOR, BATCHED, FORM = randn(5, 4), randn(4), randn(1, 4, 2), randn(2, 4, 3)
 LINE, PLANE, SPACE = randn(3, 2, 3), randn(3, 2, 3, 3), randn(3, 2, 2, 2, 2)
+TURNED = torch.tensor([[[0.9, 0.3, 0.1], [0.1, 0.7, -0.2]]])
+GRID = functional.affine_grid(TURNED, [1, 1, 4, 4], align_corners=False)
+VOLUME_GRID = torch.linspace(-0.9, 0.8, 24).reshape(1, 2, 2, 2, 3)
 MASK, POSITIONS = torch.tensor([True, False, True, True]), torch.tensor([0, 2, 3, 1])
 
 ZEROS = torch.zeros(3, dtype=torch.long)
@@ -72,6 +75,11 @@ def rotated(x: Tensor) -> Tensor:
     left, right = x.chunk(2, -1)
     angles = ANGLES[:, :2].repeat(1, 2)
     return x * angles.cos() + torch.cat([-right, left], -1) * angles.sin()
+
+
+def tripled(tensors: list[Tensor]) -> list[Tensor]:
+    torch._foreach_mul_(tensors, 3.0)
+    return tensors
 
 
 ENTRYWISE: dict[str, Maker] = {
@@ -105,6 +113,13 @@ ENTRYWISE: dict[str, Maker] = {
     "log1p": within(-0.5, 1, torch.log1p),
     "sin": torch.sin,
     "cos": torch.cos,
+    "tan": within(-1, 1, torch.tan),
+    "asin": within(-0.8, 0.8, torch.asin),
+    "acos": within(-0.8, 0.8, torch.acos),
+    "acosh": within(1.5, 3, torch.acosh),
+    "atanh": within(-0.8, 0.8, torch.atanh),
+    "logit": lambda x: torch.logit(x, 0.3),
+    "special_logit": within(0.2, 0.9, torch.special.logit),
     "leaky_relu": lambda x: functional.leaky_relu(x, -3.0),
     "elu": nn.ELU(2.0),
     "selu": nn.SELU(),
@@ -120,6 +135,14 @@ ENTRYWISE: dict[str, Maker] = {
     "softshrink": nn.Softshrink(0.7),
     "pow": within(-2, 2, lambda x: x**3),
     "square": within(-2, 2, torch.square),
+    "prod": within(-1, 1, lambda x: x[:, :2].prod(1)),
+    "cumprod": within(-1, 1, lambda x: x[:, :2].cumprod(1)),
+    "quantile": lambda x: x.quantile(0.5, 1),
+    "nanquantile": lambda x: x.nanquantile(torch.tensor([0.5, 0.5]), 1).T,
+    "nanmedian": lambda x: x.nanmedian(1).values,
+    "cosine_similarity": lambda x: functional.cosine_similarity(x, VECTOR[None, :3], eps=1.0),
+    "cdist": lambda x: torch.cdist(x[:, None], torch.stack([VECTOR[:3], VECTOR[:3] + 0.01])[None]),
+    "pairwise_distance": lambda x: functional.pairwise_distance(x, VECTOR[None, :3], p=1.0),
     "sqrt": within(0.25, 1, torch.sqrt),
     "rsqrt": within(0.25, 1, torch.rsqrt),
     "reciprocal": within(0.5, 1, torch.reciprocal),
@@ -298,6 +321,8 @@ IMAGES: dict[str, Maker] = {  # on (1, 4, 4, 4)
     "im2col": nn.Unfold(2),
     "reflection_pad2d": lambda x: aten.reflection_pad2d(x, [1, 1, 1, 1]),
     "replication_pad2d": lambda x: aten.replication_pad2d(x, [1, 1, 1, 1]),
+    "grid_sampler": lambda x: functional.grid_sample(x, GRID, align_corners=False),
+    "grid_sampler_2d": lambda x: aten.grid_sampler_2d(x, 0.83 * GRID + 0.013, 1, 0, False),
     "avg_pool2d": nn.AvgPool2d(2),
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d(2),
     "_adaptive_avg_pool2d": lambda x: aten._adaptive_avg_pool2d(x, [2, 2]),
@@ -317,6 +342,7 @@ IMAGES: dict[str, Maker] = {  # on (1, 4, 4, 4)
 VOLUMES: dict[str, Maker] = {  # on (1, 2, 4, 4, 4)
     "reflection_pad3d": lambda x: aten.reflection_pad3d(x, [1, 1, 1, 1, 1, 1]),
     "replication_pad3d": lambda x: aten.replication_pad3d(x, [1, 1, 1, 1, 1, 1]),
+    "grid_sampler_3d": lambda x: aten.grid_sampler_3d(x, VOLUME_GRID, 0, 1, True),
     "avg_pool3d": nn.AvgPool3d(2),
     "adaptive_avg_pool3d": nn.AdaptiveAvgPool3d(2),
     "_adaptive_avg_pool3d": lambda x: aten._adaptive_avg_pool3d(x, [2, 2, 2]),
@@ -348,6 +374,22 @@ VARIANTS: dict[str, Case] = {
         {
             "gelu: tanh": nn.GELU("tanh"),
             "add: branches": lambda x: x + 2 * x.flip(1),
+            "std: std_mean": lambda x: torch.std_mean(x, 1, keepdim=True)[0],
+            "mean: std_mean": lambda x: torch.std_mean(x[0], correction=0)[1][None],
+            "var: var_mean": within(-1, 1, lambda x: torch.var_mean(x[:, :2], 1, unbiased=False)[0]),
+            "mean: var_mean": lambda x: torch.var_mean(x, 1)[1],
+            "matmul: multi_dot": lambda x: torch.linalg.multi_dot([x, MATRIX[:3, :2], MATRIX[:2, :3]]),
+            "mul: of lists": lambda x: torch.cat(torch._foreach_mul([x, 2 * x], 3.0), 1),
+            "mul: of lists in place": lambda x: torch.cat(tripled([x + 1, x.flip(1)]), 1),
+            "add: of lists": lambda x: torch.cat(torch._foreach_add([x, x.flip(1)], [x, x.flip(1)], alpha=2), 1),
+            "sub: of lists": lambda x: torch.cat(torch._foreach_sub([x], [1.0]), 1),
+            "tanh: of lists": lambda x: torch.cat(torch._foreach_tanh([x, x]), 1),
+            "clamp_min: of lists": lambda x: torch.cat(torch._foreach_maximum([x, x], 0.5), 1),
+            "addcmul: of lists": lambda x: torch.cat(torch._foreach_addcmul([x], [x], [VECTOR[None, :3].abs()], 2.0), 1),
+            "lerp: of lists": lambda x: torch.cat(torch._foreach_lerp([x], [x], 0.3), 1),
+            "pow: of lists": within(-1, 1, lambda x: torch.cat(torch._foreach_pow([x], 2), 1)),
+            "cdist: of order 1": lambda x: torch.cdist(x[:, None], VECTOR[None, None, :3], p=1.0),
+            "cosine_similarity: of two": lambda x: functional.cosine_similarity(x, x.flip(1), eps=1.0),
             "mul: branches": within(-2, 2, lambda x: x * x.abs()),
             "div: branches": within(1, 2, lambda x: (3 - x) / x),
             "div: numerator": within(0.5, 2, lambda x: torch.div(torch.ones(3), x)),
@@ -379,6 +421,8 @@ VARIANTS: dict[str, Case] = {
             "max_pool2d: disjoint": nn.MaxPool2d(2),
             "avg_pool2d: borders": nn.AvgPool2d(2, padding=1, count_include_pad=False),
             "conv2d: grouped": nn.Conv2d(4, 4, 3, groups=2),
+            "grid_sampler: border": lambda x: functional.grid_sample(x, GRID, padding_mode="border", align_corners=True),
+            "grid_sampler: cubic": lambda x: functional.grid_sample(x, GRID, mode="bicubic", align_corners=False),
             "conv2d: reflect": nn.Conv2d(4, 4, 3, padding=2, padding_mode="reflect"),
             "conv2d: same": nn.Conv2d(4, 4, 2, padding="same"),
             "pad: constant": lambda x: functional.pad(x, (1, 1), value=3.0),
@@ -429,7 +473,9 @@ INFINITE: dict[str, Case] = on(
         "trunc": torch.trunc, "frac": torch.frac, "hardshrink": functional.hardshrink,
         "heaviside": lambda x: torch.heaviside(x, torch.ones(3)),
         "rounded_div": lambda x: torch.div(x, 2, rounding_mode="floor"),
-        "remainder": lambda x: x % 2, "fmod": lambda x: torch.fmod(x, 2),
+        "remainder": lambda x: x % 2, "fmod": lambda x: torch.fmod(x, 2), "floor_divide": lambda x: torch.floor_divide(x, 2),
+        "to": lambda x: x.to(torch.int64).to(x.dtype), "type_as": lambda x: x.type_as(POSITIONS).to(x.dtype),
+        "_to_copy": lambda x: aten._to_copy(x, dtype=torch.int32) * x,
         "eq": lambda x: torch.where(x == 0, 1.0, x), "ne": lambda x: torch.where(x != 0, 1.0, x),
         "lt": lambda x: torch.where(x < 0, 1.0, x), "le": lambda x: torch.where(x <= 0, 1.0, x),
         "gt": lambda x: torch.where(x > 0, 1.0, x), "ge": lambda x: torch.where(x >= 0, 1.0, x),
@@ -446,11 +492,16 @@ INFINITE: dict[str, Case] = on(
         "argmin": lambda x: torch.where(x.argmin(1, keepdim=True) > 0, 1.0, x),
         "isnan": lambda x: torch.where(torch.isnan(x), 1.0, x), "isinf": lambda x: torch.where(torch.isinf(x), 1.0, x),
         "isfinite": lambda x: torch.where(torch.isfinite(x), 1.0, x),
+        "argsort": lambda x: x.gather(1, x.argsort(1)),
+        "searchsorted": lambda x: torch.where(torch.searchsorted(torch.arange(3.0), x) > 1, 1.0, x),
+        "one_hot": lambda x: x * functional.one_hot(x.argmax(1), 3),
+        "bucketize": lambda x: torch.where(torch.bucketize(x, torch.arange(3.0)) > 1, 1.0, x),
     },
 )  # fmt: skip
 
 # Rules that no traced graph reaches, with the reason.
 UNREACHABLE: dict[str, str] = {
+    **dict.fromkeys(("grouped_mm", "histc"), "of routers, whose samples are told apart elsewhere; tests/test_wild.py reaches them"),
     "copy": "tracing rewrites a copy as the expansion that it is; what is left copies integers",
     **dict.fromkeys(("_weight_norm", "_weight_norm_interface", "embedding"), "a form only: acts on parameters, which are folded"),
     **dict.fromkeys(("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise"), "a form only: random, so not certified"),

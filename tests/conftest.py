@@ -1,18 +1,59 @@
-"""One thread per process: the test runner is what uses the cores."""
+"""One thread per process: the test runner is what uses the cores. Every run draws the same, and no test depends on the clock."""
 
-from pathlib import Path
+import random
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+
+from normscope.core.randomness import seed_generators
 
 torch.set_num_threads(1)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("anew", deadline=None)  # pytest --hypothesis-profile anew searches elsewhere
+settings.load_profile("same")
 
-TOGETHER = ("claims", "browser")  # parts whose tests share what takes long to set up: one process runs all of them
+# tests that share what takes long to set up: one process runs all of them
+TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the runner reads the marks
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every run draws the same: a network that breaks a law breaks it every time."""
+    seed_generators(0)
+    random.seed(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPart(LoadScopeScheduling):
+        """Test by test, but for the parts that stay together."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return next((part for part in TOGETHER if nodeid.startswith(part)), nodeid)
+
+    return ByPart(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tables: dict[str, list[pytest.Item]] = {}
     for item in items:
-        part = Path(item.path).parent.name
-        if part in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(part))
+        if item.get_closest_marker("quick") and not item.get_closest_marker("full"):
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for table in tables.values():
+        _thin(table)
+
+
+def _thin(table: list[pytest.Item]) -> None:
+    """Of a table marked `quick(n)`, n cases drawn once and for all are quick; the others belong to the full suite."""
+    mark = table[0].get_closest_marker("quick")
+    assert mark is not None
+    count = min(mark.args[0], len(table))
+    quick = random.Random(0).sample(range(len(table)), count)
+    for index, item in enumerate(table):
+        if index not in quick:
+            item.add_marker(pytest.mark.full)

@@ -365,3 +365,13 @@ def test_an_audit_leaves_no_trace(mode):
 def test_the_doctor_is_one_attribute_away():
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
     assert [finding.rule for finding in ns.audit(model, torch.zeros(1, 4), effort=0.1).findings] == ["NS101"]
+
+
+def test_a_bound_that_is_too_loose_says_so_and_why_after_the_local_one():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU())]
+    found = ns.audit(nn.Sequential(*layers), torch.randn(4, 8))
+    assert found.bracket.ratio > 1e3 and "4 × layer_norm make" in found.too_loose
+    lines = str(found).splitlines()
+    assert lines[1].startswith("around the first input") and lines.index(found.too_loose) > 1
+    assert ns.audit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)).too_loose == ""

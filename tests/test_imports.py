@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +16,11 @@ import normscope
 
 ROOT = Path(normscope.__file__).parent
 ORDER = (
-    "core", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "ledger", "guarantees", "recorder",
-    "auditing", "checkup", "testing", "lab", "claims", "report", "app", "cli", "__main__",
+    "core", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "ledger", "floors", "bounds",
+    "findings", "_watch", "auditing", "_doctor", "_checkpoint", "testing", "lab", "claims", "report", "dashboard", "cli", "__main__",
 )  # fmt: skip
 FREE = ("version", "__init__")  # the version may be read anywhere; the top package gathers the public names
-MODULES = ("optim", "rules")  # public as modules
+MODULES = ("certify", "claims", "curvature", "geometry", "bounds", "lab", "optim", "rules")  # namespaces
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
@@ -89,6 +92,33 @@ def later():
     assert list(targets(source)) == ["cli", "lab", "auditing", "rules", "graph", "version", "core"]
 
 
+def modules_imported(source: str) -> Iterator[str]:
+    """Every module of normscope that a file imports, in functions and for type checkers too."""
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            yield statement.module
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+        elif isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+
+
+def test_certify_has_no_circles():
+    """Neither when it runs nor for type checkers: every file can be read after those that it imports."""
+    files = {f"normscope.{'.'.join(path.with_suffix('').parts)}": path for path in FILES if part(path) == "certify"}
+    reads = {name: {*modules_imported((ROOT / path).read_text())} & {*files} for name, path in files.items()}
+    while done := {name for name, needed in reads.items() if not needed}:
+        reads = {name: needed - done for name, needed in reads.items() if name not in done}
+    assert not reads, f"these import each other: {sorted(reads)}"
+
+
+def test_the_path_of_a_bound_is_short():
+    """Everywhere a bound passes ten files or fewer, and those that docs/architecture.md names are there."""
+    path = Path(__file__).parent.parent.joinpath("docs", "architecture.md").read_text().split("## ")[1]
+    everywhere, on_a_region = (re.findall(r"`(\w+/\w+\.py)`(?=.* \|)", part) for part in path.split("On a region"))
+    assert {Path(name) for name in (*everywhere, *on_a_region)} <= {*FILES}
+    assert 5 < len(everywhere) <= 10 and on_a_region
+
+
 def test_every_part_of_the_order_exists():
     assert {part(path) for path in FILES} == {*ORDER, *FREE}
 
@@ -102,6 +132,24 @@ def test_no_module_hides_a_public_function():
     assert all(not inspect.ismodule(getattr(normscope, name)) for name in public)
 
 
-def test_public_names_exist_once_and_in_order():
-    assert len(set(normscope.__all__)) == len(normscope.__all__)
-    assert all(hasattr(normscope, name) for name in normscope.__all__)
+@pytest.mark.parametrize("module", [normscope, *(getattr(normscope, name) for name in MODULES)], ids=lambda module: module.__name__)
+def test_public_names_exist_once_and_in_order(module):
+    assert sorted(set(module.__all__)) == sorted(module.__all__) and {*module.__all__} <= {*dir(module)}
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(normscope.MOVED))
+def test_names_of_earlier_releases_still_work(name):
+    namespace, attribute = normscope.MOVED[name].split(".")
+    with pytest.warns(DeprecationWarning, match=f"ns.{name} is now ns.{normscope.MOVED[name]}"):
+        assert getattr(normscope, name) is getattr(getattr(normscope, namespace), attribute)
+
+
+@pytest.mark.parametrize(
+    "command", [["-c", "import normscope"], ["-m", "normscope", "--version"], ["-m", "normscope", "--help"]], ids=" ".join
+)
+def test_what_is_not_used_is_not_imported(command):
+    """Neither torch nor any other package that takes long to import."""
+    ran = subprocess.run([sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
+    assert "normscope" in imported and not imported & {"torch", "scipy", "sklearn", "plotly", "pyarrow", "starlette"}

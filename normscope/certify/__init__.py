@@ -1,1 +1,5 @@
 """Certified upper bounds and witnessed lower bounds on the Lipschitz constant of a traced model."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

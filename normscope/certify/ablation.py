@@ -14,7 +14,8 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import boundary
 from normscope.core.region import Region
 from normscope.core.text import visible
-from normscope.rules.normalizers import normalizer_of
+from normscope.rules.readings import Normalizer
+from normscope.rules.registry import registry
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ def normalizer_ablation(
     Attention without a normalizer before it has no finite constant on all inputs, so the upper side may become infinite.
     """
     graph = certifiable_graph(model, example, "eval", output)
-    normalizers = [node for node in graph if normalizer_of(node) is not None and len(node.inputs) == 1]
+    normalizers = [node for node in graph if registry.reading(node, Normalizer) is not None and len(node.inputs) == 1]
     call = Call.of(example)
     rows = []
     for removed in range(len(normalizers) + 1):
         reduced = graph.replace({node: node.input for node in normalizers[:removed]})
-        found = bracket(reduced, upper(reduced, region=region), call, region, effort=effort)
+        found = bracket(reduced, upper(reduced, region=region, effort=effort), call, region, effort=effort)
         last = normalizers[removed - 1] if removed else None
         rows.append(Ablated(removed, "" if last is None else last.path or last.name, found))
     return rows

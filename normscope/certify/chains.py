@@ -168,6 +168,10 @@ def eclipse_fast(layers: Sequence[Layer]) -> Magnitude | None:
         size = max(half.shape)
         largest = max(_largest(gram), 1e-150)
         rounding = 64 * (size + 8) ** 2 * UNIT_ROUNDOFF
+        above = -gram
+        above.diagonal().add_(1.01 * largest)
+        if torch.linalg.cholesky_ex(above).info != 0:  # far too low: the metric would be worse conditioned than proved
+            return None
         metric = -gram / (2 * largest)
         metric.diagonal().add_(1 - rounding / (2 * largest))
         factor, info = torch.linalg.cholesky_ex(metric)
@@ -224,7 +228,7 @@ def lipsdp_neuron(layers: Sequence[Layer]) -> Magnitude | None:
 
 
 def _sdp_pieces(units: Sequence[Any], slopes: Sequence[tuple[torch.Tensor, torch.Tensor]], ends: Any, size: int) -> list[Any]:
-    """The output's energy, then one matrix a neuron: its quadratic constraint (z − a y)(b y − z) ≥ 0, y = w·z_before."""
+    """The output's energy, then one matrix per neuron: its quadratic constraint (z − a y)(b y − z) ≥ 0, y = w·z_before."""
     energy = np.zeros((size, size))
     energy[ends[-2] :, ends[-2] :] = units[-1].T @ units[-1]
     pieces = [energy]
@@ -242,7 +246,7 @@ def _sdp_pieces(units: Sequence[Any], slopes: Sequence[tuple[torch.Tensor, torch
 def _smallest_proved(first: Any, fixed: Any, squared: float) -> Magnitude | None:
     """√ of the smallest ρ ≥ squared, on a growing grid, for which ρ·first − fixed is proved positive semidefinite."""
     size = len(fixed)
-    for slack in (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
+    for slack in (10.0 ** (power / 8) for power in range(-72, -15)):
         rho = squared * (1 + slack) + slack * 1e-3
         candidate = rho * first - fixed
         shift = 16 * (size + 2) * UNIT_ROUNDOFF * (np.abs(candidate).sum() + 1)

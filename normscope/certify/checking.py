@@ -38,8 +38,14 @@ def check_bound(graph: Graph, bound: Magnitude, region: Region | None) -> None:
     for end, change, distance in zip(ends, changes.tolist(), apart.tolist(), strict=True):
         if distance > 0 and change < float("inf") and Magnitude(change) > bound * distance * (1 + VISIBLE):
             found = quotient(graph, space, start[0], end)
-            if found > bound and (region is None or all(region.contains(space.unflat_one(one)) for one in (start[0], end))):
-                raise InternalError(f"a difference quotient of {found:.17} exceeds the certified bound {bound:.17}")
+            if region is None or all(region.contains(space.unflat_one(one)) for one in (start[0], end)):
+                refuse_contradicted("a difference quotient", found, bound)
+
+
+def refuse_contradicted(what: str, found: Magnitude, bound: Magnitude, where: str = "") -> None:
+    """Raise `InternalError` if something that was computed at points exceeds what is certified."""
+    if found > bound:
+        raise InternalError(f"{what} of {found:.17}{where} exceeds the certified bound {bound:.17}")
 
 
 def _start(space: Space, region: Region | None) -> torch.Tensor:

@@ -7,28 +7,29 @@ from collections.abc import Sequence
 
 import torch
 
-from normscope.certify.runs import Link
-from normscope.certify.upper import Upper, arriving
+from normscope.certify.upper import Upper
 from normscope.core.bracket import Witness
-from normscope.core.magnitude import ONE, Magnitude, root_sum_square
+from normscope.core.magnitude import Magnitude, root_sum_square
 from normscope.graph.graph import Graph, Node
 from normscope.operators.dense import frobenius_norm
-from normscope.rules.normalizers import normalizer_of
-from normscope.rules.registry import Gain
+from normscope.rules.readings import Normalizer
+from normscope.rules.registry import registry
 
 
 def upper_along(above: Upper, normalizers: bool = True) -> dict[Node, Magnitude]:
     """A bound on the constant from the inputs to each node, composed layer by layer, without the bounds of whole chains.
 
-    normalizers=False: the same with the gain of every normalizer taken as 1, to see what they do to the bound.
+    normalizers=False: the same with the gain of every normalizer taken as 1, to see what they do to the bound. A node that depends
+    on an operation without a bound has none.
     """
-    at = dict.fromkeys(above.graph.inputs, ONE)
+    at, unbounded = dict(above.at), set(above.refused)
     for link in above.layered:
-        before = _folded_map(link, above)
-        if before is not None:
-            at[before] = above.norms[before] * at[link.sources[0]]
-        at[link.node] = arriving(link if normalizers else _without_normalizer(link, above), at)
-    return {node: value.widened(above.certificate.rounding) for node, value in at.items()}
+        if not normalizers:
+            skipped = registry.reading(link.node, Normalizer) is not None and len(link.node.inputs) == 1
+            at[link.node] = at[link.node.input] if skipped else link.arriving(at.__getitem__)
+        if not unbounded.isdisjoint(link.node.inputs):
+            unbounded.add(link.node)
+    return {node: value.widened(above.certificate.rounding) for node, value in at.items() if node not in unbounded}
 
 
 def separation_along(graph: Graph, nodes: Sequence[Node], witness: Witness) -> dict[Node, Magnitude]:
@@ -47,17 +48,3 @@ def _distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> 
     return root_sum_square(
         frobenius_norm((a.double() - b.double()).nan_to_num(math.inf)) for a, b in zip(first, second, strict=True)
     )
-
-
-def _folded_map(link: Link, above: Upper) -> Node | None:
-    """The linear map that a BN is folded into."""
-    if normalizer_of(link.node) is None:
-        return None
-    return next((member for member in link.members if member is not link.node and member in above.norms), None)
-
-
-def _without_normalizer(link: Link, above: Upper) -> Link:
-    if normalizer_of(link.node) is None or len(link.sources) != 1:
-        return link
-    before = _folded_map(link, above)
-    return Link(link.node, link.sources, Gain((ONE if before is None else above.norms[before],), "without its gain"), link.members)

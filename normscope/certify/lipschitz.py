@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch.export import ExportedProgram
 
@@ -11,9 +15,13 @@ from normscope.certify.upper import Report, Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
-from normscope.core.errors import InputError, boundary
+from normscope.core.errors import InputError, NoConstant, boundary
+from normscope.core.magnitude import ZERO
+from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
+from normscope.graph.holding import of_one_input
+from normscope.rules.registry import Gain
 
 MOST_SEEDS = 64
 
@@ -40,19 +48,28 @@ def lipschitz(
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
     region: a `Ball` or `Box` of inputs; None for all of them.
     mode: "eval"; "train"; or "batch", the whole batch as one input, for models with batch statistics.
-    output: name or position of the output to bound, where the model returns several.
-    data: where the search for the lower bound starts, beside the example. effort: how long it searches.
-    wrt: "input", or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the
-    bound of each; `weight_sensitivities` says more).
+    output: name or position of the output to bound, where the model returns several; without it `logits` or `last_hidden_state`.
+    data: where the search for the lower bound starts, beside the example. effort: how long it searches, and how
+    much the upper bound on a region may cost; what it leaves out for that is among the bracket's `notes`.
+    wrt: "input", all floating-point inputs together; "input:NAME", that one alone, the others held at the example's first sample;
+    or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the bound of each;
+    `weight_sensitivities` says more).
     """
     if wrt == "weights":
         if not isinstance(model, torch.nn.Module) or mode != "eval":
             raise InputError('wrt="weights" takes an nn.Module in mode "eval", where statistics of BN are held fixed')
-        return weight_bracket(model, example, region, output, generator)
-    if wrt != "input":
-        raise InputError(f'wrt is "input" or "weights", not {wrt!r}')
-    graph = certifiable_graph(model, example, mode, output)
-    return bracket(graph, upper(graph, region=region), Call.of(example), region, data, effort, generator)
+        fresh = copied(generator)
+        found = weight_bracket(model, example, region, output, generator)
+        again = partial(_of_weights, model, example, output, fresh)
+        return replace(found, region=region, explore=None if region is None else _unless_changed([*model.parameters()], again))
+    kind, _, name = wrt.partition(":")
+    if kind != "input":
+        raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
+    graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), dict[object, Gain]()
+    if name:
+        graph, call = of_one_input(graph, call, name)
+    above = upper(graph, region=region, known=known, effort=effort)
+    return bracket(graph, above, call, region, data, effort, generator, known)
 
 
 def bracket(
@@ -63,10 +80,63 @@ def bracket(
     data: Data | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
+    known: dict[object, Gain] | None = None,
 ) -> Bracket:
-    """Both sides of a bracket, given the upper one."""
-    found, witness = lower(graph, seeds(graph, example, data), effort, generator, region)
-    return Bracket(found, above.bound, witness, above.certificate, above.certificate.steps, graph.notes)
+    """Both sides of a bracket, given the upper one, or why there is none; no lower one of what is no function of a sample.
+
+    known: gains of linear maps, shared with the brackets of other regions that this one is asked for (`Bracket.explore`).
+    """
+    found, witness = ZERO, None
+    fresh = copied(generator)
+    if not isinstance(above.refusal, NoConstant):
+        searched = graph if region is None else above.graph  # the same function there, with its decisions made
+        found, witness = lower(searched, seeds(graph, example, data), effort, generator, region)
+    bound = above.bound if above.refusal is None else None
+
+    def again(other: Region) -> Bracket:
+        """Whatever the data, a search on a region begins at its middle: so data may be walked once only."""
+        beyond = upper(graph, region=other, known=known, effort=effort)
+        if beyond.interrupted:
+            raise KeyboardInterrupt
+        return bracket(graph, beyond, example, other, None, effort, fresh(), known)
+
+    held = [constant.value for node in graph for constant in node.constants]
+    return Bracket(
+        found,
+        bound,
+        witness,
+        above.certificate,
+        above.certificate.steps,
+        (*graph.notes, *above.notes),
+        above.excess.shares(found, bound) if above.excess is not None and bound is not None else (),
+        region,
+        everywhere=region is None,
+        explore=None if region is None else _unless_changed(held, again),
+    )
+
+
+def _of_weights(
+    model: torch.nn.Module, example: Example, output: str | int | None, fresh: Callable[[], torch.Generator], region: Region
+) -> Bracket:
+    return weight_bracket(model, example, region, output, fresh())
+
+
+def _unless_changed(held: Sequence[torch.Tensor], again: Callable[[Region], Bracket]) -> Callable[[Region], Bracket]:
+    """The bracket of another region, as long as the tensors that it is about, which belong to the model, are what they were."""
+    before = _sums(held)
+
+    def checked(region: Region) -> Bracket:
+        if _sums(held) != before:
+            raise InputError("the model has changed since this bracket was computed: compute it again, then ask")
+        return again(region)
+
+    return checked
+
+
+def _sums(held: Sequence[torch.Tensor]) -> list[str]:
+    """As text, in which NaN equals itself."""
+    doubles = (value.detach().double() for value in held if not value.is_complex())
+    return [f"{float(value.sum())!r} {float(value.square().sum())!r}" for value in doubles]
 
 
 def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:

@@ -17,8 +17,11 @@ from normscope.core.errors import InputError
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
-from normscope.graph.graph import Graph
+from normscope.graph.graph import Graph, Node
+from normscope.graph.perturbing import perturbed
 from normscope.operators.dense import frobenius_norm
+from normscope.rules.readings import Activation
+from normscope.rules.registry import registry
 
 Function = Callable[[torch.Tensor], torch.Tensor]  # (points, d) → (points, outputs)
 
@@ -26,7 +29,6 @@ SEARCH_ENTRIES = 1_000_000  # activations that one evaluation of the pool may ho
 MOST_POINTS = 2048
 FEW_POINTS = 16
 MANY_POINTS = 512  # from here on a model is cheap enough for many rounds
-KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
 SAFETY = 8.0  # roundoff is taken as this many times the spread that random roundings produce
 ROUNDINGS, MANY_ROUNDINGS = 3, 12  # of few entries, three random roundings may cancel by chance
 MOST_NOISE = 100_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
@@ -36,7 +38,7 @@ VERIFIED_PAIRS = 2
 
 @dataclass(frozen=True)
 class Space:
-    """The inputs of a graph as one vector a sample, and back."""
+    """The inputs of a graph as one vector per sample, and back."""
 
     graph: Graph
 
@@ -49,7 +51,7 @@ class Space:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def flat(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(points, d) from one tensor an input, each (points, …)."""
+        """(points, d) from one tensor per input, each (points, …)."""
         return torch.cat([value.reshape(len(value), -1) for value in inputs], 1)
 
     def unflat(self, points: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -61,13 +63,18 @@ class Space:
         return lambda points: batched(*self.unflat(points)).flatten(1)
 
     def unflat_one(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One point as one tensor an input, as a region holds it."""
+        """One point as one tensor per input, as a region holds it."""
         return tuple(part[0] for part in self.unflat(point[None]))
 
     def single(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The graph's own inputs for one point."""
         parts = self.unflat(point[None])
         return tuple(part[0] if self.graph.whole_batch else part for part in parts)
+
+
+def check_effort(effort: float) -> None:
+    if not isinstance(effort, (int, float)) or not 0 <= effort < math.inf:
+        raise InputError(f"effort is a finite number ≥ 0, not {effort!r}")
 
 
 def lower(
@@ -82,8 +89,7 @@ def lower(
     effort multiplies the number of points and rounds. Both points of the witness lie in the region, if there is one.
     """
     generator = generator_of(generator)
-    if not isinstance(effort, (int, float)) or not 0 <= effort < math.inf:
-        raise InputError(f"effort is a finite number ≥ 0, not {effort!r}")
+    check_effort(effort)
     space = Space(graph)
     if space.dimension == 0:
         return ZERO, None
@@ -128,9 +134,9 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     roundings = ROUNDINGS if sum(math.prod(node.shape) for node in graph) > SEARCH_ENTRIES // MANY_POINTS else MANY_ROUNDINGS
     with torch.no_grad():
         changes = [
-            graph.run(space.single(first), torch.float64, noise=noise)[0]
-            - graph.run(space.single(second), torch.float64, noise=noise)[0]
-            for noise in (None, *[rounding] * roundings)
+            graph.run(space.single(first), torch.float64, evaluate=evaluate)[0]
+            - graph.run(space.single(second), torch.float64, evaluate=evaluate)[0]
+            for evaluate in (Node.evaluate, *[perturbed(rounding)] * roundings)
         ]
     if not changes[0].numel() or not all(bool(change.isfinite().all()) for change in changes):
         return ZERO
@@ -194,7 +200,9 @@ class _Search:
         if batched.one_by_one:  # every point costs a pass of its own
             self.points = min(self.points, FEW_POINTS)
         self.small = self.points >= MANY_POINTS
-        bent = [node.input for node in space.graph if node.op in KINKED and len(node.inputs) == 1]
+        read = ((node, registry.reading(node, Activation)) for node in space.graph if len(node.inputs) == 1)
+        kinked = (node.input for node, activation in read if activation is not None and activation.kinked)
+        bent = [node for node in kinked if node.dtype is not None and node.dtype.is_floating_point]  # not of complex ones
         capture = space.graph.batched_capture(bent, self.dtype) if bent else None
         self.pre_activations: Function | None = None
         if capture is not None:

@@ -1,4 +1,4 @@
-"""`ns.operator_norm`: the norm of one linear map, or of any affine module."""
+"""`ns.certify.operator_norm`: the norm of one linear map, or of any affine module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from normscope.certify.checking import check_bound
 from normscope.certify.lower import Function, Space, quotient
 from normscope.certify.relaxation import is_adjoint
 from normscope.certify.upper import Upper, upper
@@ -114,7 +115,7 @@ def _check_affine(graph: Graph) -> None:
     for node in graph:
         rule = registry.find(node)
         affine = rule is not None and (rule.linear(node) or ((slopes := rule.slopes(node)) is not None and slopes[0] == slopes[1]))
-        if node.op != "input" and not affine:
+        if not node.is_input and not affine:
             raise InputError(f"{node.label} is not affine, so the module has no operator norm; use ns.lipschitz")
 
 
@@ -133,7 +134,7 @@ def _rounding(composed: Upper) -> Magnitude:
     at = dict.fromkeys(composed.graph.inputs, ONE)
     for link in composed.layered:
         at[link.node] = total(factor * at[source] for factor, source in zip(link.gain.factors, link.sources, strict=True))
-    rules = [(registry.find(node), node) for node in composed.graph if node.op != "input"]
+    rules = [(registry.find(node), node) for node in composed.graph if not node.is_input]
     return at[composed.graph.output] * (2 * sum(rule.roundoff(node) for rule, node in rules if rule is not None))
 
 
@@ -155,6 +156,7 @@ def _bracket(graph: Graph) -> Bracket:
         if dense < bound and is_adjoint(lambda x: (function(x[None]) - function(zero[None]))[0], [matrix.T], [zero]):
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
             bound, certificate = dense, Certificate((step,))
+            check_bound(graph, bound, None)
     scale = float(bound) if bound.finite and 0 < float(bound) < float("inf") else 1.0
     _, vector = largest_eigenpair(gram, space.dimension, torch.float64, 1e-10)
     low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)

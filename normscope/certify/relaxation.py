@@ -11,77 +11,98 @@ with L_j the constant up to what enters node j. (LipLT, Fazlyab et al. 2023, wit
 A normalizer, a product, softmax or attention is its derivative at the middle, and its rule says how far it is from that
 (`Rule.curvature`). Where no unit changes sign on the region, R = 0 and the bound is the norm of the Jacobian. Any C will do with
 R = max(b−C, C−a): a small graph is also relaxed with C in the middle of the slopes that φ has anywhere, which may be better.
+
+The linear parts are those of the functions that run. Their derivatives are torch's, as long as they agree with them: not where an
+operation has none, and not for nearest upsampling, whose backward belongs to another map. Such a node is applied to a basis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normscope.certify.passing import Pass, Refine, Refinement
 from normscope.certify.runs import entrywise
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ZERO, Magnitude, total
-from normscope.graph.graph import Node
-from normscope.operators.dense import UNIT_ROUNDOFF, spectral_norm
+from normscope.core.region import Region
+from normscope.core.rounding import UNIT_ROUNDOFF, above, length, summation_error
+from normscope.graph.graph import Graph, Node
+from normscope.operators.dense import spectral_norm
 from normscope.rules.activations import Entrywise
 from normscope.rules.registry import Rule, registry
 
-if TYPE_CHECKING:
-    from normscope.certify.upper import Composition
-
 FEW_OUTPUTS = 64  # rows of V: one vector-Jacobian product each
 MOST_ENTRIES = 40_000_000  # of all V_j together
+MOST_BASIS = 4_000_000  # entries of the matrix of a node that is applied to a basis
+# entries of all nodes together, and nodes, up to which every activation's input is relaxed on its own
+SMALL_GRAPH, FEW_NODES = 20_000, 120
 
 
-@dataclass(frozen=True)
-class Relaxed:
-    """A bound on the Lipschitz constant of one node, and on each of its entries' distance from the region's middle."""
+def relaxation(graph: Graph) -> Refine:
+    """What a relaxation knows better: of the output, and in a small graph of all that enters an activation."""
+    small = len(graph) <= FEW_NODES and sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
+    entering = (node.input for node in graph if len(node.inputs) == 1 and isinstance(registry.find(node), Entrywise))
+    wanted = {graph.output, *(entering if small else ())}.difference(graph.inputs)
 
-    bound: Magnitude
-    radius: torch.Tensor
+    def refined(facts: Pass, node: Node) -> Refinement | None:
+        if node not in wanted or facts.region is None:
+            return None
+        rows, nodes = math.prod(node.shape), graph.up_to(node).nodes
+        if rows > FEW_OUTPUTS or rows * sum(math.prod(n.shape) for n in nodes) > MOST_ENTRIES:
+            return None
+        found = [_relaxed(facts, facts.region, node, nodes, anywhere) for anywhere in ((False, True) if small else (False,))]
+        bounds, radii = zip(*filter(None, found), strict=True) if any(found) else ((), ())
+        if not bounds:
+            return None
+        middle, interval = facts.center(node), Interval.unbounded(node.shape)
+        if middle is not None and math.isfinite(facts.error(node)):
+            interval = Interval.around(middle, torch.stack(radii).amin(0).reshape(node.shape) + facts.error(node))
+        return Refinement(min(bounds), interval, "linear relaxation")
+
+    return refined
 
 
-def relax(context: Composition, output: Node) -> Relaxed | None:
-    """The relaxation of the part of the graph before `output`, or None where it does not apply."""
-    rows = math.prod(output.shape)
-    nodes = _before(output)
-    if context.region is None or rows > FEW_OUTPUTS or rows * sum(math.prod(n.shape) for n in nodes) > MOST_ENTRIES:
+def _relaxed(
+    facts: Pass, region: Region, output: Node, nodes: Sequence[Node], anywhere: bool
+) -> tuple[Magnitude, torch.Tensor] | None:
+    """A bound on the constant of a node and on each of its entries' distance from the exact middle; None where it does not apply.
+
+    anywhere: with the middle of the slopes that a function has anywhere, and not on the region.
+    """
+    found = {node: _piece(facts, node, anywhere) for node in nodes if not node.is_input}
+    pieces = {node: piece for node, piece in found.items() if piece is not None}
+    if len(pieces) < len(found):
         return None
-    found = [_relaxed(context, output, nodes, anywhere) for anywhere in ((False, True) if context.small else (False,))]
-    usable = [one for one in found if one is not None]
-    if not usable:
-        return None
-    return Relaxed(min(one.bound for one in usable), torch.stack([one.radius for one in usable]).amin(0))
+    derivatives = _derivatives(facts.graph.inputs, pieces, output)
+    if derivatives is None:
+        pieces = {node: _applied(facts, node, piece) for node, piece in pieces.items()}
+        derivatives = _derivatives(facts.graph.inputs, pieces, output)
+    return None if derivatives is None else _bounds(facts, region, derivatives, pieces)
 
 
-def _relaxed(context: Composition, output: Node, nodes: list[Node], anywhere: bool) -> Relaxed | None:
-    """With the slopes' middle on the region, or `anywhere`."""
-    rows = math.prod(output.shape)
-    pieces = {node: _piece(context, node, anywhere) for node in nodes if node.op != "input"}
-    if any(piece is None for piece in pieces.values()):
-        return None
-    inputs = [node for node in nodes if node.op == "input"]
-    inner = [node for node in nodes if node.op != "input"]
-    zeros = [torch.zeros(node.shape, dtype=torch.float64) for node in (*inputs, *inner)]
+def _derivatives(inputs: Sequence[Node], pieces: dict[Node, _Piece], output: Node) -> dict[Node, torch.Tensor] | None:
+    """V and all V_j by torch's backward, each (entries of the output, entries of the node); None where that is wrong or fails."""
+    nodes = (*inputs, *pieces)
+    zeros = [torch.zeros(node.shape, dtype=torch.float64) for node in nodes]
 
     def linear_network(*changes: torch.Tensor) -> torch.Tensor:
         values: dict[Node, Any] = dict(zip(inputs, changes, strict=False))
-        for node, error in zip(inner, changes[len(inputs) :], strict=True):
-            piece = pieces[node]
-            assert piece is not None
+        for (node, piece), error in zip(pieces.items(), changes[len(inputs) :], strict=True):
             values[node] = piece.linear(node, values) + error
         return values[output].reshape(-1)
 
-    _, pull = torch.func.vjp(linear_network, *zeros)
-    pulled = [part.flatten(1) for part in torch.vmap(pull)(torch.eye(rows, dtype=torch.float64))]
-    if not is_adjoint(linear_network, pulled, zeros):
+    try:
+        _, pull = torch.func.vjp(linear_network, *zeros)
+        pulled = [part.flatten(1) for part in torch.vmap(pull)(torch.eye(math.prod(output.shape), dtype=torch.float64))]
+    except (RuntimeError, NotImplementedError):  # an operation without a derivative
         return None
-    return _bounds(context, dict(zip((*inputs, *inner), pulled, strict=True)), inputs, inner, pieces)
+    return dict(zip(nodes, pulled, strict=True)) if is_adjoint(linear_network, pulled, zeros) else None
 
 
 def is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor], like: list[torch.Tensor]) -> bool:
@@ -98,55 +119,43 @@ def is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor],
 
 
 def _bounds(
-    context: Composition,
-    derivatives: dict[Node, torch.Tensor],
-    inputs: list[Node],
-    inner: list[Node],
-    pieces: dict[Node, _Piece | None],
-) -> Relaxed:
-    straight = torch.cat([derivatives[node] for node in inputs], 1)
-    bound = spectral_norm(straight)
-    radius = _straight_radius(context, derivatives, inputs)
-    rounding = ZERO
-    for node in inner:
-        piece = pieces[node]
-        assert piece is not None
-        arriving = max((context.at.get(source, ZERO) for source in node.inputs), default=ZERO)
+    facts: Pass, region: Region, derivatives: dict[Node, torch.Tensor], pieces: dict[Node, _Piece]
+) -> tuple[Magnitude, torch.Tensor]:
+    straight = torch.cat([derivatives[node] for node in facts.graph.inputs], 1)
+    bound, rounding = spectral_norm(straight), ZERO
+    # V Δx moves an entry by its row's norm times the reach, and on a box by no more than the weighted half-widths
+    widths = sum(_weighted(facts, derivatives[node], node) for node in facts.graph.inputs)
+    radius = torch.minimum(length(straight, 1) * region.reach, widths)
+    for node, piece in pieces.items():
+        arriving = max((facts.at(source) for source in node.inputs), default=ZERO)
         if piece.spread is not None:
             scaled = derivatives[node] * piece.spread.reshape(1, -1)
-            bound = bound + spectral_norm(scaled) * context.at[node.input]
-            radius = radius + scaled.abs() @ _half_width(context, node.input).reshape(-1)
+            bound = bound + spectral_norm(scaled) * facts.at(node.input)
+            radius = radius + _weighted(facts, scaled, node.input)
         elif piece.error is not None:
             bound = bound + spectral_norm(derivatives[node]) * piece.error
-            radius = radius + torch.linalg.vector_norm(derivatives[node], dim=1) * float(piece.error) * context.region.reach  # type: ignore[union-attr]
+            radius = radius + length(derivatives[node], 1) * piece.error.ceiling * region.reach
         # rounding of this node's own product, carried on by V_j and reached with at most `arriving`
         terms = max(math.prod(source.shape) for source in node.inputs)
-        size = float(torch.linalg.vector_norm(derivatives[node])) * math.sqrt(terms) * piece.gain
+        size = float(length(derivatives[node])) * math.sqrt(terms) * piece.gain
         rounding = rounding + arriving * (16 * (terms + 8) * UNIT_ROUNDOFF * size)
-    radius = radius * (1 + 1e-9) + float(rounding) * context.region.reach  # type: ignore[union-attr]
-    return Relaxed(bound + rounding, radius)
+    return bound + rounding, above(radius * (1 + 8 * len(pieces) * UNIT_ROUNDOFF) + rounding.ceiling * region.reach)
 
 
-def _straight_radius(context: Composition, derivatives: dict[Node, torch.Tensor], inputs: list[Node]) -> torch.Tensor:
-    """How far V Δx can move each entry: by rows' norms on a ball, by weighted half-widths on a box, the smaller of both."""
-    assert context.region is not None
-    rows = torch.linalg.vector_norm(torch.cat([derivatives[node] for node in inputs], 1), dim=1) * context.region.reach
-    widths = sum(derivatives[node].abs() @ _half_width(context, node).reshape(-1) for node in inputs)
-    return torch.minimum(rows, widths)
-
-
-def _half_width(context: Composition, node: Node) -> torch.Tensor:
-    """How far each entry can be from its exact value at the middle."""
-    away = context.distances(node)
+def _weighted(facts: Pass, weights: torch.Tensor, node: Node) -> torch.Tensor:
+    """Σ_l |weight_il| times how far entry l of a node can be from its exact value at the middle, rounded up."""
+    away = facts.distances(node)
     assert away is not None
-    return away + context.error(node)
+    added = above(weights.abs()) @ above(away + facts.error(node)).reshape(-1)
+    return added + summation_error(weights.shape[1], added)
 
 
 @dataclass(frozen=True)
 class _Piece:
     """The linear part of a node and what it leaves out: entrywise `spread`, or an error of `error` · ‖Δx‖ in all.
 
-    A node is its own linear part, or `slope` entry by entry, or its derivative at `middles`, or nothing.
+    A node is its own linear part, or `slope` entry by entry, or its derivative at `middles`, or nothing; `matrices`: its own linear
+    part from each of its inputs, written out.
     """
 
     slope: torch.Tensor | None = None
@@ -154,10 +163,14 @@ class _Piece:
     middles: tuple[torch.Tensor, ...] | None = None
     error: Magnitude | None = None
     gain: float = 1.0
+    matrices: tuple[torch.Tensor, ...] | None = None
 
     def linear(self, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
         if self.slope is not None:
             return values[node.input] * self.slope
+        if self.matrices is not None:
+            sources = zip(self.matrices, dict.fromkeys(node.inputs), strict=True)
+            return sum(matrix @ values[source].reshape(-1) for matrix, source in sources).reshape(node.shape)
         if self.middles is not None:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
                 return torch.func.jvp(node.apply, self.middles, tuple(values[source] for source in dict.fromkeys(node.inputs)))[1]
@@ -167,12 +180,12 @@ class _Piece:
         return node.evaluate(values, torch.float64) - node.evaluate(nothing, torch.float64)
 
 
-def _piece(context: Composition, node: Node, anywhere: bool) -> _Piece | None:
+def _piece(facts: Pass, node: Node, anywhere: bool) -> _Piece | None:
     rule = registry.find(node)
     if rule is None or not node.shape or node.dtype is None:  # several outputs at once
         return None
-    if isinstance(rule, Entrywise) and entrywise(node) is rule:
-        low, high = rule.slopes_on(node, context.interval(node.input))
+    if isinstance(rule, Entrywise) and entrywise(node) is rule and facts.center(node.input) is not None:
+        low, high = rule.slopes_on(node, facts.interval(node.input))
         if bool((low.isfinite() & high.isfinite()).all()) and low.numel() in (1, math.prod(node.shape)):
             low, high = (side.expand(node.shape) if side.numel() == 1 else side.reshape(node.shape) for side in (low, high))
             middle = (low + high) / 2
@@ -180,50 +193,40 @@ def _piece(context: Composition, node: Node, anywhere: bool) -> _Piece | None:
                 middle = torch.full_like(middle, sum(rule.slopes(node)) / 2)
             spread = torch.maximum(high - middle, middle - low) * (1 + UNIT_ROUNDOFF)
             return _Piece(slope=middle, spread=spread, gain=float(torch.maximum(low.abs(), high.abs()).max()))
-    gains = [float(factor) for factor in context.gain(node).factors]
+    gains = [float(factor) for factor in facts.gain(node).factors]
     gain = max(gains, default=1.0) * math.sqrt(len(gains))
     if rule.linear(node):
         return _Piece(gain=gain)
-    if node not in context.at or not context.at[node].finite:
+    if not facts.at(node).finite:
         return None
-    return _derivative(context, node, rule, gain) or _Piece(error=context.at[node])
+    return _derivative(facts, node, rule, gain) or _Piece(error=facts.at(node))
 
 
-def _derivative(context: Composition, node: Node, rule: Rule, gain: float) -> _Piece | None:
+def _derivative(facts: Pass, node: Node, rule: Rule, gain: float) -> _Piece | None:
     """The derivative at the middle as the linear part, where that leaves out less than everything."""
-    middles = [context.center(source) for source in dict.fromkeys(node.inputs)]
-    factors = None if any(middle is None for middle in middles) else rule.curvature(node, context)
+    middles = [facts.center(source) for source in dict.fromkeys(node.inputs)]
+    factors = None if any(middle is None for middle in middles) else rule.curvature(node, facts)
     if factors is None:
         return None
-    error = total(context.at[source] * factor for source, factor in zip(node.inputs, factors, strict=True))
+    error = total(facts.at(source) * factor for source, factor in zip(node.inputs, factors, strict=True))
     solid = tuple(middle.contiguous() for middle in middles if middle is not None)  # some kernels refuse what was expanded
-    return _Piece(middles=solid, error=error, gain=gain) if error < context.at[node] else None
+    return _Piece(middles=solid, error=error, gain=gain) if error < facts.at(node) else None
 
 
-def _before(output: Node) -> list[Node]:
-    """Everything that `output` needs, itself included, in order."""
-    order: dict[Node, None] = {}
-    stack = [output]
-    while stack:
-        top = stack[-1]
-        waiting = [source for source in top.inputs if source not in order]
-        if waiting:
-            stack.extend(waiting)
-            continue
-        order[stack.pop()] = None
-    return list(order)
+def _applied(facts: Pass, node: Node, piece: _Piece) -> _Piece:
+    """A node whose derivative is missing or wrong: a linear one applied to a basis, of a curved one only its error."""
+    sources = tuple(dict.fromkeys(node.inputs))
+    large = math.prod(node.shape) * sum(math.prod(source.shape) for source in sources) > MOST_BASIS
+    if large or _derivatives(sources, {node: piece}, node) is not None:
+        return piece
+    if piece.middles is not None:
+        return _Piece(error=facts.at(node))
+    nothing = {source: torch.zeros(source.shape, dtype=torch.float64) for source in sources}
+    if bool(node.evaluate(nothing, torch.float64).any()):  # what is added may cancel digits of what it does to a basis
+        return _Piece(error=facts.at(node)) if facts.at(node).finite else piece
 
+    def matrix(source: Node) -> torch.Tensor:
+        basis = torch.eye(math.prod(source.shape), dtype=torch.float64).reshape(-1, *source.shape)
+        return torch.stack([piece.linear(node, nothing | {source: unit}).reshape(-1) for unit in basis], 1)
 
-def tighten(context: Composition, node: Node) -> None:
-    """Replace a node's bounds by those of the relaxation where they are smaller."""
-    if node.op == "input" or context.center(node) is None or not math.isfinite(context.error(node)):
-        return
-    found = relax(context, node)
-    if found is None:
-        return
-    if node in context.at:
-        context.at[node] = min(context.at[node], found.bound)
-    middle, bounds = context.center(node), context.interval(node)
-    assert middle is not None
-    radius = found.radius.reshape(node.shape) + context.error(node)
-    context.intervals[node] = bounds.within(Interval.around(middle, radius))
+    return replace(piece, matrices=tuple(map(matrix, sources)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -15,19 +16,27 @@ from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
+from normscope.core.codec import number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
+from normscope.core.progress import check_callback
 from normscope.core.region import Ball
+from normscope.core.rendering import Text
+from normscope.core.result import Result
 from normscope.graph.graph import Graph
 from normscope.rules.registry import Gain
 
 Progress = Callable[[int], None]  # samples done so far
+MOST_BALLS = 8  # of a sample, beyond those of the given radii
+CLOSE = 1.05  # a radius and a ball that is too large, from which on no other is tried
 
 
-@dataclass(frozen=True)
-class LocalBrackets:
+@dataclass(frozen=True, repr=False)
+class LocalBrackets(Result):
     """The brackets of a model on balls of one radius around samples."""
+
+    schema = "normscope.local_brackets/1"
 
     radius: float
     brackets: tuple[Bracket, ...]
@@ -36,15 +45,24 @@ class LocalBrackets:
     def largest(self) -> Bracket:
         """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
         top = max(self.brackets, key=lambda bracket: bracket.lower)
-        above = max(self.brackets, key=lambda bracket: bracket.upper)
+        above = max(self.brackets, key=lambda bracket: bracket.proved)
         return Bracket(top.lower, above.upper, top.witness, above.certificate, notes=above.notes)
 
     def __len__(self) -> int:
         return len(self.brackets)
 
-    def __str__(self) -> str:
-        uppers = sorted(bracket.upper for bracket in self.brackets)
-        return f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}"
+    def to_dict(self) -> dict[str, Any]:
+        """The bracket of every ball, in the order of the samples."""
+        return {"schema": self.schema, "radius": self.radius, "brackets": [bracket.to_dict() for bracket in self.brackets]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> LocalBrackets:
+        """The brackets that `to_dict` described, without their witnesses."""
+        return cls(number(content["radius"]), tuple(map(Bracket.from_dict, content["brackets"])))
+
+    def render(self) -> Text:
+        uppers = sorted(bracket.proved for bracket in self.brackets)
+        return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}")
 
 
 @boundary
@@ -58,26 +76,29 @@ def local_brackets(
     progress: Progress | None = None,
 ) -> LocalBrackets:
     """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once."""
+    check_callback(progress)
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     found = []
     for sample in _samples(Call.of(example), data):
         ball = Ball(sample, radius)
-        above = upper(graph, region=ball, known=known)
+        above = upper(graph, region=ball, known=known, effort=effort)
         flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
         below, witness = lower(graph, flat, effort, region=ball)
-        found.append(Bracket(below, above.bound, witness, above.certificate, notes=graph.notes))
+        found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
         if progress is not None:
             progress(len(found))
     return LocalBrackets(radius, tuple(found))
 
 
-@dataclass(frozen=True)
-class Robustness:
+@dataclass(frozen=True, repr=False)
+class Robustness(Result):
     """Certified radii of labelled samples: within radius[i] of sample i, in ℓ2, the answer stays right.
 
     radius[i] is 0 for a sample that is answered wrongly.
     """
+
+    schema = "normscope.robustness/1"
 
     radius: tuple[float, ...]
     margin: tuple[float, ...]
@@ -91,10 +112,19 @@ class Robustness:
         """The share of samples that are answered rightly on the whole ball of `radius`."""
         return sum(r >= radius and m > 0 for r, m in zip(self.radius, self.margin, strict=True)) / len(self.radius)
 
-    def __str__(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """Radius and margin of every sample."""
+        return {"schema": self.schema, "median": self.median, "radius": plain(self.radius), "margin": plain(self.margin)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Robustness:
+        """The radii that `to_dict` described."""
+        return cls(*(tuple(number(value) for value in content[name]) for name in ("radius", "margin")))
+
+    def render(self) -> Text:
         steps = [0.0, *(self.median * factor for factor in (0.5, 1.0, 2.0))]
         accuracy = ", ".join(f"{100 * self.certified_accuracy(r):.1f}% at {r:.3g}" for r in dict.fromkeys(steps))
-        return f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}"
+        return Text(f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}")
 
 
 @boundary
@@ -106,16 +136,18 @@ def certify_radius(
     output: str | int | None = None,
     progress: Progress | None = None,
 ) -> Robustness:
-    """For every labelled sample the largest of min(margin/(√2 · upper), radius) over balls of the given radii.
+    """For every labelled sample the largest of min(margin/(√2 · upper), radius) over balls that a search tries.
 
     On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
-    the margin is used up or the ball is left. data: (inputs, labels), or an iterable of such batches.
+    the margin is used up or the ball is left. radii: where the search begins; it goes on with larger or smaller balls until one
+    that is too large is close to the radius found. data: (inputs, labels), or an iterable of such batches.
     """
     numbers = isinstance(radii, Iterable) and all(
         isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii
     )
     if not numbers:
         raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
+    check_callback(progress)
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     everywhere = upper(graph, known=known).bound
@@ -140,16 +172,32 @@ def _radius(
     radii: Sequence[float],
     known: dict[object, Gain],
 ) -> float:
-    """The margin counts less the rounding of the outputs at the sample, which every ball bounds."""
-    best = 0.0
-    for radius in sorted(radii):
-        if radius <= best:
-            continue
+    """Balls of the given radii, then larger ones or those between the best radius and the smallest ball that is too large.
+
+    Every ball is a certificate of its own, so that nothing rests on how bounds change with the radius. The margin counts less the
+    rounding of the outputs at the sample, which every ball bounds.
+    """
+    best, too_large = 0.0, math.inf
+
+    def grown(radius: float) -> bool:
+        """Whether the answer is certain on the whole ball."""
+        nonlocal best, too_large
         on_ball = upper(graph, region=Ball(sample, radius), known=known)
+        if on_ball.interrupted:
+            raise KeyboardInterrupt
         certain = margin - math.sqrt(2) * on_ball.center_error
         best = max(best, _reach(certain, everywhere), min(radius, _reach(certain, on_ball.bound)))
-        if best < radius:  # a larger ball has no smaller constant
+        too_large = too_large if best >= radius else min(too_large, radius)
+        return best >= radius
+
+    for radius in sorted(map(float, radii)):
+        if radius > best and not grown(radius):  # a larger ball has no smaller constant
             break
+    for _ in range(MOST_BALLS):
+        if math.isinf(best) or too_large <= best * CLOSE:
+            break
+        between = math.sqrt(best) * math.sqrt(too_large) if best else too_large / 10
+        grown(2 * best if math.isinf(too_large) else between)
     return best
 
 

@@ -58,11 +58,11 @@ class _Reads:
         self.graph = graph
         self.stored = dict(model.named_parameters(remove_duplicate=False))
         self.given = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor)]
-        inputs = [node for node in graph.inputs if node.op != "parameter"]
-        self.varies = {node for node in inputs if node.op != "input" or (_is_float(node) and node.shape)}
+        inputs = [node for node in graph.inputs if not node.is_parameter]
+        self.varies = {node for node in inputs if node.is_drawn or (_is_float(node) and node.shape)}
         self.made_of: dict[Node, frozenset[str]] = {}
         for node in graph:
-            own = {node.path} if node.op == "parameter" else set()
+            own = {node.path} if node.is_parameter else set()
             self.made_of[node] = frozenset(own.union(*(self.made_of[source] for source in node.inputs)))
             if any(source in self.varies for source in node.inputs):
                 self.varies.add(node)
@@ -88,7 +88,7 @@ class _Reads:
         given = iter(self.given)
         values = [
             (parameter if node.path == name else self.stored[node.path].detach())
-            if node.op == "parameter"
+            if node.is_parameter
             else next(given, torch.zeros(node.shape)).reshape(node.shape)
             for node in self.graph.inputs
         ]

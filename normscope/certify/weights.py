@@ -10,26 +10,36 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.console import RenderableType
 
 from normscope.certify.certifiable import certifiable_graph
-from normscope.certify.upper import Composition
+from normscope.certify.checking import refuse_contradicted
+from normscope.certify.forms import AffineForms
+from normscope.certify.links import LogRounding
+from normscope.certify.passing import Pass
+from normscope.certify.upper import checked_pass
 from normscope.certify.uses import Use, enters_as_it_stands, sharing_memory, uses_of_parameters
 from normscope.core.bracket import Bracket, Certificate, Step
+from normscope.core.codec import logarithm, plain
 from normscope.core.data import Call, Example
-from normscope.core.errors import InputError, InternalError, boundary
-from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square
+from normscope.core.errors import InputError, boundary
+from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square, total
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
-from normscope.graph.graph import Constant, Node
-from normscope.graph.trace import chosen_output
+from normscope.core.rendering import Table
+from normscope.core.result import Result
+from normscope.core.rounding import above, length
+from normscope.graph.graph import Constant, Graph, Node
+from normscope.graph.outputs import chosen_output
 from normscope.operators.dense import frobenius_norm
-from normscope.rules.convolution import convolution_of
-from normscope.rules.normalizers import elements, largest_output, normalizer_of
+from normscope.rules.normalizers import elements, largest_output
+from normscope.rules.readings import LinearMap, Normalizer
+from normscope.rules.registry import registry
 
 VISIBLE = 1e-4  # constants of a float32 model are rounded to float32
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
@@ -48,6 +58,59 @@ class Sensitivity:
     reason: str = ""
 
 
+@dataclass(frozen=True, repr=False)
+class Sensitivities(Result, Sequence[Sensitivity]):
+    """The sensitivity of the output to every parameter, largest first."""
+
+    schema = "normscope.sensitivities/1"
+
+    rows: tuple[Sensitivity, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The logarithms of every bound and of its factors."""
+        sides = ("bound", "behind", "entering")
+        rows = [
+            {
+                "parameter": row.parameter,
+                **{f"{side}_log10": plain(getattr(row, side).log10) for side in sides},
+                "reason": row.reason,
+            }
+            for row in self.rows
+        ]
+        return {"schema": self.schema, "parameters": rows}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Sensitivities:
+        """The bounds that `to_dict` described."""
+        rows = (
+            Sensitivity(
+                row["parameter"],
+                logarithm(row["bound_log10"]),
+                logarithm(row["behind_log10"]),
+                logarithm(row["entering_log10"]),
+                row["reason"],
+            )
+            for row in content["parameters"]
+        )
+        return cls(tuple(rows))
+
+    def render(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("parameter", overflow="fold")
+        for title in ("‖∂out/∂W‖ ≤", "behind", "entering"):
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("reason", overflow="fold")
+        for row in self.rows:
+            table.add_row(row.parameter, str(row.bound), str(row.behind), str(row.entering), row.reason)
+        return table
+
+
 @boundary
 def weight_sensitivities(
     model: torch.nn.Module,
@@ -55,7 +118,7 @@ def weight_sensitivities(
     region: Region | None = None,
     output: str | int | None = None,
     loss_constant: float = 1.0,
-) -> list[Sensitivity]:
+) -> Sensitivities:
     """A certified bound on the sensitivity of the output to every parameter, largest first.
 
     loss_constant: the Lipschitz constant of a loss of the output, where the loss is meant: 1 for a margin in one
@@ -64,9 +127,20 @@ def weight_sensitivities(
     if not loss_constant >= 0:
         raise InputError(f"a loss constant is a number ≥ 0, not {loss_constant}")
     graph = certifiable_graph(model, example, "eval", output)
-    context = Composition(graph, region=region)
-    context.links()
-    behind, nodes = _behind(context), {node.name: node for node in graph}
+    return Sensitivities(tuple(_sensitivities(graph, model, example, region, output, loss_constant)))
+
+
+def _sensitivities(
+    graph: Graph,
+    model: torch.nn.Module,
+    example: Example,
+    region: Region | None,
+    output: str | int | None,
+    loss_constant: float = 1.0,
+    forms: AffineForms | None = None,
+) -> list[Sensitivity]:
+    facts = checked_pass(graph, region, forms)
+    behind, nodes = _behind(facts), {node.name: node for node in graph}
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     called = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[str, list[Sensitivity]] = {name: [] for name in first.values()}
@@ -75,7 +149,7 @@ def weight_sensitivities(
     for use in uses_of_parameters(model, Call.of(example).samples(slice(0, 1)), graph.output.name):
         node = nodes.get(use.reader)
         follows = INFINITY if node is None else behind[node] * loss_constant
-        entering, reason = (INFINITY, NO_RULE) if node is None else _through(context, node, use)
+        entering, reason = (INFINITY, NO_RULE) if node is None else _through(facts, node, use)
         bound = follows * entering
         for name in dict.fromkeys(called[name] for name in use.parameters):
             found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
@@ -84,12 +158,12 @@ def weight_sensitivities(
     return sorted(rows, key=lambda row: row.bound, reverse=True)
 
 
-def _through(context: Composition, node: Node, use: Use) -> tuple[Magnitude, str]:
+def _through(facts: Pass, node: Node, use: Use) -> tuple[Magnitude, str]:
     """The largest norm of what multiplies a parameter in one of its uses, and why it is infinite."""
-    constant = node.args[use.position] if use.position is not None and use.position < len(node.args) else None
-    for weight, entering, reason in _entering(context, node):
+    constant = None if use.position is None else node.argument(use.position, "")
+    for weight, entering, reason in _entering(facts, node):
         if weight is constant and use.copies is not None and enters_as_it_stands(use, weight):
-            return entering * math.sqrt(use.copies) * (1 + 2**-50), reason
+            return entering * math.sqrt(use.copies), reason
     return INFINITY, NO_RULE
 
 
@@ -105,11 +179,14 @@ def weight_bracket(
     upper: √Σ of the squared bounds of `weight_sensitivities`. lower: the norm of that derivative at one input, near the middle
     of the region or the example, along at most `ROWS` directions of the output; no pair of points belongs to it.
     """
-    rows = weight_sensitivities(model, example, region, output)
+    graph = certifiable_graph(model, example, "eval", output)
+    forms = AffineForms(graph)
+    rows = _sensitivities(graph, model, example, region, output, forms=forms)
     steps = tuple(Step(row.parameter, row.parameter, "parameter", row.bound, "Than 2025, Theorem 12") for row in rows)
     reason = next((f"{row.parameter}: {row.reason}" for row in rows if row.bound == INFINITY), "")
     upper = root_sum_square(row.bound for row in rows).widened(1e-12)
-    return Bracket(_Derivative(model, example, region, output, generator).norm(), upper, None, Certificate(steps, reason), steps)
+    found = _Derivative(model, example, region, output, generator).norm()
+    return Bracket(found, upper, None, Certificate(steps, reason), steps, (*graph.notes, *forms.notes))
 
 
 class _Derivative:
@@ -163,78 +240,74 @@ def _check(rows: Sequence[Sensitivity], derivative: _Derivative, loss_constant: 
     slopes = derivative.along(min(1, derivative.output.numel()))
     for row in rows:
         norm = frobenius_norm(slopes[row.parameter].nan_to_num(0, 0, 0)) if row.parameter in slopes else ZERO
-        if norm * loss_constant > row.bound * (1 + VISIBLE):
-            raise InternalError(f"a derivative of {norm:.17} in {row.parameter} exceeds the certified bound {row.bound:.17}")
+        refuse_contradicted("a derivative", norm * loss_constant, row.bound.widened(VISIBLE), f" in {row.parameter}")
 
 
 def _added(several: list[Sensitivity]) -> Sensitivity:
-    first = several[0]
-    if len(several) == 1:
-        return first
-    bound = ZERO
-    for one in several:
-        bound = bound + one.bound
-    reason = next((one.reason for one in several if one.reason), f"used in {len(several)} places")
-    return Sensitivity(first.parameter, bound, max(s.behind for s in several), max(s.entering for s in several), reason)
+    """The bounds of all uses of a parameter, rounded up."""
+    reasons = [one.reason for one in several if one.reason]
+    reason = reasons[0] if reasons else f"used in {len(several)} places" if len(several) > 1 else ""
+    behind, entering, rounding = max(one.behind for one in several), max(one.entering for one in several), LogRounding()
+    rounding.add([one.bound for one in several], behind, entering)
+    bound = total(one.bound for one in several).widened(rounding.relative)
+    return Sensitivity(several[0].parameter, bound, behind, entering, reason)
 
 
-def _behind(context: Composition) -> dict[Node, Magnitude]:
-    """The constant from every node to the output, by composing backwards, node by node."""
-    behind = dict.fromkeys(context.graph.nodes, ZERO)
-    behind[context.graph.output] = ONE
-    for node in reversed(context.graph.nodes):
-        if node.op == "input" or not behind[node]:
+def _behind(facts: Pass) -> dict[Node, Magnitude]:
+    """The constant from every node to the output, by composing backwards, node by node, and rounded up."""
+    behind, rounding = dict.fromkeys(facts.graph.nodes, ZERO), LogRounding()
+    behind[facts.graph.output] = ONE
+    for node in reversed(facts.graph.nodes):
+        if node.is_input or not behind[node]:
             continue
-        for source, factor in zip(node.inputs, context.gain(node).factors, strict=True):
+        factors = facts.gain(node).factors
+        for source, factor in zip(node.inputs, factors, strict=True):
             behind[source] = behind[source] + behind[node] * factor
-    return behind
+        rounding.add(factors, *(behind[source] for source in node.inputs))
+    return {node: bound.widened(rounding.relative) for node, bound in behind.items()}
 
 
-def _entering(context: Composition, node: Node) -> list[tuple[Constant, Magnitude, str]]:
+def _entering(facts: Pass, node: Node) -> list[tuple[Constant, Magnitude, str]]:
     """(weight, largest norm of what multiplies it, why that is infinite) for each weight of a layer node."""
     rows = []
-    if len(node.inputs) == 1 and (node.op == "linear" or node.op.startswith("conv")) and isinstance(node.args[1], Constant):
-        weight, bias = node.args[1], node.args[2]
-        rows.append((weight, _input_size(context, node), "what enters the layer is unbounded; give a region"))
+    applied = registry.reading(node, LinearMap)
+    if applied is not None and applied.fixed and (applied.plain or not applied.outputs):  # a vector is a matrix of one row
+        assert isinstance(applied.weight, Constant)
+        weight, bias = applied.weight, applied.bias
+        rows.append((weight, _input_size(facts, node, applied), "what enters the layer is unbounded; give a region"))
         if isinstance(bias, Constant):
             rows.append((bias, Magnitude(math.sqrt(math.prod(node.shape) / max(bias.value.numel(), 1))), ""))
-    normalizer = normalizer_of(node)
-    if normalizer is not None and node.op != "standardize" and len(node.inputs) == 1:
-        scale, shift = node.args[2 if node.op in ("layer_norm", "group_norm", "rms_norm") else 1], None
-        if node.op != "rms_norm":
-            shift = node.args[3 if node.op in ("layer_norm", "group_norm") else 2]
+    normalizer = registry.reading(node, Normalizer)
+    if normalizer is not None and not normalizer.by_hand and len(node.inputs) == 1:
+        scale, shift = normalizer.gamma, normalizer.beta
         count = math.prod(node.shape) / max(scale.value.numel() if isinstance(scale, Constant) else 1, 1)
         if isinstance(scale, Constant):
             size = math.inf if normalizer.fixed else largest_output(normalizer, elements(node, normalizer)) * math.sqrt(count)
             if normalizer.fixed:  # the output is γ z + β with z affine in the input: bounded by the values' bounds
-                size = _standardized_size(context, node) * math.sqrt(count)
+                size = _standardized_size(facts, node, normalizer) * math.sqrt(count)
             rows.append((scale, Magnitude(size), "what enters the normalizer is unbounded; give a region"))
         if isinstance(shift, Constant):
             rows.append((shift, Magnitude(math.sqrt(count)), ""))
     return rows
 
 
-def _standardized_size(context: Composition, node: Node) -> float:
+def _standardized_size(facts: Pass, node: Node, normalizer: Normalizer) -> float:
     """sup |(x − μ)/√(v + ε)| of an eval-mode BN."""
-    bounds, normalizer = context.interval(node.input), normalizer_of(node)
-    assert normalizer is not None and normalizer.running_mean is not None and normalizer.running_variance is not None
+    bounds = facts.interval(node.input)
+    assert normalizer.running_mean is not None and normalizer.running_variance is not None
     if not bounds.finite:
         return math.inf
     shape = (1, -1, *[1] * (len(node.shape) - 2))
     mean, scale = normalizer.running_mean.reshape(shape), (normalizer.running_variance + normalizer.epsilon).rsqrt().reshape(shape)
-    return float(torch.maximum((bounds.low - mean).abs(), (bounds.high - mean).abs()).mul(scale).max()) * (1 + 1e-12)
+    return above(float(torch.maximum((bounds.low - mean).abs(), (bounds.high - mean).abs()).mul(scale).max()))
 
 
-def _input_size(context: Composition, node: Node) -> Magnitude:
+def _input_size(facts: Pass, node: Node, applied: LinearMap) -> Magnitude:
     """sup of the norm of the map ΔW ↦ ΔW ∗ h: ‖h‖ for a matrix, at most √taps ‖h‖ for a kernel."""
-    source = node.input
-    bounds, middle = context.interval(source), context.center(source)
-    tokens = math.prod(source.shape[:-1]) if node.op == "linear" else 1
-    sizes = [float(torch.linalg.vector_norm(torch.maximum(bounds.low.abs(), bounds.high.abs())))]
-    if node.op == "linear":
-        sizes.append(context.norm(source) * math.sqrt(tokens))
+    source, middle = node.input, facts.center(node.input)
+    sizes = [facts.interval(source).length]
+    if applied.kernel is None and applied.input_axis == -1:
+        sizes.append(facts.norm(source) * math.sqrt(math.prod(source.shape[:-1])))
     if middle is not None:
-        sizes.append(float(torch.linalg.vector_norm(middle)) + context.deviation(source))
-    size = min(value for value in sizes if not math.isnan(value)) * (1 + 1e-9)
-    taps = math.prod(convolution_of(node).taps) if node.op.startswith("conv") else 1
-    return Magnitude(size * math.sqrt(taps))
+        sizes.append(float(length(middle)) + facts.deviation(source))
+    return Magnitude(above(min(value for value in sizes if not math.isnan(value)) * math.sqrt(applied.taps)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,43 +16,54 @@ from typing import Any
 import torch
 from rich.console import Group, RenderableType
 
-from normscope.claims.verdicts import BOUND, FALSE, GAP, HOLDS, MEASURED, VERDICTS, Outcome
+from normscope.claims.statement import AKBAR, ANSWER, DIGEST, HEDGES, LATER, SLIDES, SOURCES, STATED, THAN, Statement
+from normscope.claims.verdicts import BOUND, FALSE, GAP, HEDGED, HOLDS, MEASURED, REFUTED, VERDICTS, Outcome
 from normscope.core.errors import InputError
 from normscope.core.rendering import Text
 
-SCHEMA = "normscope.claim/1"
-THAN, AKBAR = "Than 2025", "Akbar"
-PAPERS = {
-    THAN: "The Hidden Power of Normalization Layers in Neural Networks: Exponential Capacity Control (arXiv 2511.00958)",
-    AKBAR: "Deep Network Normalization Through Gradient Flow Dynamics, Implicit Regularization, and Riemannian Geometry",
+SCHEMA = "normscope.claim/2"
+PAPERS = {  # what the claims stand under, and the sources of each
+    "Than 2025": (THAN, SLIDES, DIGEST),
+    "Akbar": (AKBAR,),
+    "Later work": (LATER,),
+    "Open questions": (ANSWER,),
 }
 THEMES = (  # modules that register claims, in the order of the ledger
     "than2025.normalizers", "than2025.networks", "than2025.weights", "than2025.optimization", "than2025.generalization",
     "than2025.comparisons", "than2025.figures",
-    "akbar.symmetry", "akbar.derivatives", "akbar.conditioning", "akbar.dynamics", "akbar.observations",
+    "akbar.symmetry", "akbar.derivatives", "akbar.conditioning", "akbar.dynamics", "akbar.theory", "akbar.observations",
+    "answers.later", "answers.floors", "answers.residual",
 )  # fmt: skip
-COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", MEASURED: "magenta"}
+STATEMENTS = ("than2025.statements", "akbar.statements", "answers.statements")
+COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", HEDGED: "blue", MEASURED: "magenta"}
 
 Check = Callable[..., Outcome]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper: where it stands, the mathematics of our check, and what is true instead, if anything."""
+    """A statement, the mathematics of our check, and the check."""
 
     id: str
-    paper: str
-    place: str
-    statement: str
-    correction: str
+    form: Statement
     mathematics: str
     long: bool
     check: Check
 
+    @property
+    def paper(self) -> str:
+        return next(paper for paper, sources in PAPERS.items() if self.form.source in sources)
+
     def run(self, seed: int = 0, **changes: Any) -> Result:
-        """Run the check; `changes` replaces parts of the statement, such as `stated=` a formula."""
-        start = time.perf_counter()
-        outcome = self.check(torch.Generator().manual_seed(seed), **changes)
+        """Run the check in torch's usual dtype; `changes` replaces parts of the statement, such as `stated=` a formula."""
+        start, default = time.perf_counter(), torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            outcome = self.check(torch.Generator().manual_seed(seed), **changes)
+        finally:
+            torch.set_default_dtype(default)
+        if self.form.hedge != STATED and outcome.verdict in REFUTED:
+            outcome = replace(outcome, verdict=HEDGED)
         return Result(self, outcome, time.perf_counter() - start)
 
 
@@ -66,12 +79,12 @@ class Result:
     def correction(self) -> str:
         """What is true instead; empty where the statement holds, or where what was measured agrees with it."""
         fine = self.outcome.verdict == HOLDS or self.outcome.evidence.get("agrees")
-        return "" if fine else self.claim.correction
+        return "" if fine else self.claim.form.correction
 
     @property
     def label(self) -> str:
         """What the outcome's instance is."""
-        return "counterexample" if self.outcome.verdict in (FALSE, GAP) else "instance"
+        return "counterexample" if self.outcome.verdict in REFUTED else "instance"
 
     def to_dict(self) -> dict[str, Any]:
         evidence = dict(self.outcome.evidence)
@@ -81,8 +94,7 @@ class Result:
             "schema": SCHEMA,
             "id": self.claim.id,
             "paper": self.claim.paper,
-            "place": self.claim.place,
-            "statement": self.claim.statement,
+            **asdict(self.claim.form),
             "verdict": self.outcome.verdict,
             "correction": self.correction,
             "correction_confirmed": self.outcome.confirmed if self.correction else None,
@@ -116,35 +128,52 @@ class Ledger(Sequence[Result]):
 
     def render(self) -> RenderableType:
         parts: list[RenderableType] = []
-        for paper, title in PAPERS.items():
+        for paper in PAPERS:
             rows = [result for result in self.results if result.claim.paper == paper]
-            parts += [Text(f"{paper}: {title}", "bold"), *(_row(result) for result in rows), Text("")] if rows else []
-        counts = {verdict: sum(result.outcome.verdict == verdict for result in self.results) for verdict in VERDICTS}
-        parts.append(Text(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)))
+            parts += [Text(paper, "bold"), *(_row(result) for result in rows), Text("")] if rows else []
+        parts += [Text(line) for line in self.tallies()]
         if self.skipped:
             parts.append(Text(f"not run, for they are long (--long runs them): {', '.join(c.id for c in self.skipped)}", "dim"))
         return Group(*parts)
 
+    def tallies(self) -> list[str]:
+        """The verdicts by source, one line each."""
+        counts: dict[str, Counter[str]] = {}
+        for result in self.results:
+            counts.setdefault(result.claim.form.source, Counter())[result.outcome.verdict] += 1
+        return [
+            f"{source}: " + ", ".join(f"{counts[source][verdict]} {verdict}" for verdict in VERDICTS if counts[source][verdict])
+            for source in SOURCES
+            if source in counts
+        ]
 
-CLAIMS: dict[str, Claim] = {}
+
+CHECKS: dict[str, tuple[Check, bool]] = {}
 
 
-def claim(id: str, paper: str, place: str, statement: str, correction: str = "", long: bool = False) -> Callable[[Check], Check]:
-    """Register a check; its docstring is the mathematics, its parameters after the generator are what the statement says."""
+def claim(id: str, long: bool = False) -> Callable[[Check], Check]:
+    """Register the check of a statement; its docstring is the mathematics, its parameters after the generator are what is said."""
 
     def decorate(check: Check) -> Check:
-        if id in CLAIMS:
-            raise ValueError(f"{id} is taken by {CLAIMS[id].check.__name__}")
-        CLAIMS[id] = Claim(id, paper, place, statement, correction, inspect.getdoc(check) or "", long, check)
+        if id in CHECKS:
+            raise ValueError(f"{id} is taken by {CHECKS[id][0].__name__}")
+        CHECKS[id] = check, long
         return check
 
     return decorate
 
 
+@cache
 def load() -> dict[str, Claim]:
     """All claims, theme by theme."""
     modules = [import_module(f"normscope.claims.{theme}").__name__ for theme in THEMES]
-    return dict(sorted(CLAIMS.items(), key=lambda item: modules.index(item[1].check.__module__)))
+    forms: dict[str, Statement] = {}
+    for part in STATEMENTS:
+        forms |= import_module(f"normscope.claims.{part}").STATEMENTS
+    if unmatched := forms.keys() ^ CHECKS.keys():
+        raise ValueError(f"statements without a check, or checks without a statement: {', '.join(sorted(unmatched))}")
+    ordered = sorted(CHECKS.items(), key=lambda item: modules.index(item[1][0].__module__))
+    return {id: Claim(id, forms[id], inspect.getdoc(check) or "", long, check) for id, (check, long) in ordered}
 
 
 def find(id: str) -> Claim:
@@ -175,21 +204,24 @@ def run_claims(
 
 def contents() -> str:
     """Every claim in a line: its id, where it stands, and what it says."""
-    return "\n".join(f"{claim.id:<16}{claim.paper}, {claim.place}: {claim.statement}" for claim in load().values())
+    return "\n".join(f"{claim.id:<18}{claim.form.source}, {claim.form.where}: {claim.form.statement}" for claim in load().values())
 
 
 def explanation(id: str) -> str:
-    """A claim in full: statement, place, mathematics and correction."""
+    """A claim in full: the statement's logical form beside our reading of it, and what is true instead."""
     claim = find(id)
-    parts = [f"{claim.id} ({claim.paper}, {claim.place})", claim.statement, claim.mathematics]
-    parts += [f"Correction: {claim.correction}"] if claim.correction else []
+    form = claim.form
+    rows = {"source": f"{form.source} ({SOURCES[form.source]})", "where": form.where, "quantifier": form.quantifier}
+    rows |= {"assumptions": form.assumptions, "hedge": f"{form.hedge} ({HEDGES[form.hedge]})", "statement": form.statement}
+    parts = [claim.id, "\n".join(f"{name + ':':<13}{text}" for name, text in rows.items()), f"Check: {claim.mathematics}"]
+    parts += [f"Correction: {form.correction}"] if form.correction else []
     parts += ["Long: runs only when it is named or with --long."] if claim.long else []
     return "\n\n".join(parts)
 
 
 def _row(result: Result) -> RenderableType:
     claim, outcome = result.claim, result.outcome
-    head = Text.assemble((f"{claim.id:<16}", "bold"), (f"{outcome.verdict:<17}", COLOURS[outcome.verdict]), claim.statement)
+    head = Text.assemble((f"{claim.id:<18}", "bold"), (f"{outcome.verdict:<19}", COLOURS[outcome.verdict]), claim.form.statement)
     lines = [head]
     if result.correction:
         state = {True: " (checked)", False: " (NOT confirmed by this run)", None: ""}[outcome.confirmed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,12 @@ Sees = Callable[[Results], Results]  # what the judgement is given of what was m
 
 def as_measured(results: Results) -> Results:
     return results
+
+
+def exchanged(results: Results) -> Results:
+    """What was measured with BN is said to have been measured without, and the other way round."""
+    other = {"batch": "none", "none": "batch"}
+    return Results([replace(t, parameters={**t.parameters, "normalizer": other[t.parameters["normalizer"]]}) for t in results])
 
 
 def observation(experiment: str, seed: int, changes: Changes, stated: Sees = as_measured) -> Outcome:

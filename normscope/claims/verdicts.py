@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan, sqrt
+from typing import Any
 
 import torch
 
 HOLDS, BOUND, FALSE, GAP, MEASURED = "holds", "holds as a bound", "false as stated", "does not follow", "measured"
-VERDICTS = (HOLDS, BOUND, FALSE, GAP, MEASURED)
+HEDGED = "not so, but hedged"  # false or a gap, of a statement that its source does not state outright
+VERDICTS = (HOLDS, BOUND, FALSE, GAP, HEDGED, MEASURED)
+REFUTED = (FALSE, GAP, HEDGED)
 TOLERANCE = 1e-6  # relative, in float64
 ROUNDING = 1e-12  # relative: smaller numbers depend on the machine, and are shown as nothing
 SHARP = 0.9999  # a bound that some instance reaches to this part is called sharp
+SHRUNK = 0.9  # what a mutant of scale multiplies a bound by
+NOT_SHARP = {"sharpness": f"not sharp here: × {SHRUNK:g} survives"}
 
 Evidence = dict[str, float | int | bool | str]
 
@@ -89,11 +94,11 @@ def identity(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
     return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= TOLERANCE if tried else None)
 
 
-def constant(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
-    """A Lipschitz constant, said to be equal to the stated one; a bound where that is only ever too large."""
+def constant(cases: Sequence[Case], *, least: bool = False, **evidence: Any) -> Outcome:
+    """A number, said to be equal to the stated one; a bound where that is only ever too large (`least`: too small)."""
     outcome = identity(cases, **evidence)
-    too_large = outcome.verdict == FALSE and all(case.ratio <= 1 + TOLERANCE for case in cases)
-    return replace(outcome, verdict=BOUND) if too_large else outcome
+    one_sided = all(case.ratio >= 1 - TOLERANCE if least else case.ratio <= 1 + TOLERANCE for case in cases)
+    return replace(outcome, verdict=BOUND) if outcome.verdict == FALSE and one_sided else outcome
 
 
 def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
@@ -104,24 +109,36 @@ def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome
     corrected = max(case.corrected_ratio for case in cases)
     found: Evidence = {"instances": len(cases), "largest true/stated": worst.ratio}
     found |= {"largest true/corrected": corrected} if tried else {}
+    found |= NOT_SHARP if worst.ratio * (1 - TOLERANCE) <= SHRUNK else {}
     return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= 1 + TOLERANCE if tried else None)
+
+
+def lower_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+    """true ≥ stated in every case; `holds` where some case reaches it, `holds as a bound` where none does."""
+    worst = min(cases, key=lambda case: case.ratio)
+    verdict = FALSE if worst.ratio < 1 - TOLERANCE else HOLDS if worst.ratio <= 1 / SHARP else BOUND
+    found: Evidence = {"instances": len(cases), "least true/stated": worst.ratio}
+    found |= NOT_SHARP if worst.ratio > 1 / SHRUNK else {}
+    return Outcome(verdict, found | evidence, _instance(verdict, worst))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One draw of data in a setting: the stated bound and the true value; `corrected`: the bound of the corrected statement."""
+    """One draw of data in a setting: the stated bound and the true value; `corrected`: the bound of the corrected statement.
+
+    terms: the parts of the bound by name, each of which is asked how far it could shrink.
+    """
 
     setting: str
     bound: float
     true: float
     corrected: float | None = None
+    terms: tuple[tuple[str, float], ...] = ()
 
 
 def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | str) -> Outcome:
     """A bound with probability 1 − δ: in no setting broken by more than a part δ of the trials, three standard errors allowed."""
-    settings: dict[str, list[Trial]] = {}
-    for trial in trials:
-        settings.setdefault(trial.setting, []).append(trial)
+    settings = _by_setting(trials)
     excess = {name: _excess([trial.true > trial.bound for trial in group], delta) for name, group in settings.items()}
     worst = max(excess, key=excess.__getitem__)
     verdict = FALSE if excess[worst] > 0 else HOLDS
@@ -131,6 +148,10 @@ def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | st
         "broken": sum(t.true > t.bound for t in trials),
         "delta": delta,
     }
+    found |= {
+        f"{name} could be × {factor:.3g}": "not sharp here" if factor < SHRUNK else "sharp"
+        for name, factor in least_factors(trials, delta).items()
+    }
     confirmed = None
     if any(trial.corrected is not None for trial in trials):
         again = [[t.corrected is not None and t.true > t.corrected for t in group] for group in settings.values()]
@@ -139,6 +160,21 @@ def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | st
     trial = max(settings[worst], key=lambda trial: trial.true - trial.bound)
     example = f"{worst}: bound {trial.bound:.3g}, true value {trial.true:.3g}"
     return Outcome(verdict, found | evidence, example if verdict == FALSE else "", confirmed)
+
+
+def least_factors(trials: Sequence[Trial], delta: float) -> dict[str, float]:
+    """For each term of the bounds, the least factor in [0, 1] with which no setting is broken more often than δ allows."""
+    worst: dict[str, float] = {}
+    for group in _by_setting(trials).values():
+        allowed = sum(_excess([True] * broken + [False] * (len(group) - broken), delta) <= 0 for broken in range(1, len(group) + 1))
+        for index, (name, _) in enumerate(group[0].terms):
+            sizes = [trial.terms[index][1] for trial in group]
+            needed = sorted(
+                ((1 - (trial.bound - trial.true) / size) if size else 0.0 for trial, size in zip(group, sizes, strict=True)),
+                reverse=True,
+            )
+            worst[name] = max(worst.get(name, 0.0), needed[allowed] if allowed < len(needed) else 0.0)
+    return worst
 
 
 def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Outcome:
@@ -175,6 +211,13 @@ def _ratio(true: torch.Tensor, stated: torch.Tensor) -> float:
         return 1.0
     ratio = float(true) / float(stated) if float(stated) > 0 else inf
     return inf if isnan(ratio) else ratio
+
+
+def _by_setting(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    settings: dict[str, list[Trial]] = {}
+    for trial in trials:
+        settings.setdefault(trial.setting, []).append(trial)
+    return settings
 
 
 def _excess(broken: Sequence[bool], delta: float) -> float:

@@ -1,6 +1,6 @@
 """The command line: one file per command, beside models, examples and output, which they share; here exit codes and entry point.
 
-Exit codes: 0 done, 1 the doctor found something, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
+Exit codes: 0 done, 1 something was found, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from normscope.cli import audit, claims, curvature, data, demo, doctor, export, generalization, lab, report, serve
+from normscope.cli import audit, checkpoint, claims, curvature, data, demo, diff, doctor, export, generalization, lab, report, serve
 from normscope.core.errors import NormscopeError, Refusal
 from normscope.core.text import inert, visible
 from normscope.version import __version__
@@ -64,10 +64,13 @@ def _normscope(
 
 
 app.command()(audit.audit)
+app.command()(checkpoint.checkpoint)
 app.command()(claims.claims)
 app.command()(curvature.curvature)
 app.command()(demo.demo)
+app.command()(diff.diff)
 app.command()(doctor.doctor)
+app.command()(diff.fold)
 app.command()(export.export)
 app.command()(report.report)
 app.command()(serve.serve)

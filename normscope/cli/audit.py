@@ -26,11 +26,21 @@ def audit(
     ],
     batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Load a file.pt2, which can run any code as it is loaded.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Load a file.pt2: it is inspected, but treat it as code.")] = False,
     mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
     region: Annotated[
         str | None, typer.Option(metavar="ball:R|box:R", help="Only near the example's first sample: within R, in l2 or entrywise.")
+    ] = None,
+    local: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|off|R", help="Also around the first sample alone: if cheap, never, or within R. Without --region."
+        ),
+    ] = "auto",
+    within: Annotated[
+        float | None,
+        typer.Option(metavar="FACTOR", help="Also the largest radius at which upper <= FACTOR * lower, and the curve."),
     ] = None,
     certify_radius: Annotated[
         str | None, typer.Option(metavar="DATA", help="Certified radii of labelled data: digits, or module:callable.")
@@ -43,6 +53,7 @@ def audit(
 ) -> None:
     """Bracket a model's Lipschitz constant and say what each layer does to it."""
     check_writable(json, html)
+    wanted = local_radius(local)
     with progress("loading") as report:
         import torch
 
@@ -50,12 +61,15 @@ def audit(
         from normscope.cli.models import load_model
 
         if trust and model.endswith(".pt2"):
-            errors().print(f"normscope: warning: loading {visible(model)} runs whatever code it holds, as --trust allows")
+            errors().print(f"normscope: warning: {visible(model)} is loaded as code that you trust; it is inspected, not confined")
         loaded = load_model(model, weights, seed, trust)
         generator = torch.Generator().manual_seed(seed)
         example = random_example(inputs, batch, dtype_of(loaded), generator)
         near = region_around(region, example, mode)
-        result = ns.audit(loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report)
+        result = ns.audit(
+            loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report,
+            local=wanted, within=within,
+        )  # fmt: skip
         robustness = certified_radii(loaded, example, certify_radius, samples, output, report) if certify_radius else None
     if html is not None:
         with writing(html):
@@ -64,6 +78,16 @@ def audit(
     terminal(json).print(result.render())
     if robustness is not None:
         (errors() if json == STDOUT else terminal()).print(f"robustness: {robustness}")
+
+
+def local_radius(text: str) -> bool | float:
+    """auto, off or a radius."""
+    if text in ("auto", "off"):
+        return text == "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--local {text!r} is not a radius: write auto, off or a number such as 0.01") from None
 
 
 def region_around(text: str | None, example: Any, mode: str) -> Ball | Box | None:
@@ -102,6 +126,6 @@ def certified_radii(model: Any, example: Any, spec: str, samples: int, output: s
     if inputs[0].numel() != shape.numel():
         raise InputError(f"{spec} has samples of shape {tuple(inputs.shape[1:])}, --input says {tuple(shape)}")
     pair = (inputs.reshape(-1, *shape), data[1][:samples])
-    return ns.certify_radius(
+    return ns.certify.certify_radius(
         model, example, pair, output=output, progress=lambda done: report("certifying radii", done, len(inputs))
     )

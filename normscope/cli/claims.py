@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,6 +15,9 @@ def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this claim, such as T-T13; may be repeated.")] = None,
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
     list: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Change every statement, and list what becomes of each change.")
+    ] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
     json: JsonFile = None,
     seed: Annotated[int, seed_of("every random instance and training")] = 0,
@@ -27,8 +31,21 @@ def claims(
     if explain is not None:
         print(explanation(explain))
         return
+    if mutants:
+        _list_mutants(only or [], long, seed)
+        return
     check_writable(json)
     with progress("claims") as report:
-        ledger = run_claims(only or (), long, seed, lambda id, done, total: report(f"{id:<16}", done, total))
+        ledger = run_claims(only or (), long, seed, lambda id, done, total: report(f"{id:<18}", done, total))
     write_json(ledger.to_json(), json)
     terminal(json).print(ledger.render())
+
+
+def _list_mutants(only: Sequence[str], long: bool, seed: int) -> None:
+    from normscope.claims.ledger import find, load
+    from normscope.claims.mutants import report
+
+    claims = {claim.id: claim for claim in map(find, only)} or {id: claim for id, claim in load().items() if long or not claim.long}
+    with progress("mutants") as show:
+        lines = [*report(claims, seed, lambda id, done, total: show(f"{id:<18}", done, total))]
+    print("\n".join(lines))

@@ -115,7 +115,8 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     order = torch.Generator().manual_seed(seed)
-    with ns.watch(model, optimizer, run, BUDGET, start_step=0, quiet=True) as watch:
+    known = ns.symmetries(model, inputs[:2])
+    with ns.watch(model, optimizer, run, BUDGET, overwrite=True, symmetries=known, quiet=True) as watch:
         for _ in range(epochs):
             for batch in torch.randperm(len(inputs), generator=order).split(BATCH):
                 optimizer.zero_grad()
@@ -130,8 +131,10 @@ def train(
 
 def accuracy(model: torch.nn.Module, data: Split) -> float:
     """The part of the test digits that the model gets right."""
+    from normscope.core.answers import right_answers
+
     inputs, classes = data.test
-    return float((model(inputs).argmax(1) == classes).double().mean())
+    return float(right_answers(model(inputs), classes).double().mean())
 
 
 def curvature(model: torch.nn.Module, data: Split) -> Sharpness:
@@ -177,7 +180,9 @@ def table(found: Mapping[str, Trained]) -> Table:
     audits = [trained.audit for trained in found.values()]
     made.add_row("accuracy on unseen digits", *(f"{100 * trained.accuracy:.1f}%" for trained in found.values()))
     made.add_row("Lipschitz constant: at least (a pair of inputs shows it)", *(power(a.bracket.lower.log10) for a in audits))
-    made.add_row("                    at most (proved, for all inputs)", *(power(a.bracket.upper.log10) for a in audits))
+    made.add_row("                    at most (proved, for all inputs)", *(power(a.bracket.proved.log10) for a in audits))
+    made.add_row("around one unseen digit: at least", *("–" if a.local is None else str(a.local.lower) for a in audits))
+    made.add_row("                         at most (proved)", *("–" if a.local is None else str(a.local.upper) for a in audits))
     made.add_row("product of weight norms ∏‖W‖", *(power(a.products["weights_spectral"]) for a in audits))
     made.add_row("what the normalizers do to that product, if each counts as", *[""] * len(audits))
     for label, key in DEFINITIONS.items():
@@ -193,9 +198,10 @@ def sentences(found: Mapping[str, Trained]) -> list[str]:
     scores = ", ".join(f"{100 * trained.accuracy:.1f}% ({name})" for name, trained in found.items())
     return [
         f"Trained alike, the three are right on {scores} of the digits that they have not seen.",
-        f"No change of the input moves the plain network's output more than {power(plain.bracket.upper.log10)} times as far: "
+        f"No change of the input moves the plain network's output more than {power(plain.bracket.proved.log10)} times as far: "
         f"that is proved. Two inputs were found that it moves apart {power(plain.bracket.lower.log10)} times as far, "
         "so its Lipschitz constant lies between.",
+        *_about_nearby(found),
         _about_batch_norm(plain, batch),
         _about_definitions(batch),
         _about_layer_norm(layer),
@@ -203,14 +209,29 @@ def sentences(found: Mapping[str, Trained]) -> list[str]:
     ]
 
 
+def _about_nearby(found: Mapping[str, Trained]) -> list[str]:
+    near = [(name, trained.audit) for name, trained in found.items() if trained.audit.local is not None]
+    said = [
+        f"{a.local.lower} ≤ L ≤ {a.local.upper} ({name}; over all inputs at most {power(a.bracket.proved.log10)})"
+        for name, a in near
+        if a.local is not None
+    ]
+    if not said:
+        return []
+    return [
+        "A bound over all inputs is about the worst input imaginable. Around one unseen digit, within a thousandth of its norm: "
+        f"{', '.join(said)}."
+    ]
+
+
 def _about_batch_norm(plain: Audit, batch: Audit) -> str:
-    change = batch.bracket.upper.log10 - plain.bracket.upper.log10
+    change = batch.bracket.proved.log10 - plain.bracket.proved.log10
     apart = batch.products["weights_spectral"] + batch.products["normalizers_tight"]
     factor = f"{10 ** abs(change):.1f}" if abs(change) < 2 else power(abs(change))
     verdict = "about as large as without" if abs(change) < 0.1 else f"{factor} times {'larger' if change > 0 else 'smaller'}"
     return (
         f"With BN the proved bound is {verdict}. Multiplying its weight norms by the tight gains would give {power(apart)}; "
-        f"bounding layers together, each BN folded into its weight, proves {power(batch.bracket.upper.log10)}."
+        f"bounding layers together, each BN folded into its weight, proves {power(batch.bracket.proved.log10)}."
     )
 
 
@@ -229,7 +250,7 @@ def _about_definitions(batch: Audit) -> str:
 def _about_layer_norm(layer: Audit) -> str:
     gains = [step.gain.log10 for step in layer.bracket.certificate.steps if step.operation == "layer_norm"]
     return (
-        f"LN's proved bound of {power(layer.bracket.upper.log10)} holds for every input, since no region was given: where all "
+        f"LN's proved bound of {power(layer.bracket.proved.log10)} holds for every input, since no region was given: where all "
         f"entries are nearly equal an LN divides by √ε, so {len(gains)} of them may stretch by {power(sum(gains))} in all. "
         f"On the test digits they multiply by {power(layer.products['normalizers_tight'])}, and the search found "
         f"{power(layer.bracket.lower.log10)} for the whole network."

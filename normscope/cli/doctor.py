@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json as json_format
+from ast import literal_eval
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.examples import dtype_of, random_example
+from normscope.cli.examples import dtype_of, ids_of, random_example
 from normscope.cli.options import MODULE, seed_of
 from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
-    from normscope.checkup.finding import Findings
+    import torch
+
+    from normscope.findings.finding import Findings
 
 SEVERITIES = ("error", "warning", "info", "never")
 
@@ -22,11 +25,16 @@ SEVERITIES = ("error", "warning", "info", "never")
 def doctor(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)] = "",
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
+        list[str] | None,
+        typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, name=3x32x32, or input_ids:16:int; once per input."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
     data: Annotated[str | None, typer.Option(metavar="DATA", help="digits, or module:callable that gives data.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="As it will train: adamw:lr=1e-3,weight_decay=0.1 (any of torch.optim).")
+    ] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, help="Micro-batches that make a step.")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="A recorded run.")] = None,
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
     select: Annotated[str, typer.Option(metavar="IDS", help="Only these: NS1,NS203.")] = "",
@@ -42,7 +50,7 @@ def doctor(
     seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Find what is wrong with a model's normalization and say how to mend it."""
-    from normscope.checkup.doctor import explanation
+    from normscope._doctor.doctor import explanation
 
     if explain is not None:
         print(explanation(explain))
@@ -57,14 +65,15 @@ def doctor(
         import torch
 
         import normscope as ns
-        from normscope.checkup.choice import choice
+        from normscope._doctor.choice import choice
         from normscope.cli.models import load_data, load_module
 
         loaded = load_module(model, weights, seed, "the doctor examines modules; name a callable that returns one")
-        example = random_example(inputs, batch, dtype_of(loaded), torch.Generator().manual_seed(seed))
+        example = random_example(inputs, batch, dtype_of(loaded), torch.Generator().manual_seed(seed), ids_of(loaded))
         advice = choice(loaded, example, batch) if choose else ""
         findings = None if choose else ns.doctor(
-            loaded, example, data=load_data(data) if data else None, run=run, output=output,
+            loaded, example, optimizer=optimizer_of(optimizer, loaded) if optimizer else None, accumulation=accumulation,
+            data=load_data(data) if data else None, run=run, output=output,
             select=_ids(select), ignore=_ids(ignore),
         )  # fmt: skip
     if findings is None:
@@ -77,9 +86,25 @@ def doctor(
         raise typer.Exit(1)
 
 
+def optimizer_of(text: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """An optimizer of torch.optim on all parameters, from its name and settings: adamw:lr=1e-3,weight_decay=0.1."""
+    import torch
+
+    name, _, settings = text.partition(":")
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in dir(torch.optim) if kind[0].isupper() and kind != "Optimizer"}
+    if name.lower() not in kinds:
+        raise InputError(f"no optimizer {name!r} in torch.optim: choose from {', '.join(sorted(kinds))}")
+    try:
+        given = {key.strip(): literal_eval(value) for key, value in (part.split("=", 1) for part in settings.split(",") if part)}
+        made: torch.optim.Optimizer = kinds[name.lower()]([p for p in model.parameters() if p.requires_grad], **given)
+        return made
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise InputError(f"--optimizer {text!r}: {error}; write it as adamw:lr=1e-3,weight_decay=0.1") from error
+
+
 def report(findings: Findings, model: str, json: Path | None, sarif: Path | None, format: str) -> None:
     """The findings in every form that was asked for."""
-    from normscope.checkup.sarif import to_github, to_sarif
+    from normscope.findings.sarif import to_github, to_sarif
 
     if sarif is not None:
         _write(to_sarif(findings, model), sarif)

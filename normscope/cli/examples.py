@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-SHAPE = re.compile(r"(?:([A-Za-z_]\w*)=)?([1-9]\d*(?:[x×][1-9]\d*)*)")
+SHAPE = re.compile(r"(?:([A-Za-z_]\w*)[=:])?([1-9]\d*(?:[x×][1-9]\d*)*)(:int)?")
+FEW_IDS = 100  # token ids of a model without an embedding
 
 
-def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator: torch.Generator) -> Any:
-    """Normal random inputs of the given shapes: a tuple of arguments, or a dict where every shape has a name."""
+def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator: torch.Generator, ids: int = FEW_IDS) -> Any:
+    """Normal random inputs of the given shapes, or ids below `ids`: a tuple of arguments, or a dict where shapes have names."""
     import torch
 
     matches = [SHAPE.fullmatch(shape) for shape in shapes]
@@ -23,9 +24,14 @@ def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator:
     plain: list[torch.Tensor] = []
     for text, match in zip(shapes, matches, strict=True):
         if match is None:
-            raise InputError(f"--input {text!r} is not a shape: write that of one sample as 3x32x32, or name=3x32x32")
+            raise InputError(
+                f"--input {text!r} is not a shape: write that of one sample as 3x32x32, or name=3x32x32; of ids name:16:int"
+            )
         sizes = [int(size) for size in re.split("[x×]", match[2])]
-        value = torch.randn(batch, *sizes, generator=generator, dtype=dtype)
+        if match[3] is None:
+            value = torch.randn(batch, *sizes, generator=generator, dtype=dtype)
+        else:
+            value = torch.randint(ids, (batch, *sizes), generator=generator)
         if match[1] is None:
             plain.append(value)
         elif match[1] in named:
@@ -35,6 +41,13 @@ def random_example(shapes: list[str], batch: int, dtype: torch.dtype, generator:
     if named and plain:
         raise InputError("some --input have a name and some have none: name all of them or none")
     return named or tuple(plain)
+
+
+def ids_of(model: torch.nn.Module) -> int:
+    """How many ids every embedding of a model knows."""
+    import torch
+
+    return min((m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)), default=FEW_IDS)
 
 
 def dtype_of(model: torch.nn.Module | ExportedProgram) -> torch.dtype:

@@ -22,9 +22,9 @@ def export(
     if to not in FORMS:
         raise InputError(f"no form {to!r}: choose from {', '.join(FORMS)}")
 
-    from normscope.recorder.exporters.tables import to_csv, to_parquet
-    from normscope.recorder.exporters.tensorboard import to_tensorboard
-    from normscope.recorder.reading import load_run
+    from normscope._watch.exporters.tables import to_csv, to_parquet
+    from normscope._watch.exporters.tensorboard import to_tensorboard
+    from normscope._watch.reading import load_run
 
     writers = {"tensorboard": to_tensorboard, "parquet": to_parquet, "csv": to_csv}
     target = out or run / ("run.parquet" if to == "parquet" else to)

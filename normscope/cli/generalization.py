@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +14,8 @@ from normscope.core.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
+    from normscope.bounds.generalization import Guarantees
     from normscope.core.data import Data
-    from normscope.guarantees.generalization import Guarantees
 
 LOSSES = ("zero-one", "ramp", "l1")
 
@@ -57,7 +56,7 @@ def generalization(
             page = _page(loaded, found, data, unseen, seed)
             with writing(html):
                 html.write_text(page, encoding="utf-8")
-    write_json(json_text.dumps(found.to_dict(), indent=1, allow_nan=False), json)
+    write_json(found.to_json(), json)
     terminal(json).print(found.render())
     for bound in found if details else ():
         terminal(json).print("", bound.render())
@@ -69,9 +68,9 @@ def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | Non
 
     shown = train if held_out is None else held_out
     figures = [
-        found.figure(found.held_out),
-        ns.margins(model, shown).figure(),
-        ns.flatness(model, shown, seed=seed).figure(),
+        found.figure(truth=found.held_out),
+        ns.bounds.margins(model, shown).figure(),
+        ns.bounds.flatness(model, shown, seed=seed).figure(),
     ]
     for figure in figures:
         figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": "gray"})

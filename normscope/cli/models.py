@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from normscope.cli.archive import inspected
 from normscope.cli.weights import SHOWN, load_weights, some
 from normscope.core.errors import InputError
 
@@ -26,7 +27,7 @@ FORMS = "package.module:callable, file.py:callable or file.pt2, for example norm
 def load_model(spec: str, weights: Path | None = None, seed: int = 0, trust: bool = False) -> torch.nn.Module | ExportedProgram:
     """The model that `spec` names: that of `load_module`, or an exported program, if it is trusted.
 
-    A .pt2 file is code: `torch.export.load` unpickles sample inputs and weights, and has sympy evaluate expressions.
+    A .pt2 file is code: what of it reaches `torch.export.load` is told in `cli/archive.py`.
     """
     if not _is_program(spec):
         return load_module(spec, weights, seed)
@@ -156,7 +157,11 @@ def _is_program(spec: str) -> bool:
 
 def _exported_program(path: Path) -> ExportedProgram:
     try:
-        return torch.export.load(path)
+        archive = inspected(path)
+    except InputError as error:
+        raise InputError(f"{path} is not loaded, even with --trust: {error}") from error
+    try:
+        return torch.export.load(archive)
     except Exception as error:  # zip, JSON and torch errors of many kinds
         raise InputError(f"{path} is not an exported program of torch.export.save: {_what(error)}") from error
 

@@ -23,7 +23,7 @@ def serve(
     ] = None,
 ) -> None:
     """Show recorded runs in the browser and follow those that are being written."""
-    from normscope.app import server
+    from normscope.dashboard import server
 
     if token_file is not None:
         try:

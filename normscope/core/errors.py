@@ -36,6 +36,14 @@ class Refusal(NormscopeError):
         super().__init__(f"{message}. {advice}" if advice else message)
 
 
+class NoConstant(Refusal):
+    """The model is no function of one sample (it is random, or samples influence each other): there is no constant to bound."""
+
+
+class EvaluationError(Refusal, RuntimeError):
+    """One operation of a graph cannot be evaluated: what torch raised is the `__cause__`."""
+
+
 class UnforeseenError(Refusal):
     """A case that normscope did not foresee: what was raised is the `__cause__`."""
 
@@ -45,6 +53,21 @@ class InternalError(NormscopeError, AssertionError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"a bug of normscope: {what}; please report it")
+
+
+NO_CERTIFICATE = "no certificate: "  # how headlines of refusals begin that are about a certificate
+
+
+def joined(unknown: Refusal | None, refused: Sequence[Refusal]) -> Refusal | None:
+    """One refusal that lists all causes: of operations that are not known, and of those whose rule refuses, with its reason."""
+    every = [*([unknown] if unknown is not None else []), *refused]
+    if len(every) <= 1:
+        return every[0] if every else None
+    causes = [f"{cause}: {one.headline.removeprefix(NO_CERTIFICATE)}" for one in refused for cause in one.causes]
+    causes = [*(unknown.causes if unknown is not None else ()), *causes]
+    kind = NoConstant if any(isinstance(one, NoConstant) for one in every) else Refusal
+    advice = " ".join(dict.fromkeys(one.advice for one in every if one.advice))
+    return kind(f"{NO_CERTIFICATE}{len(causes)} operations without a bound", causes, advice)
 
 
 def first_line(error: BaseException) -> str:
@@ -70,15 +93,16 @@ def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
         except NormscopeError:
             raise
         except Exception as error:
-            frames = _frames(error)
-            if len(frames) == 1:  # raised by the call itself
+            if len(_frames(error)) == 1:  # raised by the call itself
                 raise
-            raise _unforeseen(function.__name__, error, frames[1:]) from error
+            raise unforeseen(function.__name__, error) from error
 
     return guarded
 
 
-def _unforeseen(name: str, error: Exception, frames: Sequence[FrameType]) -> UnforeseenError:
+def unforeseen(name: str, error: Exception) -> UnforeseenError:
+    """What an exception becomes that was caught in the function of that name."""
+    frames = _frames(error)[1:] or _frames(error)
     if isinstance(error, MemoryError):
         return UnforeseenError(f"{name} ran out of memory", [_place(frames)], "Take a smaller model, region or batch.")
     cause = f"{_place(frames)}: {type(error).__name__}: {first_line(error) or 'no message'}"

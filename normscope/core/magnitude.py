@@ -77,6 +77,11 @@ class Magnitude:
         except OverflowError:
             return math.inf
 
+    @property
+    def ceiling(self) -> float:
+        """A float that is not below this value: the logarithm is rounded, and so is its exponential."""
+        return float(self.widened(0.0)) * (1 + 2.0**-50)
+
     def __mul__(self, other: Real) -> Magnitude:
         other = Magnitude(other)
         if -math.inf in (self.log, other.log):  # 0 · ∞ = 0: a constant map ignores what precedes it
@@ -185,6 +190,13 @@ def _negative(value: Real) -> bool:
 ZERO = Magnitude(0)
 ONE = Magnitude(1)
 INFINITY = Magnitude(math.inf)
+
+
+def json_number(value: float) -> float | str | None:
+    """A JSON number, or "inf", "-inf" and None where JSON has none."""
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
 
 
 def total(values: Iterable[Magnitude]) -> Magnitude:

@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Union
 
+from normscope.core.errors import InputError
 from normscope.core.text import visible
 
 Report = Callable[[str, int, int], None]  # what, how much is done, how much is expected
 Wanted = Union[bool, Report, None]
+
+
+def check_callback(given: object, name: str = "progress") -> None:
+    """Refuse what cannot be called to say how far a computation is."""
+    if given is not None and not callable(given):
+        raise InputError(f"{name} is a function to call with how much is done, or None, not {given!r}")
 
 
 class Progress:
@@ -26,7 +33,7 @@ class Progress:
             self.report(self.what, self.done, self.total)
 
     def converging(self, done: int, distance: float) -> None:
-        """Expect the distance to fall to 1 as it has fallen so far, by a factor a step."""
+        """Expect the distance to fall to 1 as it has fallen so far, by a factor per step."""
         if self.report is None:
             return
         expected = done + 1
@@ -42,6 +49,8 @@ class Progress:
 @contextmanager
 def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
     """progress=True: a bar on stderr that leaves nothing behind; a callable: called; else silent."""
+    if not isinstance(wanted, bool):
+        check_callback(wanted)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar

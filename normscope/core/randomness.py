@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,11 +25,30 @@ def preserved_random_state() -> Iterator[None]:
             np.random.set_state(arrays)
 
 
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed, for devices in use alone: for each other one torch keeps a stack trace of every call for ever."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def generator_of(given: torch.Generator | None) -> torch.Generator:
     """The generator that a user gave, or one that always draws the same."""
     if given is not None and not isinstance(given, torch.Generator):
         raise InputError(f"generator is a torch.Generator, such as torch.Generator().manual_seed(0), not {type(given).__name__}")
     return torch.Generator().manual_seed(0) if given is None else given
+
+
+def copied(given: torch.Generator | None) -> Callable[[], torch.Generator]:
+    """Generators that draw what the given one would draw from here on, each from the start."""
+    state = generator_of(given).get_state()
+
+    def fresh() -> torch.Generator:
+        made = torch.Generator() if given is None else torch.Generator(given.device)
+        made.set_state(state)
+        return made
+
+    return fresh
 
 
 def random_states() -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ def _check_finite(point: Point) -> None:
 
 @dataclass(frozen=True)
 class Ball:
-    """All x with ‖x − center‖₂ ≤ radius; `center` is one sample, without batch axis, or one tensor an input."""
+    """All x with ‖x − center‖₂ ≤ radius; `center` is one sample, without batch axis, or one tensor per input."""
 
     center: Point
     radius: float
@@ -51,6 +51,10 @@ class Ball:
     def reach(self) -> float:
         """The largest distance from the middle."""
         return float(self.radius)
+
+    def resized(self, reach: float) -> Ball:
+        """The same middle with another reach."""
+        return Ball(self.center, reach)
 
     def intervals(self) -> tuple[Interval, ...]:
         return tuple(Interval.around(part, torch.full_like(part, self.radius)) for part in self.middle)
@@ -71,7 +75,7 @@ class Ball:
 
 @dataclass(frozen=True)
 class Box:
-    """All x with low ≤ x ≤ high, entry by entry; both are one sample, without batch axis, or one tensor an input."""
+    """All x with low ≤ x ≤ high, entry by entry; both are one sample, without batch axis, or one tensor per input."""
 
     low: Point
     high: Point
@@ -91,6 +95,14 @@ class Box:
     def reach(self) -> float:
         sides = zip(self.middle, _parts(self.low), _parts(self.high), strict=True)
         return float(length(torch.cat([torch.maximum(m - a, b - m).reshape(-1) for m, a, b in sides])))  # the middle is rounded
+
+    def resized(self, reach: float) -> Box:
+        """The same middle and proportions with another reach, which is half the diagonal."""
+        scale, middle = reach / self.reach, self.middle
+        low, high = (
+            [m + scale * (part - m) for m, part in zip(middle, _parts(side), strict=True)] for side in (self.low, self.high)
+        )
+        return Box(low, high)
 
     def intervals(self) -> tuple[Interval, ...]:
         return tuple(Interval(a, b) for a, b in zip(_parts(self.low), _parts(self.high), strict=True))

@@ -7,11 +7,13 @@ u = 2^-53 is the unit roundoff, η = 2^-1074 the smallest positive number. A com
 from __future__ import annotations
 
 import math
+from typing import overload
 
 import torch
 
 UNIT_ROUNDOFF = 2.0**-53
 UNDERFLOW = 5e-324  # η
+SQUARES_LOST = 1e-150  # what squares that underflow take from the root of their sum, at most, of up to 10^7 of them
 SMALLEST_NORMAL = 2.0**-1022  # below it rounding is absolute, at most η
 LARGEST = torch.finfo(torch.float64).max
 
@@ -30,8 +32,17 @@ def summation_error(terms: float, added: torch.Tensor) -> torch.Tensor:
     return (added.abs() * gamma(2 * terms + 8) + (terms + 8) * UNDERFLOW).nan_to_num(math.inf, math.inf, math.inf)
 
 
-def above(size: torch.Tensor) -> torch.Tensor:
-    """An upper bound on a number ≥ 0 that was computed in a few roundings; zero stays zero."""
+@overload
+def above(size: float) -> float: ...
+@overload
+def above(size: torch.Tensor) -> torch.Tensor: ...
+def above(size: float | torch.Tensor) -> float | torch.Tensor:
+    """An upper bound on a number ≥ 0 that was computed in a few roundings, up to 16 of them; zero stays zero.
+
+    Each multiplies by 1 + δ, |δ| ≤ u = 2^-53, or is off by η where numbers are subnormal, and (1 − u)^-16 < 1 + 2^-48.
+    """
+    if not isinstance(size, torch.Tensor):
+        return float(above(torch.tensor(size, dtype=torch.float64)))
     raised = size * (1 + 2.0**-48)
     return torch.where((size > 0) & (size < SMALLEST_NORMAL), raised + 2 * UNDERFLOW, raised).nan_to_num(math.inf, math.inf)
 

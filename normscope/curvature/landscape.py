@@ -1,19 +1,22 @@
-"""`ns.landscape`: how far the gradient can be trusted along its own direction, and up to which learning rate descent is stable."""
+"""`ns.curvature.landscape`: how far the gradient can be trusted along its own direction, and which learning rates are stable."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from normscope.core.codec import number, numbers, plain
 from normscope.core.data import Data
 from normscope.core.errors import InputError, boundary
-from normscope.core.rendering import Rendered, Text
+from normscope.core.rendering import Text
+from normscope.core.result import Result
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.products import Hessian
 from normscope.curvature.slices import Direction, Slice, slice_of
@@ -21,19 +24,21 @@ from normscope.curvature.slices import Direction, Slice, slice_of
 MOST_DOUBLINGS = 60
 
 
-@dataclass(frozen=True)
-class Landscape(Rendered):
+@dataclass(frozen=True, repr=False)
+class Landscape(Result):
     """The loss and its gradient at θ − η∇L(θ) for several η (Santurkar, Tsipras, Ilyas & Mądry 2018).
 
     losses: L(θ − ηg). gradient_changes: ‖∇L(θ − ηg) − g‖, the predictiveness of the gradient (the smaller, the better).
     """
+
+    schema = "normscope.landscape/1"
 
     loss: float
     gradient_norm: float
     learning_rates: np.ndarray
     losses: np.ndarray
     gradient_changes: np.ndarray
-    objective: Objective = field(repr=False)
+    objective: Objective | None = field(default=None, repr=False)  # None where it was read from a file
 
     def render(self) -> Text:
         rates, (least, greatest) = self.learning_rates, self.loss_range
@@ -90,22 +95,44 @@ class Landscape(Rendered):
 
     def slice(self, *directions: Direction, **options: Any) -> Slice:
         """The loss on a line or a plane through θ: see `normscope.curvature.slices.slice_of`."""
-        return slice_of(self.objective, *directions, **options)
+        return slice_of(self._model, *directions, **options)
 
-    def figure(self) -> Any:
-        """Loss and change of the gradient against the learning rate."""
+    def _figures(self) -> dict[str, Callable[..., Any]]:
         from normscope.report import curvature
 
-        return curvature.landscape(self)
+        return {"landscape": partial(curvature.landscape, self)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured at every learning rate."""
+        names = ("loss", "gradient_norm", "learning_rates", "losses", "gradient_changes")
+        return {"schema": self.schema, **{name: plain(getattr(self, name)) for name in names}, "smoothness": plain(self.smoothness)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Landscape:
+        """The landscape that `to_dict` described; it cannot be sliced, for want of the model."""
+        return cls(
+            loss=number(content["loss"]),
+            gradient_norm=number(content["gradient_norm"]),
+            learning_rates=numbers(content["learning_rates"]),
+            losses=numbers(content["losses"]),
+            gradient_changes=numbers(content["gradient_changes"]),
+        )
+
+    @property
+    def _model(self) -> Objective:
+        if self.objective is None:
+            raise InputError("this landscape was read from a file: there is no model to evaluate; call ns.curvature.landscape")
+        return self.objective
 
     def _stable(self, rate: float, iterations: int) -> bool:
-        point = self.objective.point
+        model = self._model
+        point = model.point
         for _ in range(iterations):
-            value, gradient = self.objective.value_and_gradient(point)
+            value, gradient = model.value_and_gradient(point)
             if not math.isfinite(value) or not bool(gradient.isfinite().all()):
                 return False
             point = point - rate * gradient
-        value = self.objective.value(point)
+        value = model.value(point)
         return math.isfinite(value) and value <= self.loss
 
 

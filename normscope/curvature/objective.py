@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from normscope.core.data import Data
 from normscope.core.errors import InputError, first_line
+from normscope.core.randomness import seed_generators
 from normscope.core.wrapping import unwrapped
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.layout import Layout
@@ -217,7 +218,7 @@ class Objective:
         """Random state of its own, and operations that can be differentiated twice."""
         devices = [self.point.device] if self.point.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), twice_differentiable():
-            torch.manual_seed(self.seed + number)
+            seed_generators(self.seed + number)
             yield
 
 

@@ -84,8 +84,8 @@ def orthonormal_basis(rows: torch.Tensor) -> torch.Tensor:
 def _diagonal_blocks(matrix: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The rows and the columns of each block of a matrix that is block diagonal but for the order of its rows and columns."""
     count, size = matrix.shape
-    row, column = matrix.nonzero(as_tuple=True)
-    shared = coo_array((np.ones(len(row)), (row.numpy(), count + column.numpy())), shape=(count + size, count + size))
+    row, column = matrix.nonzero().int().numpy().T  # 32 bits, as older scipy wants them
+    shared = coo_array((np.ones(len(row)), (row, count + column)), shape=(count + size, count + size))
     labels = torch.from_numpy(connected_components(shared, directed=False)[1])
     for label in labels[:count].unique():
         yield (labels[:count] == label).nonzero()[:, 0], (labels[count:] == label).nonzero()[:, 0]

@@ -11,7 +11,6 @@ from normscope.curvature.lanczos import ORDERS
 if TYPE_CHECKING:
     from normscope.curvature.spectrum import Curvature
 
-SCHEMA = "normscope.curvature/1"
 SHOWN = 10  # eigenvalues on a line
 
 
@@ -44,7 +43,7 @@ def content(curvature: Curvature) -> dict[str, Any]:
     """What was computed so far, for JSON."""
     results = curvature.results
     found: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": curvature.schema,
         "model": _model(curvature),
         "matrix": curvature.matrix.name,
         "mode": curvature.mode,

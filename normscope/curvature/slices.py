@@ -64,7 +64,7 @@ def slice_of(
 
     A direction is "random" (normal, every filter of the norm that the weight's has, Li et al. 2018; vectors such as biases and
     normalizers' parameters held), "gradient" (of unit length), "top" (unit eigenvectors of the largest eigenvalues, the second time
-    the second), or a tensor a parameter. spheres: weights that are scale-free move on their spheres, of the norm that they have.
+    the second), or a tensor per parameter. spheres: weights that are scale-free move on their spheres, of the norm that they have.
     """
     if not 1 <= len(directions) <= 2 or points < 2 or not radius > 0:
         raise InputError(
@@ -85,7 +85,7 @@ def slice_of(
 def _vectors(objective: Objective, directions: tuple[Direction, ...], generator: torch.Generator) -> list[torch.Tensor]:
     wrong = [direction for direction in directions if isinstance(direction, str) and direction not in KINDS]
     if wrong:
-        raise InputError(f"a direction is one of {', '.join(KINDS)} or a tensor a parameter, not {wrong[0]!r}")
+        raise InputError(f"a direction is one of {', '.join(KINDS)} or a tensor per parameter, not {wrong[0]!r}")
     tops = sum(direction == "top" for direction in directions)
     eigenvectors = iter(Curvature(objective, matrix_of("hessian", objective)).top(tops) if tops else [])
     found = []

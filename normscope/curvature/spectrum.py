@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from normscope.core.data import Data
 from normscope.core.errors import InputError, boundary
 from normscope.core.progress import Wanted, shown
-from normscope.core.rendering import Rendered, Text
+from normscope.core.rendering import Text
+from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
@@ -32,7 +33,7 @@ Vector = Union[torch.Tensor, Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Eigenpair:
-    """An eigenvalue lies in value ± error. vector: of unit length, one tensor a parameter."""
+    """An eigenvalue lies in value ± error. vector: of unit length, one tensor per parameter."""
 
     value: float
     error: float
@@ -63,11 +64,13 @@ class Condition:
         return f"κ {sign} {self.value:.4g} over eigenvalues above {self.threshold:g} of the largest"
 
 
-class Curvature(Rendered):
+class Curvature(Result):
     """A symmetric matrix of second derivatives, by its products; `ns.hessian` makes one.
 
     mode, matrix, loss, parameters and grouping say what was measured; `print` shows them with what has been computed so far.
     """
+
+    schema = "normscope.curvature/1"
 
     def __init__(self, objective: Objective, matrix: Matrix, symmetries: Any = None, progress: Wanted = None) -> None:
         self.objective, self.matrix, self.symmetries, self.progress = objective, matrix, symmetries, progress
@@ -103,7 +106,7 @@ class Curvature(Rendered):
         )
 
     def product(self, vector: Vector) -> Any:
-        """The matrix times a vector, given and returned as one flat tensor or as a tensor a parameter."""
+        """The matrix times a vector, given and returned as one flat tensor or as a tensor per parameter."""
         layout = self.objective.layout
         if isinstance(vector, Mapping):
             return layout.unflatten(self.operator.product(layout.flatten(vector)))

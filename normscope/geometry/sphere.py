@@ -105,7 +105,7 @@ class Spheres:
     """A product of spheres: the vectors of a tensor that differ along `axes`, `block` indices at a time.
 
     >>> kernel = torch.ones(4, 3, 5, 5)
-    >>> Spheres(axes=(0,)).distance(kernel, 2 * kernel)  # one sphere an output channel; a scale is no distance
+    >>> Spheres(axes=(0,)).distance(kernel, 2 * kernel)  # one sphere per output channel; a scale is no distance
     tensor([0., 0., 0., 0.])
 
     A point may also be a tuple of tensors that share their vectors; then axes and block are tuples with one entry for each.

@@ -18,11 +18,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
-from normscope.core.errors import NormscopeError, Refusal
-from normscope.core.randomness import preserved_random_state
+from normscope.core.errors import EvaluationError, NormscopeError, Refusal
+from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.double import InDouble
-from normscope.graph.exporting import described, in_mode
-from normscope.graph.graph import Graph, Node, check_finite
+from normscope.graph.exporting import in_mode
+from normscope.graph.graph import Evaluate, Graph, Node, check_finite
+from normscope.graph.perturbing import perturbed
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
 LARGE = (
@@ -140,7 +141,7 @@ class Agreement:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
         for double in (True, False) if self.double else (False,):
             with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
-                torch.manual_seed(0)
+                seed_generators(0)
                 given = call.copied()
                 try:
                     with InDouble(self.graph.dtype, self.dropout) if double else nullcontext() as mode:
@@ -157,19 +158,20 @@ class Agreement:
                         self.double = False
         return None
 
-    def _graph_output(self, call: Call, noise: Any = None, capture: Sequence[Node] = ()) -> Any:
+    def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = ()) -> Any:
         """What the graph gives in float64; None where it is not defined."""
-        if noise is None and not capture and call in self.outputs:
+        plain = evaluate is Node.evaluate
+        if plain and not capture and call in self.outputs:
             return self.outputs[call]
         with torch.no_grad(), preserved_random_state():
-            torch.manual_seed(0)
+            seed_generators(0)
             try:
-                result, values = self.graph.run(self.inputs(call), torch.float64, capture, noise)
-            except (RuntimeError, ValueError, IndexError) as error:
+                result, values = self.graph.run(self.inputs(call), torch.float64, capture, evaluate)
+            except EvaluationError as error:
                 if self.compared:
                     return None
-                raise Refusal("the graph cannot be evaluated in float64", [described(error)]) from error
-        if noise is None:
+                raise Refusal("the graph cannot be evaluated in float64", error.causes) from error
+        if plain:
             self.outputs[call] = result
         return values if capture else result
 
@@ -186,7 +188,7 @@ class Agreement:
         if gap <= SAFETY * unit * size:
             return True
         generator = torch.Generator().manual_seed(0)
-        moved = self._graph_output(call, partial(_rounded, unit=unit, generator=generator))
+        moved = self._graph_output(call, perturbed(partial(_rounded, unit=unit, generator=generator)))
         spread = _gap(moved, expected)
         if gap > SAFETY * (spread + unit * size):
             return False
@@ -321,8 +323,7 @@ def _draws(node: Node) -> bool:
         return bool(node.argument(4, "dropout_p", 0.0))
     if node.op == "rrelu":
         return bool(node.args[3])
-    tagged = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return tagged or "dropout" in node.op or node.op == "random"
+    return node.draws or "dropout" in node.op or node.op == "random"
 
 
 def _reads_batch(graph: Graph) -> bool:

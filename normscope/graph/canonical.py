@@ -22,6 +22,9 @@ SPLITS = {
     "split_with_sizes": None,
     "chunk": None,
     "tensor_split": None,
+    "unsafe_split": None,
+    "unsafe_split_with_sizes": None,
+    "unsafe_chunk": None,
     "hsplit": 1,
     "vsplit": 0,
     "dsplit": 2,
@@ -143,6 +146,36 @@ def strided(x: torch.Tensor, size: list[int], stride: list[int], offset: int = 0
     return x.contiguous().as_strided(size, stride, offset)
 
 
+def grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of x in groups, each times a matrix of its own: group g has the rows before ends[g] that no group before it has."""
+    place = torch.arange(x.shape[0], device=x.device)
+    result = torch.zeros(x.shape[0], weight.shape[2], dtype=x.dtype, device=x.device)
+    start = torch.zeros_like(ends[0])
+    for group in range(weight.shape[0]):
+        inside = (place >= start) & (place < ends[group])
+        result = torch.where(inside[:, None], x @ weight[group], result)
+        start = torch.maximum(start, ends[group])
+    return result
+
+
+def _grouped(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """A kernel that torch runs in few types, or that has no derivative of every kind, as products and choices of rows."""
+    plain = len(args[0].shape) == 2 and len(args[1].shape) == 3 and all(argument is None for argument in args[3:])
+    return ("grouped_mm", grouped_mm, args[:3]) if plain else (op, target, args)
+
+
+def _empty(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Memory that is written before it is read; a model that does read it gives other numbers than its graph, and is refused."""
+    return (
+        ("zeros_like", aten.zeros_like.default, args[:1]) if op == "empty_like" else ("new_zeros", aten.new_zeros.default, args[:2])
+    )
+
+
+def _index_put(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Without a check of the indices, which were checked."""
+    return "index_put", aten.index_put.default, args
+
+
 def _dot(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     """Of real vectors both are the same."""
     return "dot", aten.dot.default, args
@@ -169,6 +202,11 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "_unsafe_view": _reshape,
     "getitem": _part,
     "vdot": _dot,
+    "_unsafe_index_put": _index_put,
+    "empty_like": _empty,
+    "new_empty": _empty,
+    "_grouped_mm": _grouped,
+    "transformers.grouped_mm_fallback": _grouped,
     "matrix_H": _adjoint,
 }
 

@@ -47,7 +47,7 @@ class InDouble(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is ASKS_DTYPE:
+        if function == ASKS_DTYPE:  # a wrapper made anew at every access
             asked = function(*args)
             return self.dtype if asked == torch.float64 else asked
         if function in LITERALS:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -154,3 +156,21 @@ def described(error: BaseException) -> str:
     return (
         f"{type(error).__name__}: {textwrap.shorten(text.splitlines()[0], 200, placeholder=' …')}" if text else type(error).__name__
     )
+
+
+def tensors_beside_parameters(model: torch.nn.Module, call: Call) -> dict[str, torch.Tensor]:
+    """The buffers, plain attributes, closures and literals that the outputs are computed with; numbers (one entry) are code."""
+    program = export(model, call, "eval")
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    found: dict[str, torch.Tensor] = {}
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if node.users and spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            store = program.state_dict if spec.target in program.state_dict else program.constants
+            kind = "buffer" if spec.kind == InputKind.BUFFER else "tensor"
+            found[f"{kind} {spec.target}"] = store[spec.target]
+    for path, module in program.graph_module.named_modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            value = getattr(module, node.target, None) if node.op == "get_attr" else None
+            if isinstance(value, torch.Tensor):
+                found[f"tensor {path}.{node.target}".replace(" .", " ")] = value
+    return {name: value for name, value in found.items() if value.numel() > 1}

@@ -7,6 +7,7 @@ is spared only where a write cannot be seen: on a tensor that nothing else reads
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ from normscope.graph.naming import label, operation_name
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 MOVING = {"batch_norm": (3, 4), "instance_norm": (3, 4)}  # running statistics, which train mode moves without saying so
 
+# Operations that torch can write as others, which have rules: recurrent layers step by step, losses, the inverse of max-pooling.
+WRITTEN_OUT = {
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy_loss", "hinge_embedding_loss", "huber_loss",
+    "kl_div", "l1_loss", "mse_loss", "margin_ranking_loss", "multi_margin_loss", "nll_loss_nd", "nll_loss", "nll_loss2d",
+    "poisson_nll_loss",
+    "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss", "max_unpool2d", "max_unpool3d",
+    "nll_loss_forward", "nll_loss2d_forward", "max_pool1d_with_indices",
+}  # fmt: skip
 # Composite operations may return their input itself, as dropout does in eval mode; these always compute something new.
 COMPUTING = {"linear", "matmul", "batch_norm", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm"}
 
@@ -28,8 +38,10 @@ COMPUTING = {"linear", "matmul", "batch_norm", "conv1d", "conv2d", "conv3d", "la
 def functional(program: ExportedProgram) -> ExportedProgram:
     """The same program with blocks such as no_grad inlined, and without operations that write to memory."""
     program = _inlined(program)
+    while apart := {node.target for node in program.graph.nodes if _is_written_out(node)}:
+        program = _decomposed(program, {target: _written_out(target) for target in apart})
     if any(_is_seen(node) for node in program.graph.nodes):
-        program = program.run_decompositions({})
+        program = _decomposed(program, {})
     left = [label(node) for node in program.graph.nodes if _is_seen(node)]
     if left:
         raise Refusal(
@@ -38,6 +50,26 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             "Write a new tensor instead of changing one in place.",
         )
     return program
+
+
+def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+    with warnings.catch_warnings():  # torch warns of what it does itself
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def _is_written_out(node: FxNode) -> bool:
+    """Whether torch shall write it as other operations; a recurrent layer that draws dropout stays one that draws."""
+    name = operation_name(node.target)
+    recurrent = name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(node.args) > 6
+    return name in WRITTEN_OUT and not (recurrent and node.args[5] and node.args[6])
+
+
+def _written_out(target: Any) -> Any:
+    """How torch writes an operation as others: as it is defined, where it is composite."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    table = torch.export.default_decompositions() if composite else torch._decomp.decomposition_table
+    return table[target]
 
 
 def functional_variant(target: Any) -> Any:

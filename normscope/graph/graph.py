@@ -11,12 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
-from normscope.core.errors import InputError
-
-CANCELLING = ("tanhshrink", "gelu")  # their kernels subtract values of the size of the input from each other
+from normscope.core.errors import EvaluationError, InputError, first_line
 
 Shape = tuple[int, ...]
-Noise = Callable[[Any], Any]
+Read = Callable[[Any], Any]  # what becomes of a value when it is read
+SWITCHES = ("dropout", "dropout_p", "train", "training")  # arguments that, where they are 0, leave no randomness
+Evaluate = Callable[["Node", "Mapping[Node, Any]", torch.dtype], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,13 @@ class Constant:
     """A tensor that does not depend on the input; `sources` are the parameters and buffers it was made from.
 
     learned: whether a parameter is among them (an infinite mask is a buffer, an infinite weight is a mistake).
+    rank: the most axes that one of them has; a row of a matrix is still part of a matrix.
     """
 
     value: torch.Tensor
     sources: tuple[str, ...] = ()
     learned: bool = False
+    rank: int = 0
 
     def __repr__(self) -> str:
         return f"Constant({', '.join(self.sources) or 'literal'}: {tuple(self.value.shape)})"
@@ -67,6 +69,35 @@ class Node:
         self.inputs = tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Node))
 
     @property
+    def is_input(self) -> bool:
+        """Whether it is one of the model's inputs."""
+        return self.op == "input"
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter, called `path`, of a graph that is a function of its parameters too."""
+        return self.op == "parameter"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it is a random tensor that such a graph takes as an input."""
+        return self.op == "random"
+
+    @property
+    def draws(self) -> bool:
+        """Whether torch says that it draws random numbers; recurrent layers, say, do so only with dropout and in train mode."""
+        if torch.Tag.nondeterministic_seeded not in getattr(self.target, "tags", ()):
+            return False
+        arguments = enumerate(self.target._schema.arguments)  # type: ignore[union-attr]
+        given = [self.argument(i, own.name, own.default_value) for i, own in arguments if own.name in SWITCHES]
+        return all(value is None or bool(value) for value in given)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is an operation of another library than torch."""
+        return "." in self.op
+
+    @property
     def constants(self) -> tuple[Constant, ...]:
         return tuple(leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, Constant))
 
@@ -93,18 +124,17 @@ class Node:
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def evaluate(self, values: Mapping[Node, Any], dtype: torch.dtype, noise: Noise | None = None) -> Any:
+    def evaluate(self, values: Mapping[Node, Any], dtype: torch.dtype, read: Read = lambda value: value) -> Any:
         """This node's value from those of its inputs, in `dtype`: floating-point constants and `dtype=` arguments become that.
 
-        `noise` perturbs what is read and what is computed.
+        `read` is applied to every tensor that the operation reads.
         """
-        perturb = noise or (lambda value: value)
 
         def value(leaf: Any) -> Any:
             if isinstance(leaf, Node):
-                return perturb(values[leaf])
+                return read(values[leaf])
             if isinstance(leaf, Constant):
-                return perturb(cast(leaf.value, dtype))
+                return read(cast(leaf.value, dtype))
             if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
                 return dtype
             if isinstance(leaf, (list, tuple)) and any(isinstance(item, (Node, Constant)) for item in leaf):
@@ -112,10 +142,13 @@ class Node:
             return leaf
 
         assert self.target is not None, f"{self.name} is an input"
-        result = perturb(self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()}))
-        if noise is not None and self.op in CANCELLING:
-            result = result + (noise(values[self.input]) - values[self.input])
-        return result
+        try:
+            return self.target(*map(value, self.args), **{name: value(leaf) for name, leaf in self.kwargs.items()})
+        except MemoryError:
+            raise
+        except Exception as error:  # of torch, of functorch, or of an operation of the user's own
+            said = f"{self.label}: {type(error).__name__}: {first_line(error)}"
+            raise EvaluationError("an operation cannot be evaluated", [said]) from error
 
     def apply(self, *inputs: torch.Tensor, dtype: torch.dtype = torch.float64) -> Any:
         """This operation alone, on given values of its (distinct) inputs."""
@@ -163,12 +196,15 @@ class Graph:
         return self.dtype if self.dtype == torch.float64 else torch.float32
 
     def run(
-        self, inputs: Sequence[torch.Tensor], dtype: torch.dtype, capture: Iterable[Node] = (), noise: Noise | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        dtype: torch.dtype,
+        capture: Iterable[Node] = (),
+        evaluate: Evaluate = Node.evaluate,
     ) -> tuple[torch.Tensor, dict[Node, torch.Tensor]]:
         """The output for one input, computed in `dtype` throughout, and the values of the nodes in `capture`.
 
-        Values are dropped after their last use. `noise` perturbs every value each time it is read, and every result
-        (see certify/lower.py).
+        Values are dropped after their last use. evaluate: how each node is computed, if not as it stands (graph/perturbing.py).
         """
         wanted = set(capture)
         last_reader = {source: node for node in self.nodes for source in node.inputs}
@@ -178,7 +214,7 @@ class Graph:
             for node in self.nodes:
                 if node in values:
                     continue
-                value = values[node] = node.evaluate(values, dtype, noise)
+                value = values[node] = evaluate(node, values, dtype)
                 if node in wanted:
                     captured[node] = value
                 for source in set(node.inputs):

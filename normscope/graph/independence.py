@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
 from normscope.core.errors import Refusal, first_line
-from normscope.graph.layouts import CONSTANT, LAYOUTS, Layout, Operation, State, Unproved, size_of
+from normscope.graph.batch_axis import CONSTANT, Layout, Operation, State, Unproved, size_of
+from normscope.graph.layouts import LAYOUTS, states_of
 
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
 HINT = 13  # samples that the fake batch has where the size must be a number
@@ -151,7 +152,7 @@ class _Proof(TorchDispatchMode):
         self.own |= set(map(id, self.env.guards[guards:]))  # the choice of a kernel: what it computes is in the table all the same
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         operation = Operation(func, args, kwargs, states, results)
-        made = operation.states()
+        made = states_of(operation)
         for written in operation.written:
             self._check_write(operation, written, states[id(written)], made)
         for tensor, state in zip(results, made, strict=True):

@@ -15,7 +15,7 @@ from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import HINT, FixedSize, unproved
-from normscope.graph.trace import chosen_output
+from normscope.graph.outputs import chosen_output
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
 LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen

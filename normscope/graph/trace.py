@@ -15,17 +15,19 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, NormscopeError, Refusal
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
+from normscope.graph.expansion import expanded
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
-from normscope.graph.graph import Constant, Graph, Node
+from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.naming import label, module_path, operation_name, source_line
+from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
 
 MODES = ("eval", "train", "batch")
@@ -194,6 +196,8 @@ class Conversion:
 
     def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op = operation_name(fx.target)
+        if op.startswith("auto_functionalized"):  # torch's wrapper of a custom operation
+            op = f"{operation_name(args[0])}, which writes to an argument"
         if op == "getitem" and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         if op == "sym_size" and isinstance(args[0], Node):
@@ -203,12 +207,17 @@ class Conversion:
         target, args, kwargs = _functional(fx.target, args, kwargs)
         dynamic = any(isinstance(leaf, Node) for leaf in leaves)
         meta = fx.meta.get("val")
-        self._note_casts(fx, leaves, meta if op in CASTS and is_identity(op, args, meta) else None)
+        between_floats = op in CASTS and is_identity(op, args, meta)
+        if between_floats or op not in CASTS:
+            self._note_casts(fx, leaves, meta if between_floats else None)
         if not dynamic:
-            return args[0] if op in CASTS and is_identity(op, args, meta) else self._fold(fx, target, args, kwargs)
+            return args[0] if between_floats else self._fold(fx, target, args, kwargs)
         args, kwargs = in_double(target, args, kwargs)
         if is_identity(op, args, meta):
             return args[0]
+        taken_apart = expanded(op, target, args, kwargs, partial(self._part, fx))
+        if taken_apart is not None:
+            return taken_apart
         several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
         if isinstance(meta, torch.Tensor) and not all(isinstance(size, int) for size in meta.shape):
@@ -228,6 +237,18 @@ class Conversion:
         node = Node(fx.name, op, target, args, kwargs, module_path(fx), source_line(fx), shape, dtype)
         self.nodes.append(node)
         return [node, *[Unread(f"what {node.label} makes of its running statistics")] * 4] if several else node
+
+    def _part(self, fx: FxNode, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """One of the operations that an operation was taken apart to."""
+        target, args, kwargs = _functional(target, args, kwargs)
+        if not any(isinstance(leaf, Node) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))):
+            return self._fold(fx, target, args, kwargs)
+        meta = _concrete(target, args, kwargs)
+        op, target, args = canonical(operation_name(target), target, args, meta)
+        name = f"{fx.name}_part_{len(self.nodes)}"
+        node = Node(name, op, target, args, kwargs, module_path(fx), source_line(fx), tuple(meta.shape), meta.dtype)
+        self.nodes.append(node)
+        return node
 
     def _check(self, fx: FxNode, leaves: list[Any]) -> None:
         """Refuse what an operation reads or does that a graph of float64 values cannot show."""
@@ -264,11 +285,13 @@ class Conversion:
         """
         sources: list[str] = []
         learned: list[bool] = []
+        ranks: list[int] = [0]
         exact = _is_view(target)
 
         def value(constant: Constant) -> torch.Tensor:
             sources.extend(constant.sources)
             learned.append(constant.learned)
+            ranks.append(max(constant.rank, constant.value.dim()))
             return constant.value if exact else constant.stored_double()
 
         if not exact:
@@ -277,32 +300,14 @@ class Conversion:
         with torch.no_grad():
             result = _undrawn(fx, target, args, kwargs) if is_random(target) else target(*args, **kwargs)
         names = tuple(dict.fromkeys(sources))
-        return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names, any(learned)), result)
+        return tree_map_only(torch.Tensor, lambda tensor: Constant(tensor, names, any(learned), max(ranks)), result)
 
     def _output(self, values: dict[FxNode, Any]) -> Any:
         names = {fx.name: fx for fx in values}
         flat = [values[names[n]] if n in names else None for n in self.program.graph_signature.user_outputs]
-        return chosen_output(tree_unflatten(flat, self.program.call_spec.out_spec), self.wanted)
-
-
-def chosen_output(outputs: Any, wanted: str | int | None) -> Any:
-    """The only floating-point leaf of what a model returns, or the one of that name or position."""
-    leaves = [(_name(path), leaf) for path, leaf in tree_flatten_with_path(outputs)[0]]
-    floats = [(name, leaf) for name, leaf in leaves if is_float(leaf)]
-    if wanted is None:
-        if len(floats) == 1:
-            return floats[0][1]
-        listed = ", ".join(name or "0" for name, _ in floats) or "none"
-        raise InputError(f"the model returns {len(floats)} floating-point tensors ({listed}): choose one with output=")
-    for position, (name, leaf) in enumerate(floats):
-        if wanted in (name, position) or str(wanted) == name:
-            return leaf
-    raise InputError(f"no output {wanted!r}: choose from {', '.join(name or '0' for name, _ in floats) or 'none'}")
-
-
-def _name(path: Any) -> str:
-    """['parts'][0] → parts.0"""
-    return keystr(path).replace("'", "").replace("][", ".").strip("[].")
+        outputs = tree_unflatten(flat, self.program.call_spec.out_spec)
+        self.notes += which_output(outputs, self.wanted)
+        return chosen_output(outputs, self.wanted)
 
 
 def is_random(target: Any) -> bool:
@@ -358,11 +363,12 @@ def in_double(
 
 
 def _concrete(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A result whose shape follows from constants, which torch.export does not look at: of zeros, for its shape and type."""
-    nodes = tree_map_only(Node, lambda node: torch.zeros(node.shape, dtype=node.dtype), (args, kwargs))
-    args, kwargs = tree_map_only(Constant, lambda constant: constant.value, nodes)
+    """A result whose shape torch.export does not say: of zeros in float64, for its shape and type."""
+    first = next(leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Node))
+    zeros = tree_map_only(Node, lambda node: cast(torch.zeros(node.shape, dtype=node.dtype), torch.float64), (args, kwargs))
+    args, kwargs = tree_map_only(Constant, lambda constant: constant.stored_double(), zeros)
     with torch.no_grad():
-        return target(*args, **kwargs)
+        return cast(target(*args, **kwargs), first.dtype if is_float(first) else torch.float64)
 
 
 def _is_view(target: Any) -> bool:

@@ -16,7 +16,7 @@ is measured. This page is made by `python -m normscope.lab`; a test fails when i
 
 
 def catalogue() -> str:
-    """One row an experiment."""
+    """One row per experiment."""
     rows = [f"| `{e.name}` | {_cell(e.statement)} | {_cell(e.source)} | {e.quick.data} |" for e in experiments().values()]
     return INTRODUCTION + "\n".join(rows) + "\n"
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from normscope.core.errors import InputError, NormscopeError
+from normscope.core.ray import connected
 from normscope.lab.executors import POLL, Progress
 from normscope.lab.tasks import RESULT, Failure, Record, Task, run_task
 from normscope.lab.workspace import write_atomically
 
-ON_LOOPBACK = (
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-    "0",
-)  # Ray's own switch for clusters of one machine
 Files = dict[str, bytes]  # what a trial left behind, by its path in the trial's directory
 
 
@@ -32,11 +27,7 @@ class OnRay:
         self.address = address
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, Record | Failure]]:
-        ray = _ray(self.address is None)
-        started = not ray.is_initialized()
-        if started:
-            _connect(ray, self.address)
-        try:
+        with connected(self.address) as ray:
             remote = ray.remote(max_retries=0)(run_and_collect)  # retries are the runner's, which reports them
             running = {remote.options(num_cpus=task.threads).remote(task): task for task in tasks}
             while running:
@@ -45,9 +36,6 @@ class OnRay:
                     task = running.pop(reference)
                     yield task, _outcome(ray, reference, task)
                 progress(len(tasks) - len(running) + sum(task.done for task in running.values()))
-        finally:
-            if started:
-                ray.shutdown()
 
 
 def run_and_collect(task: Task) -> Files:
@@ -84,29 +72,3 @@ def _write(files: Files, directory: Path) -> None:
 
 def _files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
-
-
-def _ray(local: bool) -> Any:
-    """Ray; local: for a cluster that no other machine shall reach, which it must know when it is imported."""
-    if local:
-        os.environ.setdefault(*ON_LOOPBACK)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--on ray needs Ray: pip install 'normscope[ray]'") from None
-    return ray
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    try:
-        _knock(address)  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, **({} if address else {"include_dashboard": False}))
-    except (OSError, ValueError) as error:
-        raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; start one with `ray start --head`") from error
-
-
-def _knock(address: str | None) -> None:
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from normscope._watch.store import plain
 from normscope.core.errors import InputError
 from normscope.lab.experiment import find
 from normscope.lab.runner import Outcome
 from normscope.lab.tasks import RESULT
-from normscope.recorder.store import plain
 
 MARK = "<!-- results: written by normscope lab document, which keeps what stands above this line -->"
 HEAD = """# Reproduction

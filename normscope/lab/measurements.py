@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from normscope._watch.columns import GAIN_METRICS, INPUT_METRICS
+from normscope._watch.forward import ForwardView
+from normscope._watch.layers import Handwritten, is_observable
+from normscope._watch.pairing import handwritten_in
+from normscope._watch.statistics import as_normalizer
 from normscope.auditing import audit
 from normscope.core.data import Call
 from normscope.core.errors import NormscopeError
 from normscope.core.randomness import preserved_random_state
 from normscope.graph.parametric import trace_parameters
 from normscope.lab.experiment import Numbers
-from normscope.recorder.columns import GAIN_METRICS, INPUT_METRICS
-from normscope.recorder.forward import ForwardView
-from normscope.recorder.layers import Handwritten, is_observable
-from normscope.recorder.pairing import handwritten_in
-from normscope.recorder.statistics import as_normalizer
 
 PRODUCTS = {  # log10 of a product over layers ← whose rows, and what of them
     "weights_matrix": ("weights", "spectral_norm"),
@@ -105,10 +105,10 @@ def products(rows: Mapping[str, Rows]) -> dict[str, float]:
 def audited(model: nn.Module, batch: torch.Tensor, generator: torch.Generator) -> Numbers:
     """The bracket and `audit.products` of a trained model in eval mode, or why it has none."""
     try:
-        found = audit(copy.deepcopy(model), batch[:2], data=batch, effort=0.2, generator=generator)
+        found = audit(copy.deepcopy(model), batch[:2], data=batch, effort=0.2, generator=generator, local=False)
+        bracket: dict[str, Any] = {"lower_log10": found.bracket.lower.log10, "upper_log10": found.bracket.proved.log10}
     except NormscopeError as refusal:
         return {"refused": str(refusal)}
-    bracket: dict[str, Any] = {"lower_log10": found.bracket.lower.log10, "upper_log10": found.bracket.upper.log10}
     return {"bracket": bracket, "products": dict(found.products)}
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from normscope._watch.store import plain
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered, Table, Text
-from normscope.core.text import encodable
+from normscope.core.rendering import Table, Text
+from normscope.core.result import Result
 from normscope.lab.executors import Executor, InProcess, Processes
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find
 from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, run_task, tasks
 from normscope.lab.workspace import write_atomically, writing
-from normscope.recorder.store import plain
 
 SCHEMA = "normscope.lab/1"
 AGREES, PARTLY, DIFFERS, SILENT, INCOMPLETE = "agrees", "agrees in part", "differs", "measured", "incomplete"
@@ -30,8 +30,10 @@ Progress = Callable[[float, int], None]  # trials' worth of work done, and how m
 
 
 @dataclass(frozen=True)
-class Outcome(Rendered):
+class Outcome(Result):
     """What an experiment's result.json holds; `comparisons` are the paper's figures beside ours."""
+
+    schema = SCHEMA
 
     directory: Path
     content: Mapping[str, Any]
@@ -48,8 +50,8 @@ class Outcome(Rendered):
     def failures(self) -> list[dict[str, Any]]:
         return list(self.content["failures"])
 
-    def to_json(self) -> str:
-        return encodable(json.dumps(self.content, indent=1, ensure_ascii=False))
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.content)
 
     def render(self) -> RenderableType:
         content = self.content

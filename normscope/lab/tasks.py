@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from normscope._watch.store import plain
 from normscope.lab.experiment import Experiment, find
 from normscope.lab.workspace import CHECKPOINT, PROGRESS, Report, Workspace, write_atomically, writing
-from normscope.recorder.store import plain
 from normscope.version import __version__
 
 RESULT = "result.json"

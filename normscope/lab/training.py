@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,16 +14,19 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from normscope._watch.layers import NORMALIZING
+from normscope._watch.watch import watch
 from normscope.core.answers import right_answers
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, NormscopeError
+from normscope.core.randomness import preserved_random_state
 from normscope.lab.datasets import Labelled, Split
 from normscope.lab.experiment import Numbers, Settings
 from normscope.lab.measurements import LayerMeter, audited
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
 from normscope.optim import SGDG, AdamG
-from normscope.recorder.layers import NORMALIZING
-from normscope.recorder.watch import watch
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.report import SymmetryReport
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
 Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
@@ -167,6 +171,13 @@ def train(training: Training, workspace: Workspace, meter: Meter | None = None) 
     return fit(*prepare(training, workspace), training, workspace, meter)
 
 
+def _symmetries(model: nn.Module, example: Tensor) -> SymmetryReport | None:
+    """Which weights are scale-free, for the recording; None of a model that cannot be traced, where the recording says so."""
+    with preserved_random_state(), suppress(NormscopeError):
+        return symmetries(model, example)
+    return None
+
+
 def fit(
     model: nn.Module,
     split: Split,
@@ -195,7 +206,19 @@ def fit(
         history.append({"epoch": 0, **evaluated(model, split.test, "test"), **measure(model)})
     diverged = bool(history[-1].get("diverged"))
     steps = len(list(batches(split.train[1], training.batch_size, torch.Generator())))
-    with watch(model, optimizer, workspace.run, every=steps, start_step=history[-1]["epoch"] * steps, quiet=True) as recording:
+    known = _symmetries(model, split.train[0][:2])
+    started = history[-1]["epoch"] * steps
+    with watch(
+        model,
+        optimizer,
+        workspace.run,
+        every=steps,
+        start_step=started,
+        symmetries=known,
+        quiet=True,
+        resume=started > 0,
+        overwrite=started == 0,
+    ) as recording:
         for epoch in range(history[-1]["epoch"] + 1, training.epochs + 1):
             if diverged:
                 break

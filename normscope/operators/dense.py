@@ -16,7 +16,7 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 
 from normscope.core.magnitude import INFINITY, ZERO, Magnitude
-from normscope.core.rounding import UNIT_ROUNDOFF
+from normscope.core.rounding import SQUARES_LOST, UNIT_ROUNDOFF
 
 SLACK = 1e-8  # how far above Lanczos' value the first proof is tried
 MOST_LANCZOS_STEPS = 300
@@ -63,6 +63,18 @@ def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: M
     return max(at_least, (norm + perturbation).widened(8 * UNIT_ROUNDOFF))
 
 
+def gram_norms(grams: torch.Tensor, terms: int) -> torch.Tensor:
+    """Upper bounds on ‖A‖, one for each Gram matrix A Aᵀ of a batch (sets, m, m) that was computed as sums of `terms` products."""
+    size = grams.shape[-1]
+    squares = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+    tried = torch.where(squares > 0, torch.linalg.eigvalsh(grams)[:, -1] * (1 + SLACK), 0.0) if size > 1 else squares
+    shifted = -grams
+    shifted.diagonal(dim1=-2, dim2=-1).add_(tried[:, None])
+    proved = torch.where(torch.linalg.cholesky_ex(shifted).info == 0, tried, squares) if size > 1 else squares
+    roundoff = 2.02 * UNIT_ROUNDOFF * ((size + 2) * size * proved + (terms + 8) * squares + 4 * proved)
+    return ((proved + roundoff).sqrt() * (1 + 8 * UNIT_ROUNDOFF) + SQUARES_LOST).nan_to_num(math.inf, math.inf)
+
+
 def _largest_frobenius(matrices: torch.Tensor) -> float:
     real = torch.view_as_real(matrices) if matrices.is_complex() else matrices
     return float(torch.linalg.vector_norm(real.flatten(1), dim=1).max()) * (1 + (real[0].numel() + 8) * UNIT_ROUNDOFF)
@@ -95,14 +107,38 @@ def _prove_one_by_one(matrices: torch.Tensor, floor: float, most: float, slack: 
     for matrix in matrices:
         narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
         gram = narrow.mH @ narrow
-        bound = bound or max(most / len(gram), _largest_eigenvalue(gram, slack) * (1 + slack))
-        for _ in range(MOST_TURNS):
-            if _below(gram, bound):
-                break
-            bound, slack = _raise(bound, _largest_eigenvalue(gram, slack) * (1 + slack), slack)
-        else:
+        proved = _proved(gram, bound, most, slack)
+        if proved is None:
             return max(bound, most)
+        bound, slack = proved
     return bound
+
+
+def _proved(gram: torch.Tensor, bound: float, most: float, slack: float) -> tuple[float, float] | None:
+    """A bound, at least the given one, for which bound·I − G passes Cholesky, and the slack that this took; None if none does."""
+    bound = bound or max(most / len(gram), _largest_eigenvalue(gram, slack) * (1 + slack))
+    for _ in range(MOST_TURNS):
+        if _below(gram, bound):
+            return bound, slack
+        bound, slack = _raise(bound, _largest_eigenvalue(gram, slack) * (1 + slack), slack)
+    return None
+
+
+def gram_norm(gram: torch.Tensor, terms: int, slack: float = SLACK) -> float:
+    """An upper bound on ‖A‖, tight to about `slack`, from one Gram matrix AᵀA that was computed as sums of `terms` products.
+
+    ‖A‖_F² is its trace, of numbers ≥ 0, so that rounding is relative. The entries of A are of size about 1.
+    """
+    size = len(gram)
+    squares = float(gram.diagonal().sum()) * (1 + 2.02 * UNIT_ROUNDOFF * (terms + size + 8)) + size * SQUARES_LOST**2
+    if not squares < math.inf:
+        return math.inf
+    proved = squares
+    if size > 1 and squares > 1e-200:
+        found = _proved(gram, 0.0, squares, slack)
+        proved = squares if found is None else min(found[0], squares)
+    roundoff = 2.02 * UNIT_ROUNDOFF * ((size + 2) * size * proved + (terms + 8) * squares + 4 * proved)
+    return math.sqrt(proved + roundoff) * (1 + 8 * UNIT_ROUNDOFF) + SQUARES_LOST
 
 
 def _dense_eigenvalue(gram: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from normscope.optim.rows import Rows
 
 Parameters: TypeAlias = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself
 Settings = Mapping[str, Any]  # a parameter group
-Matrices = list[torch.Tensor]  # one for each family, with one vector a row
+Matrices = list[torch.Tensor]  # one for each family, with one vector per row
 
 
 class Detection(TypedDict, total=False):

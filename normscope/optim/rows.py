@@ -1,4 +1,4 @@
-"""A family's tensors as matrices with one vector a row, which the optimizers change in place."""
+"""A family's tensors as matrices with one vector per row, which the optimizers change in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALF = (torch.float16, torch.bfloat16)  # computed in float32
 
 
 class Rows:
-    """Matrices of one family, in the order in which they are added: (count, size), or (count, 1) for one value a vector.
+    """Matrices of one family, in the order in which they are added: (count, size), or (count, 1) for one value per vector.
 
     They are views of the tensors where strides and dtype allow; `store` writes the others back.
     """

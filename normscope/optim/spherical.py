@@ -3,7 +3,7 @@
 With y = w/‖w‖ and the gradient on the sphere h = ‖w‖ ∇L − ⟨y, ‖w‖ ∇L⟩ y, clipped to ‖h‖ ≤ ν,
 
     SGDG:  m ← μ τ + h                 rate η
-    AdamG: m ← β₁ τ + (1 − β₁) h       rate η/((1 − β₁ᵗ)(√(v/(1 − β₂ᵗ)) + ε)),  v ← β₂ v + (1 − β₂) ‖h‖², one number a vector
+    AdamG: m ← β₁ τ + (1 − β₁) h       rate η/((1 − β₁ᵗ)(√(v/(1 − β₂ᵗ)) + ε)),  v ← β₂ v + (1 − β₂) ‖h‖², one number per vector
 
 and then y ← exp_y(−rate · m), with τ the parallel transport of m to the new point. As ‖w‖ ∇L does not depend on ‖w‖, neither does
 training; ‖w‖ stays what it was at the first step. η is `lr` · `sphere_ratio`: the angle turned by a gradient of norm 1. A zero

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
-from normscope.report.audits import depth_profile, model_graph
+from normscope.ledger import layers_in_products
+from normscope.report.audits import certificate_gap, depth_profile, model_graph
 from normscope.report.html import Drawing, Page, number, section, titled, words
 from normscope.report.markup import Child, Markup, element, table
 from normscope.version import __version__
 
 if TYPE_CHECKING:
     from normscope.auditing import Audit
-    from normscope.checkup.finding import Finding, Findings
+    from normscope.core.gap_curve import GapCurve
+    from normscope.findings.finding import Finding, Findings
     from normscope.ledger import LayerRow
 
 SECTIONS = (
@@ -23,10 +25,12 @@ SECTIONS = (
     ("certificate", "Certificate"), ("settings", "Settings and versions"),
 )  # fmt: skip
 MOST_NAMED = 3
+MOST_SHARES = 20
 DEPTH = (
     "The line above is proved: no two inputs are moved further apart up to this layer. The line below "
     "is what a pair of inputs shows. The bar on the right is the whole network, bounded as one, so that it may lie below the line."
 )
+GAP = "Both sides of the bracket against the radius of its region: the closer the lines, the more the certificate says."
 GRAPH = "Layers in the order of computation; arcs are what skips some. Brown and large raises the bound, violet lowers it."
 PRODUCTS = {
     "weights_spectral": "∏ ‖W‖, as operators", "weights_matrix": "∏ ‖W‖, reshaped to matrices", "weights_frobenius": "∏ ‖W‖_F",
@@ -44,7 +48,7 @@ def audit_report(audit: Audit) -> str:
         section("depth", "Figures", [page.draw(drawing) for drawing in drawings(audit)]),
         section("ledger", "Ledger", ledger(audit)),
         section("findings", "Findings of the doctor", element("p", refused) if findings is None else findings_table(findings)),
-        section("certificate", "Certificate", certificate(audit)),
+        section("certificate", "Certificate", certificate(audit), _gap_table(audit)),
         section("settings", "Settings and versions", _settings(audit)),
     ]
     return page.render(f"Audit of {audit.model}", *body, sections=SECTIONS)
@@ -63,17 +67,24 @@ def _examined(audit: Audit) -> tuple[Findings | None, str]:
 def verdict(audit: Audit, findings: Findings | None) -> Markup:
     """The bracket in a sentence, what is not fine, what to do, what makes the bound."""
     bracket, shared = audit.bracket, _by_share(audit)
+    nearby = ". ".join(audit.nearby_lines() or bracket.about_gap()).removesuffix(".")
     serious = _by_rule([finding for finding in findings or () if finding.severity != "info"])
     wrong: list[Child] = [[element("code", rule), f" at {_places(alike)}: {alike[0].message}"] for rule, alike in serious.items()]
-    if not bracket.upper.finite:
+    if bracket.upper is None:
+        wrong.insert(0, f"There is no upper bound: {bracket.reason}: {'; '.join(bracket.certificate.causes)}.")
+    elif not bracket.upper.finite:
         wrong.insert(0, f"No finite bound holds for all inputs: {bracket.reason}. A region would help: pass region=.")
-    remedies = [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
+    elif audit.too_loose:
+        wrong.insert(0, f"The bound over all inputs is {audit.too_loose}. Ask about inputs like yours: pass region=.")
+    remedies = [bracket.certificate.advice] if bracket.upper is None and bracket.certificate.advice else []
+    remedies += [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
     checked = 0 if findings is None or wrong else len(findings.checked)
     fine = [f"{checked} checks of the doctor found no error and nothing to warn of."] if checked else []
     return element(
         "article",
         element("p", headline(audit), class_="headline"),
         element("p", _reading(audit), class_="soft"),
+        element("p", f"{nearby[0].upper()}{nearby[1:]}.") if nearby else None,
         element(
             "div",
             titled("What is not fine", wrong, "wrong"),
@@ -108,16 +119,27 @@ def headline(audit: Audit) -> str:
     """The bracket, and the layer that adds most to it."""
     bracket, shared = audit.bracket, _by_share(audit)
     most = f" Layer {shared[0].name} adds most to it." if shared else ""
+    if bracket.upper is None:
+        below = f"is at least {bracket.lower}" if bracket.lower else "has no lower bound"
+        return f"The Lipschitz constant {below}; upper bound: none: {bracket.reason}."
     if not bracket.upper.finite:
         return f"The Lipschitz constant is at least {bracket.lower}, and has no finite bound."
+    if audit.too_loose and audit.local is not None and audit.local.upper is not None:
+        near, radius = audit.local, audit.local_radius or 0.0
+        return (
+            f"Within {radius:.3g} of the first input the Lipschitz constant lies between {near.lower} and {near.upper}; "
+            f"over all inputs it is at least {bracket.lower}, and the upper bound is too loose to use."
+        )
     return f"The Lipschitz constant lies between {bracket.lower} and {bracket.upper}.{most}"
 
 
 def _reading(audit: Audit) -> str:
-    above = f"at most {audit.bracket.upper} times as far (proved)" if audit.bracket.upper.finite else "without a proved limit"
+    bracket = audit.bracket
+    bounded = bracket.upper is not None and bracket.upper.finite
+    above = f"at most {bracket.upper} times as far (proved)" if bounded else "without a proved limit"
     shapes = ", ".join("×".join(map(str, shape)) for shape in audit.inputs)
-    below = f"and some pair by at least {audit.bracket.lower} times (shown)"
-    return f"On inputs of shape {shapes}, in {audit.mode} mode: two outputs are apart {above}, {below}."
+    below = f", and some pair by at least {bracket.lower} times (shown)" if bracket.lower or bounded else ""
+    return f"On inputs of shape {shapes}, in {audit.mode} mode: two outputs are apart {above}{below}."
 
 
 def _named(row: LayerRow) -> str:
@@ -143,11 +165,21 @@ def _normalizers(audit: Audit) -> list[Child]:
 
 
 def drawings(audit: Audit) -> list[Drawing]:
-    """How the bracket builds up, and which layers make it."""
-    return [
+    """How the bracket builds up, which layers make it, and how it widens with the radius."""
+    made = [
         Drawing("How the Lipschitz bracket builds up with depth", depth_profile(audit), DEPTH, _depth_table(audit)),
         Drawing("Which layers make the bound", model_graph(audit), GRAPH, _share_table(audit)),
     ]
+    if audit.curve is not None:
+        made.append(
+            Drawing("Certificate gap", certificate_gap(audit.curve), _curve_in_words(audit.curve), _curve_table(audit.curve))
+        )
+    return made
+
+
+def _curve_in_words(curve: GapCurve) -> str:
+    said = "; ".join(curve.lines())
+    return f"{GAP} {said[0].upper()}{said[1:]}."
 
 
 # tables --------------------------------------------------------------------------------------------------------------
@@ -155,10 +187,28 @@ def drawings(audit: Audit) -> list[Drawing]:
 
 def _depth_table(audit: Audit) -> Markup:
     rows = [[row.name, _size(row.separation), _size(row.upper_here), _size(row.upper_without_gains)] for row in audit.layers]
-    rows.append(["whole network", str(audit.bracket.lower), str(audit.bracket.upper), "–"])
+    rows.append(["whole network", str(audit.bracket.lower), _size(audit.bracket.upper), "–"])
     return table(
         ["layer", "at least", "at most", "without the normalizers' gains"], rows, "The bracket from the input to each layer"
     )
+
+
+def _curve_table(curve: GapCurve) -> Markup:
+    rows = [[f"{point.radius:.4g}", str(point.lower), _size(point.upper), str(point.ratio)] for point in curve.points]
+    return table(["radius", "at least", "at most", "ratio"], rows, "Both sides at every radius that was tried")
+
+
+def _gap_table(audit: Audit) -> Markup | None:
+    """Where the gap of the bracket on a region comes from."""
+    shown = audit.local if audit.local is not None else audit.bracket
+    rows: list[list[Child]] = [
+        [share.where or "–", share.operation, f"{share.units:,}" if share.units else "–", f"{100 * share.share:.1f} %"]
+        for share in shown.gap[:MOST_SHARES]
+    ]
+    if not rows:
+        return None
+    about = f"Where the gap between {shown.lower} and {shown.upper} comes from"
+    return table(["where", "operation", "units not straight", "share of the gap"], rows, about)
 
 
 def _share_table(audit: Audit) -> Markup:
@@ -178,9 +228,10 @@ def ledger(audit: Audit) -> list[Child]:
 
 
 def _products(audit: Audit) -> Markup:
-    rows = [[PRODUCTS.get(name, name), number(value)] for name, value in audit.products.items()]
+    counts = layers_in_products(audit.layers)
+    rows = [[PRODUCTS.get(name, name), number(value), str(counts[name])] for name, value in audit.products.items() if counts[name]]
     note = "; in a residual network no such product is a bound" if audit.residual else ""
-    return table(["product over layers", "log10"], rows, f"Products{note}")
+    return table(["product over layers", "log10", "layers"], rows, f"Products{note}")
 
 
 def findings_table(findings: Findings) -> list[Child]:
@@ -193,7 +244,10 @@ def findings_table(findings: Findings) -> list[Child]:
 
 
 def certificate(audit: Audit) -> Markup:
-    """Why the upper bound holds."""
+    """Why the upper bound holds, or what it lacks."""
+    if audit.bracket.upper is None:
+        lacking = [[words(cause)] for cause in audit.bracket.certificate.causes]
+        return table(["operation, module path and source line"], lacking, f"No upper bound: {audit.bracket.reason}")
     rows = [
         [step.path or step.name, step.operation, str(step.gain), words(step.method)] for step in audit.bracket.certificate.steps
     ]

@@ -1,4 +1,4 @@
-"""Figures of an audit: how the bracket builds up with depth, and the model's layers coloured by what they add to it."""
+"""Figures of an audit: the bracket with depth, the layers coloured by what they add to it, both sides against the radius."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from normscope.report.theme import COLORS, DIVERGING, NEUTRAL, decade_ticks, esc
 
 if TYPE_CHECKING:
     from normscope.auditing import Audit
+    from normscope.core.gap_curve import GapCurve
 
 WHOLE = "whole"  # after the last layer
 SMALLEST_MARKER, LARGEST_MARKER = 9.0, 30.0
@@ -53,23 +54,42 @@ def depth_profile(audit: Audit) -> go.Figure:
     made = figure(
         *traces, title="How the Lipschitz bracket builds up with depth", x="layer, in the order of computation", y="constant"
     )
+    _decades(made, traces)
+    made.update_xaxes(type="category", categoryorder="array", categoryarray=names, showgrid=False)
+    note = _end_of_line(audit)
+    if note:
+        made.add_annotation(text=note, showarrow=False, x=0.5, y=0.02, xref="paper", yref="paper")
+    return made.update_layout(height=480, legend={"traceorder": "normal"})
+
+
+def _decades(made: go.Figure, traces: Sequence[go.Scatter]) -> None:
+    """A vertical axis for traces of log10."""
     drawn = [value for trace in traces for value in trace.y if value is not None]
     low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
     low, high = low - 0.06 * (high - low) - 0.05, high + 0.06 * (high - low) + 0.05
     values, texts = decade_ticks(low, high)
     made.update_yaxes(range=[low, high], tickvals=values, ticktext=texts, zeroline=False)
-    made.update_xaxes(type="category", categoryorder="array", categoryarray=names, showgrid=False)
-    if not audit.bracket.upper.finite:
-        note = "no finite bound holds for all inputs: the line ends where it becomes infinite"
-        made.add_annotation(text=note, showarrow=False, x=0.5, y=0.02, xref="paper", yref="paper")
-    return made.update_layout(height=480, legend={"traceorder": "normal"})
+
+
+def _logarithms(values: Sequence[Magnitude | None]) -> list[float | None]:
+    """What can be drawn of them."""
+    return [value.log10 if value is not None and math.isfinite(value.log10) else None for value in values]
+
+
+def _end_of_line(audit: Audit) -> str:
+    """Why the line above ends before the last layer, if it does."""
+    if audit.bracket.upper is None:
+        return f"no upper bound ({escaped(audit.bracket.reason)}): the line ends at the first of them"
+    finite = audit.bracket.upper.finite
+    return "" if finite else "no finite bound holds for all inputs: the line ends where it becomes infinite"
 
 
 def _line(name: str, x: Sequence[str], values: Sequence[Magnitude | None], line: dict[str, object], **style: object) -> go.Scatter:
-    drawn = [value.log10 if value is not None and math.isfinite(value.log10) else None for value in values]
     exact = ["" if value is None else f"{value:.6}" for value in values]
     hover = "<b>%{x}</b><br>%{customdata}<extra>%{fullData.name}</extra>"
-    return go.Scatter(x=list(x), y=drawn, customdata=exact, name=name, line=line, hovertemplate=hover, **{"mode": "lines", **style})
+    return go.Scatter(
+        x=list(x), y=_logarithms(values), customdata=exact, name=name, line=line, hovertemplate=hover, **{"mode": "lines", **style}
+    )
 
 
 def model_graph(audit: Audit) -> go.Figure:
@@ -105,6 +125,40 @@ def model_graph(audit: Audit) -> go.Figure:
     return made.update_yaxes(visible=False).update_layout(height=400 if audit.residual else 280)
 
 
+def certificate_gap(curve: GapCurve) -> go.Figure:
+    """Both sides of the bracket against the radius of its region, and the largest radius at which they are within the factor."""
+    radii = [math.log10(point.radius) for point in curve.points]
+    exact = [f"radius {point.radius:.4g}<br>ratio {point.ratio:.4}" for point in curve.points]
+
+    def side(name: str, values: Sequence[Magnitude | None], color: str, **style: object) -> go.Scatter:
+        shown = [f"{text}<br>{value}" for text, value in zip(exact, values, strict=True)]
+        hover = "%{customdata}<extra>%{fullData.name}</extra>"
+        return go.Scatter(
+            x=radii, y=_logarithms(values), customdata=shown, name=name, mode="lines+markers", line={"color": color, "width": 3},
+            hovertemplate=hover, **style,
+        )  # fmt: skip
+
+    below = side("witnessed: at least", [point.lower for point in curve.points], COLORS[2])
+    above = side(
+        "certified: at most", [point.upper for point in curve.points], COLORS[0], fill="tonexty", fillcolor="rgba(0,114,178,0.15)"
+    )
+    made = figure(below, above, title="Certificate gap", x="radius of the region", y="Lipschitz constant")
+    values, texts = decade_ticks(min(radii), max(radii))
+    made.update_xaxes(tickvals=values, ticktext=texts, zeroline=False)
+    _decades(made, [below, above])
+    if curve.radius:
+        note = (
+            f"≤ {curve.factor:g} × up to {curve.radius:.3g}"
+            if not curve.exceptions
+            else f"≤ {curve.factor:g} × at {curve.radius:.3g}"
+        )
+        made.add_vline(x=math.log10(curve.radius), line={"color": NEUTRAL, "width": 1.5, "dash": "dash"})
+        made.add_annotation(
+            x=math.log10(curve.radius), y=0.97, yref="paper", text=note, showarrow=False, xanchor="right", xshift=-6, yanchor="top"
+        )
+    return made.update_layout(legend={"traceorder": "normal"})
+
+
 def _arc(start: int, end: int) -> tuple[list[float], list[float]]:
     """A straight line to the next layer, half an ellipse over those that lie between."""
     if end - start == 1:
@@ -115,4 +169,4 @@ def _arc(start: int, end: int) -> tuple[list[float], list[float]]:
 
 
 def _share(share: float | None) -> str:
-    return "no share: the bound is infinite or about 1" if share is None else f"{100 * share:.3g} % of log(upper)"
+    return "no share: the bound is absent, infinite or about 1" if share is None else f"{100 * share:.3g} % of log(upper)"

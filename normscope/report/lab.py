@@ -21,7 +21,7 @@ TRACES: dict[str, Callable[..., Any]] = {
 
 
 def plot(shown: Plot) -> go.Figure:
-    """An experiment's plot: one trace a series over the contours of its surface, dashed horizontal lines at its levels."""
+    """An experiment's plot: one trace per series over the contours of its surface, dashed horizontal lines at its levels."""
     if shown.kind not in TRACES:
         raise InputError(f"no kind of plot {shown.kind!r}: choose from {', '.join(TRACES)}")
     traces = [TRACES[shown.kind](name, list(x), [float(value) for value in y]) for name, (x, y) in shown.series.items()]

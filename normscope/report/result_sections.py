@@ -1,7 +1,9 @@
-"""One section a kind of result: a sentence, figures and tables from the records of its JSON. SECTIONS is the table of kinds."""
+"""One section per kind of result: a sentence, figures and tables from the records of its JSON. SECTIONS is the table of kinds."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,26 +11,36 @@ from typing import Any, Union
 
 import numpy as np
 
-from normscope.auditing import SCHEMA as AUDIT
+from normscope._checkpoint.difference import Difference
+from normscope._checkpoint.report import CheckpointReport
 from normscope.auditing import Audit
-from normscope.checkup.finding import SCHEMA as DOCTOR
-from normscope.checkup.finding import SEVERITIES, Findings
+from normscope.bounds.bound import MEASURE, RISK, Bound, shown
+from normscope.bounds.comparison import Comparison
+from normscope.bounds.flatness import Flatness
+from normscope.bounds.generalization import Guarantees
+from normscope.bounds.iterations import TrainingCost
+from normscope.bounds.margins import Margins
+from normscope.certify.robustness import LocalBrackets, Robustness
+from normscope.certify.weights import Sensitivities
 from normscope.claims.ledger import SCHEMA as CLAIM
 from normscope.claims.verdicts import VERDICTS
+from normscope.core.bracket import Bracket
+from normscope.core.codec import encode
 from normscope.core.errors import InputError
+from normscope.core.gap_curve import GapCurve
+from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate
-from normscope.curvature.rendering import SCHEMA as CURVATURE
-from normscope.curvature.spectrum import Condition
-from normscope.guarantees.bound import MEASURE, RISK, Bound, shown
-from normscope.guarantees.generalization import SCHEMA as GENERALIZATION
-from normscope.guarantees.generalization import Guarantees
-from normscope.lab.experiment import Comparison
+from normscope.curvature.landscape import Landscape
+from normscope.curvature.spectrum import Condition, Curvature
+from normscope.findings.finding import SEVERITIES, Findings
+from normscope.lab import experiment
 from normscope.lab.runner import SCHEMA as LAB
 from normscope.report import audit_page
+from normscope.report.bounds import bound_comparison
 from normscope.report.curvature import densities, eigenvalues
-from normscope.report.guarantees import bound_comparison
 from normscope.report.html import Drawing, titled, words
 from normscope.report.markup import Child, Markup, element, table
+from normscope.symmetry.report import SymmetryReport
 
 Record = Mapping[str, Any]
 Part = Union[Drawing, Child]
@@ -101,7 +113,7 @@ def _curvature_headline(record: Record, pairs: Mapping[str, Pairs]) -> str:
 
 
 def _measured(records: Sequence[Record]) -> list[list[Child]]:
-    """A row a quantity, a column a record."""
+    """A row per quantity, a column per record."""
     rows: dict[str, Callable[[Record], str]] = {
         "loss": lambda record: f"{record['loss']:.6g}",
         "samples": lambda record: f"{sum(record['batch_sizes']):,}, in batches of at most {max(record['batch_sizes']):,}",
@@ -115,7 +127,7 @@ def _measured(records: Sequence[Record]) -> list[list[Child]]:
 def _density(content: Record) -> Density:
     nodes, weights = (np.asarray(content[name], dtype=np.float64) for name in ("nodes", "weights"))
     if not nodes.shape == weights.shape == (nodes.size,) or not nodes.size:
-        raise InputError("its density has not one weight a node")
+        raise InputError("its density has not one weight per node")
     return Density(nodes, weights, float(content["width"]))
 
 
@@ -199,7 +211,7 @@ def _trivial(bound: Bound) -> str:
 
 
 def claims_section(records: Sequence[Record]) -> Section:
-    """The ledger, a table a verdict."""
+    """The ledger, a table per verdict."""
     alike = {verdict: [record for record in records if record["verdict"] == verdict] for verdict in VERDICTS}
     if sum(map(len, alike.values())) < len(records):
         raise InputError(f"a verdict is none of {', '.join(VERDICTS)}")
@@ -210,11 +222,15 @@ def claims_section(records: Sequence[Record]) -> Section:
 
 def _claims_table(verdict: str, records: Sequence[Record]) -> Markup:
     rows = [
-        [record["id"], f"{record['paper']}, {record['place']}", words(record["statement"]), words(_correction(record)),
+        [record["id"], f"{record['paper']}, {_where(record)}", words(record["statement"]), words(_correction(record)),
          words(_facts(record["evidence"]))]
         for record in records
     ]  # fmt: skip
     return table(["claim", "where", "statement", "instead", "evidence"], rows, f"{verdict}: {len(rows)}")
+
+
+def _where(record: Record) -> str:
+    return str(record["where" if "where" in record else "place"])
 
 
 def _correction(record: Record) -> str:
@@ -225,7 +241,7 @@ def _correction(record: Record) -> str:
 def lab_section(records: Sequence[Record]) -> Section:
     """What the paper says beside what was measured."""
     record = _one(records)
-    compared = [Comparison(**row) for row in record["comparisons"]]
+    compared = [experiment.Comparison(**row) for row in record["comparisons"]]
     rows = [[words(row.quantity), words(row.paper), words(row.ours), row.answer or "–"] for row in compared]
     failures = [f"{failure['label']}, seed {failure['seed']}: {failure['error']}" for failure in record["failures"]]
     settings: list[list[Child]] = [[name, words(str(value))] for name, value in record["settings"].items()]
@@ -250,11 +266,49 @@ def _one(records: Sequence[Record]) -> Record:
     return records[0]
 
 
+# any other result ----------------------------------------------------------------------------------------------------
+
+STORED: tuple[type[Result], ...] = (
+    Bound, Bracket, CheckpointReport, Comparison, Difference, Flatness, GapCurve, Landscape, LocalBrackets, Margins, Robustness,
+    Sensitivities, TrainingCost,
+)  # fmt: skip
+
+
+def symmetries_section(records: Sequence[Record]) -> Section:
+    """The groups of a report of `ns.symmetries` in a table."""
+    record = _one(records)
+    rows = [
+        [group["kind"], str(group["count"]), words(", ".join(group["parameters"])), words(" → ".join(group["path"]))]
+        for group in record["groups"]
+    ]
+    free = f"{100 * float(record['scale_free']):.1f} % of {record['parameters']:,} parameters are scale-free"
+    parts = [table(["kind", "count", "parameters", "path"], rows, f"{len(rows)} groups")]
+    return Section(f"Symmetries of {record['model']}", f"{len(rows)} groups in {record['mode']} mode; {free}.", parts)
+
+
+def section_of(result: Result) -> Section:
+    """Of any result: by its schema, or else its text and its figures."""
+    if result.schema in SECTIONS and type(result) not in STORED:
+        return SECTIONS[result.schema]([json.loads(encode(result.to_dict()))])
+    lines = str(result).splitlines() or [""]
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(result).__name__).capitalize()
+    text = element("pre", "\n".join(lines))
+    drawings = [Drawing(figure.capitalize(), result.figure(figure), "", text) for figure in result.figures]
+    return Section(name, lines[0], [text, *drawings])
+
+
+def _stored(kind: type[Result]) -> Callable[[Sequence[Record]], Section]:
+    return lambda records: section_of(kind.from_dict(_one(records)))
+
+
 SECTIONS: dict[str, Callable[[Sequence[Record]], Section]] = {
-    AUDIT: audit_section,
-    DOCTOR: doctor_section,
-    CURVATURE: curvature_section,
-    GENERALIZATION: generalization_section,
+    Audit.schema: audit_section,
+    Findings.schema: doctor_section,
+    Curvature.schema: curvature_section,
+    Guarantees.schema: generalization_section,
     CLAIM: claims_section,
+    "normscope.claim/1": claims_section,  # of earlier versions
     LAB: lab_section,
+    SymmetryReport.schema: symmetries_section,
+    **{kind.schema: _stored(kind) for kind in STORED},
 }

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normscope._watch.directory import opened, read_at
+from normscope._watch.growing import held
 from normscope.core.errors import InputError, NormscopeError, first_line
-from normscope.recorder.directory import opened, read_at
-from normscope.recorder.growing import held
+from normscope.core.result import Result
 from normscope.report.html import Drawing, Page, section
 from normscope.report.markup import Child, Markup, element
-from normscope.report.result_sections import SECTIONS, Section
+from normscope.report.result_sections import SECTIONS, Section, section_of
 
 FOLDER = "results"  # of a run's directory
 MOST_BYTES = 64 << 20
@@ -23,9 +24,9 @@ DAMAGED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, 
 
 @dataclass(frozen=True)
 class Shown:
-    """A file of results as a report has it: a section, or one line that says why there is none."""
+    """A result as a report has it: a section, or one line that says why there is none. path: its file, if it has one."""
 
-    path: Path
+    path: Path | None
     section: Section | None = None
     problem: str = ""
 
@@ -83,6 +84,11 @@ def results_report(results: Sequence[Shown]) -> str:
     return page.render(title, *body, sections=[("summary", "Summary"), *anchors(results)])
 
 
+def result_page(result: Result) -> str:
+    """The report of one result, as HTML text."""
+    return results_report([Shown(None, section_of(result))])
+
+
 def headlines(results: Sequence[Shown]) -> Markup | None:
     """Each result in a sentence, with the way to its section."""
     links = iter(anchors(results))
@@ -106,7 +112,12 @@ def result_sections(page: Page, results: Sequence[Shown]) -> list[Markup]:
     """The results as sections of a page, each with the file that it comes from."""
     made = [(shown.path, shown.section) for shown in results if shown.section]
     return [
-        section(anchor, title, element("p", f"From {path.name}.", class_="soft"), *(_placed(page, part) for part in own.parts))
+        section(
+            anchor,
+            title,
+            element("p", f"From {path.name}.", class_="soft") if path else None,
+            *(_placed(page, part) for part in own.parts),
+        )
         for (anchor, title), (path, own) in zip(anchors(results), made, strict=True)
     ]
 

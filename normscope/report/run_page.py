@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.recorder.columns import PRODUCTS
+from normscope._watch.columns import PRODUCTS
 from normscope.report import sampling
 from normscope.report import summary as summaries
 from normscope.report.html import Drawing, Page, columns, number, section, titled, words
@@ -57,7 +57,7 @@ SECTIONS = (
 def run_report(runs: Sequence[Snapshot], results: Sequence[Shown] = ()) -> str:
     """The report as HTML text; results follow what is of the runs."""
     names = distinct_names([run.path for run in runs])
-    told = [summarize(run) for run in runs]
+    told = [summarize(run, steps=run.life.step) for run in runs]
     page = Page()
     together = list(zip(names, runs, told, strict=True))
     cards = element("div", [_verdict(name, run, summary, len(runs) > 1) for name, run, summary in together], class_="cards")
@@ -93,7 +93,10 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _verdict(name: str, run: Snapshot, summary: Summary, named: bool) -> Markup:
     """What is not fine, what to do, what is fine."""
-    wrong = [[element("code", problem.rule), f" at {problem}"] for problem in summary.problems]
+    wrong, past = (
+        [[element("code", problem.name), f" at {problem}"] for problem in summary.problems if problem.now == now]
+        for now in (True, False)
+    )
     remedies = list(dict.fromkeys(f"{problem.where}: {problem.fix}" for problem in summary.problems if problem.fix))
     return element(
         "article",
@@ -104,9 +107,11 @@ def _verdict(name: str, run: Snapshot, summary: Summary, named: bool) -> Markup:
             "div",
             titled("What could not be read", list(run.notes), "wrong"),
             titled("What is not fine", wrong, "wrong"),
+            titled("What was not fine and is over", past, "wrong"),
             titled("What to do", remedies, "todo"),
             titled("What stands out at the last step", list(map(str, summary.outliers[:MOST_OUTLIERS])), "apart"),
             titled("What is fine", list(summary.fine), "right"),
+            titled("What was not judged", list(summary.not_judged), "notes"),
             class_="lists",
         ),
         class_=f"verdict{' bad' if summary.problems else ''}",
@@ -210,14 +215,14 @@ def _ledger(name: str, run: Snapshot) -> Markup:
 
 def _findings(name: str, run: Snapshot) -> Child:
     rows: list[list[Child]] = [
-        [str(event.get("rule", "")), str(event.get("step", "")), str(event.get("layer") or "the whole network"),
-         _said(event, "message"), _said(event, "fix"), _said(event, "evidence")]
-        for event in run.findings
+        [" ".join(dict.fromkeys([finding.rule, finding.name])), finding.when, finding.where or "the whole network",
+         words(finding.message), words(finding.fix), words(json.dumps(finding.evidence, ensure_ascii=False, default=str))]
+        for finding in run.findings
     ]  # fmt: skip
     notes = [event for event in run.events if event["kind"] in ("note", "error")]
     said = [f"{event['kind']}: {event.get('message', json.dumps(event, default=str))}" for event in notes]
     found = (
-        table(["rule", "step", "layer", "what", "what to try", "evidence"], rows, f"{name}: {len(rows)} findings") if rows else None
+        table(["rule", "when", "layer", "what", "what to try", "evidence"], rows, f"{name}: {len(rows)} findings") if rows else None
     )
     nothing = element("p", f"{name}: no early warning was written.") if not rows else None
     return [nothing, found, titled(f"{name}: what the recorder noted", said, "notes")]

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import plotly.graph_objects as go
 
+from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
 from normscope.core.errors import InputError
-from normscope.recorder.columns import METRICS, PRODUCTS, SCALARS
+from normscope.findings.finding import Finding
 from normscope.report.quantities import Quantity, quantity
 from normscope.report.sampling import COLUMNS, SampledMatrix, sample_matrix, sample_series
 from normscope.report.theme import (
@@ -45,7 +46,7 @@ class Recording(Protocol):
     @property
     def layers(self) -> Sequence[Mapping[str, Any]]: ...
     @property
-    def findings(self) -> Sequence[Mapping[str, Any]]: ...
+    def findings(self) -> Sequence[Finding]: ...
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
         """`step` and the columns, all of one length: (rows,) for a number, (rows, layers) for a metric."""
 
@@ -75,7 +76,7 @@ def heatmap(
     columns: int = COLUMNS,
     scale: Scale | None = None,
 ) -> go.Figure:
-    """One row a layer, one column a few steps, with the findings marked; layers without the metric are left out.
+    """One row per layer, one column per few steps, with the findings marked; layers without the metric are left out.
 
     layers: positions in `run.layers`. between: steps to show. scale: of the colours, to compare runs (`Scale.shared`).
     """
@@ -155,16 +156,16 @@ def _compact(steps: np.ndarray) -> np.ndarray:
 
 def _marks(run: Recording, places: Mapping[str, str], between: Between | None) -> list[go.Scatter]:
     """A cross where a finding is about a layer that is shown. places: layer → its label."""
-    found = [finding for finding in run.findings if isinstance(finding.get("layer"), str) and finding["layer"] in places]
-    found = [finding for finding in found if isinstance(finding.get("step"), int) and _within(finding["step"], between)]
-    if not found:
+    found = [(finding, finding.first_step) for finding in run.findings if finding.where in places]
+    marked = [(finding, step) for finding, step in found if step is not None and _within(step, between)]
+    if not marked:
         return []
     return [
         go.Scatter(
-            x=[finding["step"] for finding in found], y=[places[finding["layer"]] for finding in found], mode="markers",
+            x=[step for _, step in marked], y=[places[finding.where] for finding, _ in marked], mode="markers",
             cliponaxis=False,
             marker={"symbol": "x", "size": 11, "color": WARNING, "line": {"color": "white", "width": 1.5}}, name="finding",
-            text=[f"{label(str(finding.get('rule', '')))}<br>{paragraph(str(finding.get('message', '')))}" for finding in found],
+            text=[f"{label(finding.name)}<br>{paragraph(finding.message)}" for finding, _ in marked],
             hovertemplate="<b>%{y}</b><br>step %{x}<br>%{text}<extra></extra>",
         )
     ]  # fmt: skip
@@ -181,7 +182,7 @@ def series(
     between: Between | None = None,
     columns: int = COLUMNS,
 ) -> go.Figure:
-    """One number over the steps, a line a run. names: of the lines, where the runs' own do not tell them apart."""
+    """One number over the steps, a line per run. names: of the lines, where the runs' own do not tell them apart."""
     read = [(name, *_rows(run, column, between)) for name, run in zip(names or [run.name for run in runs], runs, strict=True)]
     return _lines(read, quantity(column), columns, between)
 
@@ -189,7 +190,7 @@ def series(
 def layer_series(
     run: Recording, metric: str, layers: Sequence[int], *, between: Between | None = None, columns: int = COLUMNS
 ) -> go.Figure:
-    """One metric over the steps, a line a layer."""
+    """One metric over the steps, a line per layer."""
     steps, values = _rows(run, metric, between)
     return _lines([(run.layers[index]["name"], steps, values[:, index]) for index in layers], quantity(metric), columns, between)
 
@@ -220,6 +221,9 @@ def _lines(
     return made if np.isfinite(every).any() else _empty(made, f"{about.words} is not on record")
 
 
+UNJUDGED = "no weight was judged scale-free: record with symmetries=ns.symmetries(model, example)"
+
+
 def norm_angle(run: Recording, *, between: Between | None = None, most: int = LINES) -> go.Figure:
     """Paths of scale-free weights in the plane of their norm and of their rotation a step, medians of consecutive windows.
 
@@ -242,7 +246,8 @@ def norm_angle(run: Recording, *, between: Between | None = None, most: int = LI
     )
     made = figure(*traces, title=title, x="norm ‖w‖", y="rotation a step [rad]", log_x=True, log_y=True)
     made.update_layout(height=520)
-    return made if paths else _empty(made, "no scale-free weight is on record")
+    unjudged = any(layer.get("role") == "weight" and layer.get("scale_free") is None for layer in run.layers)
+    return made if paths else _empty(made, UNJUDGED if unjudged else "no scale-free weight is on record")
 
 
 def _medians(values: np.ndarray, windows: Sequence[np.ndarray]) -> np.ndarray:

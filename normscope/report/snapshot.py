@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from normscope._watch.columns import LATER
+from normscope._watch.life import FINISHED, Life
+from normscope._watch.reading import Run, load_run
 from normscope.core.errors import InputError
-from normscope.recorder.life import FINISHED, Life
-from normscope.recorder.reading import Run, load_run
+from normscope.findings.finding import Finding
+from normscope.findings.over_time import last_states
 
 DAMAGED = (KeyError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException)  # what a corrupt directory raises
 ADVICE = "restore it, or leave it out"
@@ -36,7 +39,8 @@ class Snapshot:
         """These columns of a run, or of the directory of one. An error says what of it cannot be read."""
         run = run if isinstance(run, Run) else load_run(run)
         try:
-            held, life, notes = run.arrays(*columns), run.life, tuple(run.notes)
+            there = [name for name in columns if name not in LATER or name in run.columns]
+            held, life, notes = run.arrays(*there), run.life, tuple(run.notes)
             made = Snapshot(run.path, run.manifest, run.layers, run.events(), held, run.name, life, notes)
             fits = all(isinstance(layer["name"], str) for layer in made.layers)
             fits &= all(values.shape[1:] in ((), (len(made.layers),)) for values in made.held.values())
@@ -51,8 +55,19 @@ class Snapshot:
         return made
 
     @property
-    def findings(self) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == "finding"]
+    def findings(self) -> list[Finding]:
+        steps = self.held["step"]
+        events = [event for event in self.events if event["kind"] == "finding"]
+        return last_states(events, int(steps[-1]) if len(steps) else None)
 
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
-        return {name: self.held[name] for name in ("step", *columns)}
+        steps = self.held["step"]
+        missing = [name for name in columns if name in LATER and name not in self.held]
+        return {
+            **{name: self.held[name] for name in ("step", *columns) if name not in missing},
+            **{name: _none(len(steps)) for name in missing},
+        }
+
+
+def _none(rows: int) -> np.ndarray:
+    return np.full(rows, np.nan)

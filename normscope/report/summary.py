@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 
+from normscope._watch.columns import PRODUCTS
+from normscope._watch.reading import Run
 from normscope.core.errors import InputError
 from normscope.core.rendering import Text
 from normscope.core.text import inert, visible
-from normscope.recorder.columns import PRODUCTS
-from normscope.recorder.reading import Run
+from normscope.findings.finding import Finding
+from normscope.findings.rows import RULES
 from normscope.report.quantities import quantity
 from normscope.report.runs import HEATMAPS, Recording
 from normscope.report.snapshot import Snapshot
 
-WORST_FIRST = (
-    "loss-not-finite", "exploding-gradient", "variance-collapse", "vanishing-gradient", "growing-", "dead-units",
-    "effective-learning-rate-drift", "running-statistics",
+ORDER = (  # worst first
+    "NS501", "NS509", "NS504", "NS503", "NS502", "NS510", "NS506", "NS505", "NS403", "NS511", "NS507", "NS309", "NS508",
 )  # fmt: skip
-FINE = {  # rule → the column without which it sees nothing, and what may be said where it found nothing
-    "loss-not-finite": ("loss", "The loss stayed finite."),
-    "exploding-gradient": ("gradient_norm", "No gradient exploded."),
-    "vanishing-gradient": ("gradient_norm", "No layer's gradient vanished."),
-    "variance-collapse": ("gain_tight", "The variance of what enters each normalizer stayed well above its ε."),
-    "growing-": ("log10_weight_product", "No product over depth grew exponentially."),
-    "effective-learning-rate-drift": (
-        "effective_lr",
-        "Effective learning rates stayed within a factor of ten of where they began.",
-    ),
-    "dead-units": ("dead_fraction", "At least half of every rectifier's channels stayed alive."),
-    "running-statistics": ("running_divergence", "BN's running statistics agree with the batches'."),
-}
-COLUMNS = tuple(dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(column for column, _ in FINE.values())]))  # what is read
+CLEAN = {rule: clean for rule in ORDER if (clean := RULES[rule].clean) is not None}
+BASIS = ("losses_read", "gradients_read", "samples")
+COLUMNS = tuple(dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), *BASIS]))  # what is read
+LEAST_SAMPLES = 10  # below which, unless that is every step, nothing is said to be fine
+BEFORE = 10  # steps before the end of a training until which its cause must have lasted
+CAUSES = ("NS504", "NS502", "NS503", "NS403", "NS506", "NS511")  # what can end in NaN
 MOST_OUTLIERS = 5  # that are named
 APART, SPREADS = 1.0, 6.0  # decades from the median, and multiples of the usual distance from it, of what stands out
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All findings of one rule: the layer where it was first seen, how many others, what it means and what to try."""
+    """All findings of one rule in one state: the layer where it was seen first, how many others, what it means, what to try."""
 
     rule: str
+    name: str
     layer: str | None
     others: int
     step: int | None
+    last: int | None
+    when: str
+    now: bool
     message: str
     fix: str
 
@@ -57,9 +53,7 @@ class Problem:
         return f"{self.layer or 'the whole network'}{f' and {self.others} more' if self.others else ''}"
 
     def __str__(self) -> str:
-        return inert(visible(f"{self.where}: {self.message}")) + (
-            f" (first at step {self.step:,})" if self.step is not None else ""
-        )
+        return inert(visible(f"{self.where}: {self.message}")) + (f" ({self.when})" if self.when else "")
 
 
 def _count(number: float) -> str:
@@ -85,41 +79,113 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Summary:
-    """problems: worst first. outliers: furthest first. fine: what was looked for and not found."""
+    """problems: what holds now first, then what is over, worst first each. outliers: furthest first.
+
+    fine: what was looked for and not found, with what that rests on. not_judged: what too little was seen of.
+    """
 
     problems: tuple[Problem, ...]
     outliers: tuple[Outlier, ...]
     fine: tuple[str, ...]
+    not_judged: tuple[str, ...]
     layers: int
     samples: int
     last_step: int
+    steps: int
 
     @property
     def worst_layer(self) -> str | None:
         """The layer to look at first."""
-        named = [problem.layer for problem in self.problems if problem.layer is not None]
+        cause = [self.cause] if self.cause is not None else []
+        named = [problem.layer for problem in (*cause, *self.problems) if problem.layer is not None]
         return next(iter([*named, *(outlier.layer for outlier in self.outliers)]), None)
+
+    @property
+    def cause(self) -> Problem | None:
+        """What a training that ended in NaN began with: the first of what lasted until then."""
+        end = next((problem for problem in self.problems if problem.now and problem.rule in ENDING), None)
+        if end is None or end.step is None:
+            return None
+        reached = [
+            problem
+            for problem in self.problems
+            if problem.rule in CAUSES and problem is not end and (problem.last or 0) >= end.step - BEFORE
+        ]
+        before = [problem for problem in reached if (problem.step or 0) <= end.step]
+        named = [
+            problem for problem in self.problems if problem.rule in ENDING and problem.layer is not None and problem is not end
+        ]
+        return min(before or named, key=lambda problem: problem.step or 0, default=None)
 
     @property
     def headline(self) -> str:
         if self.problems:
-            worst = self.problems[0]
-            named = next((problem for problem in self.problems if problem.layer is not None), None)
-            cause = "" if named is None else f"Look at layer {named.layer} first: {named.message}."
-            return cause if worst is named else f"{worst.message[:1].upper()}{worst.message[1:]}. {cause}".strip()
+            return self._of_problems()
         if self.outliers:
-            return f"No warning; the layer that stands out most is {self.outliers[0]}."
-        return f"Nothing stands out among {self.layers} layers in {_steps(self.samples)}."
+            return f"No warning in {self.basis}; the layer that stands out most is {self.outliers[0]}."
+        return f"Nothing stands out among {self.layers} layers in {self.basis}."
+
+    def _of_problems(self) -> str:
+        worst, cause = self.problems[0], self.cause
+        if not worst.now:
+            return f"No finding holds at step {self.last_step:,}, the last one sampled; {worst.when}, {_of(worst)}."
+        said = (
+            f"{_of(worst)[:1].upper()}{_of(worst)[1:]} ({worst.when})."
+            if worst.when
+            else f"{_of(worst)[:1].upper()}{_of(worst)[1:]}."
+        )
+        if cause is not None and cause is not worst:
+            return f"{said} It began with this, {cause.when}: {_of(cause)}."
+        return said
+
+    @property
+    def basis(self) -> str:
+        """How much was looked at."""
+        return _basis(self.samples, self.steps, self.last_step)
 
 
-def summarize(run: Recording) -> Summary:
-    """Of the findings that were written as it trained, and of the last values of the main metrics."""
-    steps = run.arrays()["step"]
-    problems = sorted(_problems(run), key=lambda problem: (_rank(problem.rule), problem.step or 0))
-    found = {WORST_FIRST[_rank(problem.rule)] for problem in problems if _rank(problem.rule) < len(WORST_FIRST)}
-    fine = tuple(sentence for rule, (column, sentence) in FINE.items() if rule not in found and _recorded(run, column))
-    last = int(steps[-1]) if len(steps) else 0
-    return Summary(tuple(problems), tuple(_outliers(run)), fine, len(run.layers), len(steps), last)
+ENDING = ("NS501", "NS509")  # and a gradient that is not finite
+
+
+def _of(problem: Problem) -> str:
+    return problem.message if problem.layer is None else f"look at layer {problem.layer}: {problem.message}"
+
+
+def _basis(samples: int, steps: int, last: int) -> str:
+    if samples >= steps:
+        return f"all {steps:,} steps" if steps != 1 else "1 step"
+    return f"{samples:,} of {steps:,} steps sampled, the last at step {last:,}"
+
+
+def summarize(run: Recording, samples: int | None = None, steps: int | None = None) -> Summary:
+    """Of the findings that were written as it trained, and of the last values of the main metrics.
+
+    samples: rows, where `run` does not hold all of them. steps: of the training, sampled or not.
+    """
+    taken = run.arrays("samples", *BASIS)
+    last = int(taken["step"][-1]) if len(taken["step"]) else 0
+    counted = _greatest(taken["samples"])
+    samples = counted or (len(taken["step"]) if samples is None else samples)
+    steps = max(steps or 0, last, samples)
+    problems = sorted(_problems(run), key=lambda problem: (not problem.now, _rank(problem.rule), problem.step or 0))
+    found = {problem.rule for problem in problems}
+    fine, not_judged = [], []
+    for rule, clean in CLEAN.items():
+        if rule in found or not _recorded(run, clean.column):
+            continue
+        read = _greatest(taken[clean.counted]) if clean.counted else 0
+        basis = _basis(samples, steps, last) + (f", {read:,} {clean.called} read" if read else "")
+        if max(samples, read) >= min(LEAST_SAMPLES, steps):
+            fine.append(f"{clean.sentence} ({basis}).")
+        else:
+            not_judged.append(f"{clean.sentence}: not judged, {basis}.")
+    return Summary(tuple(problems), tuple(_outliers(run)), tuple(fine), tuple(not_judged), len(run.layers), samples, last, steps)
+
+
+def _greatest(values: np.ndarray) -> int:
+    """Of a column that only grows, 0 where it was not recorded."""
+    seen = values[np.isfinite(values)]
+    return int(seen.max()) if len(seen) else 0
 
 
 def rendered_run(run: Run) -> RenderableType:
@@ -128,60 +194,43 @@ def rendered_run(run: Run) -> RenderableType:
         snapshot = Snapshot.of(run, COLUMNS)
     except InputError as error:
         return Text(str(error))
-    summary = summarize(snapshot)
+    summary = summarize(snapshot, steps=snapshot.life.step)
     parts = [Text(f"{snapshot.name}: {extent(snapshot, summary)}"), Text(summary.headline, "bold")]
     parts += [Text(f"· {note}", "red") for note in snapshot.notes]
-    parts += [Text.of_lines([f"· {problem.rule} at {problem}", f"    {problem.fix}"], "yellow") for problem in summary.problems]
+    parts += [Text.of_lines([f"· {problem.name} at {problem}", f"    {problem.fix}"], "yellow") for problem in summary.problems]
     parts += [Text(f"· {outlier}") for outlier in summary.outliers[:MOST_OUTLIERS]]
-    return Group(*parts, *(Text(f"· {sentence}", "green") for sentence in summary.fine))
+    parts += [Text(f"· {sentence}", "green") for sentence in summary.fine]
+    return Group(*parts, *(Text(f"· {sentence}", "dim") for sentence in summary.not_judged))
 
 
 def extent(run: Snapshot, summary: Summary) -> str:
     """How much of a run there is."""
     model = run.manifest.get("model", "a model")
-    return f"{model}, {summary.layers} layers; {_steps(summary.samples)} up to step {summary.last_step:,}; {run.life}"
-
-
-def _steps(samples: int) -> str:
-    return f"{samples:,} sampled step{'' if samples == 1 else 's'}"
+    return f"{model}, {summary.layers} layers; {summary.basis}; {run.life}"
 
 
 def _problems(run: Recording) -> list[Problem]:
-    by_rule: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, bool], list[Finding]] = {}
     for finding in run.findings:
-        by_rule.setdefault(str(finding.get("rule", "")), []).append(finding)
+        groups.setdefault((finding.rule, finding.state != "was"), []).append(finding)
     made = []
-    for rule, found in by_rule.items():
-        first = found[0]
-        layer, message = first.get("layer"), str(first.get("message", rule))
-        if layer is None and (layer := _growing_layer(run, rule)) is not None:
-            message += ", this layer's factor most of all"
-        others = len({name for finding in found for name in _affected(finding)} - {layer})
-        step = first["step"] if isinstance(first.get("step"), int) else None
-        made.append(Problem(rule, None if layer is None else str(layer), others, step, message, str(first.get("fix", ""))))
+    for (rule, now), found in groups.items():
+        first = min(found, key=lambda finding: finding.first_step or 0)
+        others = len({finding.where for finding in found if finding.where} | _listed(first)) - bool(first.where)
+        steps = first.first_step, max(finding.last_step or 0 for finding in found), first.when
+        said = first.message or rule, first.fix.rstrip(".")
+        made.append(Problem(rule, first.name, first.where or None, others, *steps, now, *said))
     return made
 
 
-def _affected(finding: Mapping[str, Any]) -> list[str]:
-    evidence = finding.get("evidence")
-    listed = evidence.get("layers") if isinstance(evidence, Mapping) else None
-    names = [finding.get("layer"), *(listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ())]
-    return [name for name in names if isinstance(name, str)]
-
-
-def _growing_layer(run: Recording, rule: str) -> str | None:
-    """Of a product that grows, the layer whose factor grew most."""
-    metric = PRODUCTS.get(f"log10_{rule.removeprefix('growing-').replace('-', '_')}")
-    if metric is None or not rule.startswith("growing-"):
-        return None
-    values = run.arrays(metric)[metric]
-    with np.errstate(all="ignore"):
-        growth = np.log(values[-1] / values[0]) if len(values) else np.empty(0)
-    return str(run.layers[int(np.nanargmax(growth))]["name"]) if np.isfinite(growth).any() else None
+def _listed(finding: Finding) -> set[str]:
+    """Layers that a finding of an older run lists beside its own."""
+    listed: Any = finding.evidence.get("layers")
+    return {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
 
 
 def _rank(rule: str) -> int:
-    return next((rank for rank, known in enumerate(WORST_FIRST) if rule.startswith(known)), len(WORST_FIRST))
+    return ORDER.index(rule) if rule in ORDER else len(ORDER)
 
 
 def _recorded(run: Recording, column: str) -> bool:

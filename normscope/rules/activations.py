@@ -1,4 +1,4 @@
-"""Entrywise functions; the softmax family is in softmax.py."""
+"""Activations, entry by entry; elementary functions are in elementary.py, those that jump in jumps.py, softmax in softmax.py."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as functional
 
-from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
+from normscope.rules.readings import Activation, Random
 from normscope.rules.registry import Context, Gain, Rule, register, rule
+from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sets, Sizes
 from normscope.rules.scalars import (
     SATURATED,
     UNBOUNDED,
-    Function,
     Scalar,
     clamped,
     exact_gelu,
-    exponential,
     piecewise_linear,
-    power,
     relu_with_slope,
     sigmoid_gate,
     smooth,
     tanh_gelu,
 )
+
+STEPS = 8  # in which an interval grows from the middle, for the mean of what a slope misses
+KINKED = ("relu", "leaky_relu", "prelu", "abs")  # whose slope jumps at zero
+USUAL = (
+    "relu", "relu6", "leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
+    "sigmoid", "log_sigmoid", "hardsigmoid", "tanh", "hardtanh", "softplus",
+)  # fmt: skip
 
 
 class Entrywise(Rule):
@@ -36,6 +41,9 @@ class Entrywise(Rule):
 
     def __init__(self, scalar: Callable[[Node], Scalar]) -> None:
         self.scalar = scalar
+
+    def reading(self, node: Node) -> Activation:
+        return Activation(node.op in KINKED, node.op in ("relu", "leaky_relu"), node.op in USUAL)
 
     def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
         return self.scalar(node).slopes(bounds.low, bounds.high)
@@ -53,6 +61,74 @@ class Entrywise(Rule):
         if math.isinf(steepest):
             return Gain.infinite(node, self.unbounded(node))
         return Gain.of(steepest, method="slope")
+
+    def chord(self, node: Node, context: Context, away: Sizes | None) -> torch.Tensor | None:
+        """The middle of the slopes within `away` of the middle: the linear part. None where slopes are not known per entry.
+
+        Of values that can reach the node alone, so that it is no steeper than the gain, by which what is left over is carried on.
+        """
+        middle = context.center(node.input) if len(node.inputs) == 1 and node.input.shape == node.shape else None
+        if middle is None:
+            return None
+        if away is None:
+            low, high = self._slopes_around(node, Interval.around(middle, torch.zeros_like(middle)))
+        else:
+            low, high = self._slopes_around(node, self._reached(node, middle, away, context))
+        return (low + high) / 2 if low.shape == node.shape and bool((low.isfinite() & high.isfinite()).all()) else None
+
+    def linear_part(self, node: Node, context: Context, away: Sizes | None) -> LinearPart | None:
+        slope = self.chord(node, context, away)
+        if slope is None:
+            return None
+        return lambda columns: columns * slope
+
+    def multiples(self, node: Node, context: Context, away: Sizes, chords: bool) -> Multiples | None:
+        chord, middle = self.chord(node, context, away if chords else None), context.center(node.inputs[0])
+        if chord is None or middle is None:
+            return None
+        places = torch.arange(math.prod(node.shape))
+        most = torch.ones(len(places), dtype=torch.float64)
+        least = -most
+        if not chords:
+            low, high = self._slopes_around(node, self._reached(node, middle, away, context))
+            missed = torch.maximum(high - chord, chord - low)
+            some = missed > 0
+            least, most = (
+                torch.where(some, (slope - chord) / missed, 0.0).nan_to_num(0.0).clamp(-1, 1).reshape(-1) for slope in (low, high)
+            )
+        return Multiples(places[:, None], torch.ones(len(places), 1, dtype=torch.float64), most.isfinite(), least, most)
+
+    @staticmethod
+    def _reached(node: Node, middle: torch.Tensor, away: Sizes, context: Context) -> Interval:
+        return Interval.around(middle, away.entries(node.input)).within(context.interval(node.input))
+
+    def _slopes_around(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        low, high = self.slopes_on(node, bounds)
+        return (low.expand(node.shape), high.expand(node.shape)) if low.numel() == 1 else (low, high)
+
+    def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
+        alone = len(node.inputs) == 1 and node.input.shape == node.shape
+        return ((Sets.along(node.shape, (-1,)),),) if alone and len(node.shape) == 3 else super().measured(node)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """φ(y) − φ(y') − c (y − y') is at most sup|φ' − c| |y − y'|; from the middle, the mean of that over growing intervals."""
+        chord = self.chord(node, context, away if moves is not None and moves.chords else None)
+        middle = context.center(node.inputs[0])
+        if middle is None or chord is None:
+            return None
+        reach = away.entries(node.input)
+        nothing = torch.zeros_like(reach)
+        steps = range(1, STEPS + 1) if moves is None else (STEPS,)
+        missed, possible = nothing, context.interval(node.input)  # which the middle is in; no slope beyond it counts
+        for step in steps:
+            low, high = self._slopes_around(node, Interval.around(middle, reach * (step / STEPS)).within(possible))
+            missed = missed + torch.maximum(high - chord, chord - low) / len(steps)
+        missed = torch.where(missed > 0, missed * (1 + 2.0**-40), nothing)
+        sizes, sets = away if moves is None else moves, next(iter(self.measured(node)[0]), None)
+        return Remainder(missed, sizes.entries(node.input), None if sets is None else (sets, sizes.sets(node.input, sets)))
+
+    def tokenwise(self, node: Node) -> bool:
+        return all(source.shape == node.shape for source in node.inputs)
 
     def unbounded(self, node: Node) -> str:
         """Why the slope has no bound."""
@@ -90,11 +166,11 @@ def homogeneity(node: Node) -> float | None:
     if node.op in ("square", "sqrt", "rsqrt", "reciprocal"):
         return {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}[node.op]
     if node.op == "pow":
-        return None if isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1 else _number(node.args[1], 1.0)
+        return None if isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1 else number(node.args[1], 1.0)
     if node.op in ("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold"):
         limits = [limit for limit in (*node.args[1:3], *node.kwargs.values()) if limit is not None]
         plain = all(not isinstance(limit, Constant) or limit.value.numel() == 1 for limit in limits)
-        return 1.0 if plain and all(_number(limit, 0.0) in (0.0, math.inf, -math.inf) for limit in limits) else None
+        return 1.0 if plain and all(number(limit, 0.0) in (0.0, math.inf, -math.inf) for limit in limits) else None
     return 0.0 if node.op in ("sign", "sgn", "heaviside") else None
 
 
@@ -135,38 +211,38 @@ class ParametricReLU(Entrywise):
         return below + Interval(bounds.low.clamp(min=0), bounds.high.clamp(min=0))
 
 
-def _number(value: object, default: float) -> float:
+def number(value: object, default: float) -> float:
     if value is None:
         return default
     return float(value.value) if isinstance(value, Constant) else float(value)  # type: ignore[arg-type]
 
 
 def _leaky(node: Node) -> Scalar:
-    return relu_with_slope(_number(node.args[1], 0.01))
+    return relu_with_slope(number(node.args[1], 0.01))
 
 
 def _hardtanh(node: Node) -> Scalar:
-    low, high = _number(node.argument(1, "min_val"), -1.0), _number(node.argument(2, "max_val"), 1.0)
+    low, high = number(node.argument(1, "min_val"), -1.0), number(node.argument(2, "max_val"), 1.0)
     return clamped(low, high)
 
 
 def _clamp(node: Node) -> Scalar:
     if node.op == "clamp_min":
-        return clamped(_number(node.args[1], -math.inf), math.inf)
+        return clamped(number(node.args[1], -math.inf), math.inf)
     if node.op == "clamp_max":
-        return clamped(-math.inf, _number(node.args[1], math.inf))
-    return clamped(_number(node.argument(1, "min"), -math.inf), _number(node.argument(2, "max"), math.inf))
+        return clamped(-math.inf, number(node.args[1], math.inf))
+    return clamped(number(node.argument(1, "min"), -math.inf), number(node.argument(2, "max"), math.inf))
 
 
 def _elu(node: Node) -> Scalar:
     if node.op == "selu":
         alpha, scale, inner = 1.6732632423543772, 1.0507009873554805, 1.0
     elif node.op == "celu":
-        alpha = _number(node.argument(1, "alpha"), 1.0)
+        alpha = number(node.argument(1, "alpha"), 1.0)
         scale, inner = 1.0, 1 / alpha
     else:
-        alpha = _number(node.argument(1, "alpha"), 1.0)
-        scale, inner = _number(node.argument(2, "scale"), 1.0), _number(node.argument(3, "input_scale"), 1.0)
+        alpha = number(node.argument(1, "alpha"), 1.0)
+        scale, inner = number(node.argument(2, "scale"), 1.0), number(node.argument(3, "input_scale"), 1.0)
 
     if inner <= 0:  # it grows like e^|x|
         return UNBOUNDED
@@ -190,8 +266,8 @@ def _gelu(node: Node) -> Scalar:
 
 
 def _softplus(node: Node) -> Scalar:
-    beta = _number(node.argument(1, "beta"), 1.0)
-    threshold = _number(node.argument(2, "threshold"), 20.0)
+    beta = number(node.argument(1, "beta"), 1.0)
+    threshold = number(node.argument(2, "threshold"), 20.0)
     value = lambda x: functional.softplus(x, beta, threshold)  # noqa: E731
     if beta == 0 or not math.isfinite(beta):
         return UNBOUNDED
@@ -211,7 +287,7 @@ class Softplus(Entrywise):
     """ln(1 + e^(βx))/β, and x where βx exceeds the threshold."""
 
     def unbounded(self, node: Node) -> str:
-        threshold = _number(node.argument(2, "threshold"), 20.0)
+        threshold = number(node.argument(2, "threshold"), 20.0)
         return (
             f"torch returns x itself where βx > {threshold:g}, a jump that is more than the rounding of {node.dtype}; "
             "use a threshold of 40, or a region that excludes that place"
@@ -229,44 +305,6 @@ def _hardswish(node: Node) -> Scalar:
     )
 
 
-def _power(node: Node) -> Scalar:
-    if node.op == "pow" and isinstance(node.args[0], Constant) and node.args[0].value.numel() > 1:
-        raise Refusal("no certificate: bases differ from entry to entry", [node.label], "Write it as exp(x · log(base)).")
-    if node.op == "pow" and not isinstance(node.args[0], Node):
-        return exponential(_number(node.args[0], 1.0))
-    if node.op == "pow" and isinstance(node.args[1], Node):
-        raise Refusal("no certificate: an exponent depends on the input", [node.label], "Write it as exp(exponent · log(base)).")
-    if node.op == "pow" and isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1:
-        raise Refusal("no certificate: exponents differ from entry to entry", [node.label], "Raise to one power at a time.")
-    exponent = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.get(node.op)
-    if exponent is None:
-        exponent = _number(node.args[1], 1.0)
-    return power(exponent)
-
-
-def _jump(reason: str) -> Rule:
-    class Discontinuous(Rule):
-        def gain(self, node: Node, context: Context) -> Gain:
-            return Gain.infinite(node, reason)
-
-        def form(self, node: Node, forms: Forms) -> Form:
-            power = homogeneity(node)
-            return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power)
-
-    return Discontinuous()
-
-
-def _line(slope: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    return ((-math.inf, slope), (math.inf, slope))
-
-
-def _logarithm(function: Function, base: float) -> Scalar:
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        return (x * math.log(base)).reciprocal()
-
-    return Scalar(function, slope, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(UNDERFLOW, math.inf))
-
-
 FIXED: dict[str, Callable[[], Scalar]] = {
     "relu": lambda: relu_with_slope(0.0),
     "relu6": lambda: clamped(0.0, 6.0),
@@ -280,24 +318,6 @@ FIXED: dict[str, Callable[[], Scalar]] = {
     "tanhshrink": lambda: smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0)), value_error=SATURATED),
     "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
     "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
-    "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "erfc": lambda: smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
-    "special_expit": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
-    "deg2rad": lambda: Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
-    "rad2deg": lambda: Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
-    "sinh": lambda: Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
-    "cosh": lambda: Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
-    "exp2": lambda: exponential(2.0),
-    "log2": lambda: _logarithm(torch.log2, 2.0),
-    "log10": lambda: _logarithm(torch.log10, 10.0),
-    "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
-    "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
-    "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
-    "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
-    "log": lambda: _logarithm(torch.log, math.e),
-    "log1p": lambda: Scalar(
-        torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
-    ),
 }
 
 
@@ -313,24 +333,6 @@ for _name, _make in FIXED.items():
     register(_name, Fixed(_make))
 
 
-class Wave(Entrywise):
-    """sin and cos: slopes and values in [−1, 1], not followed any closer."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda node: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
-
-    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.full(bounds.shape, -1.0, dtype=torch.float64), torch.full(bounds.shape, 1.0, dtype=torch.float64)
-
-    def interval(self, node: Node, context: Context) -> Interval:
-        return Interval.constant(-1.0, 1.0, node.shape)
-
-    def norm(self, node: Node, context: Context) -> float:
-        return math.sqrt(node.shape[-1] if node.shape else 1)
-
-
-for _name in ("sin", "cos"):
-    register(_name, Wave())
 register("leaky_relu", Entrywise(_leaky))
 register("softplus", Softplus(_softplus))
 for _names, _scalar in {
@@ -340,11 +342,10 @@ for _names, _scalar in {
     ("hardtanh",): _hardtanh,
     ("hardswish",): _hardswish,
     ("softshrink",): lambda node: piecewise_linear(
-        lambda x: functional.softshrink(x, _number(node.args[1], 0.5)),
+        lambda x: functional.softshrink(x, number(node.args[1], 0.5)),
         [1.0, 0.0, 1.0],
-        [-_number(node.args[1], 0.5), _number(node.args[1], 0.5)],
+        [-number(node.args[1], 0.5), number(node.args[1], 0.5)],
     ),
-    ("pow", "square", "sqrt", "rsqrt", "reciprocal"): _power,
 }.items():
     for _name in _names:
         register(_name, Entrywise(_scalar))
@@ -390,35 +391,14 @@ class Clamp(Entrywise):
 for _name in ("clamp", "clamp_min", "clamp_max"):
     register(_name, Clamp())
 register("prelu", ParametricReLU())
-for _name in (
-    "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "hardshrink", "heaviside", "remainder", "fmod",
-):  # fmt: skip
-    register(_name, _jump("it jumps, so no finite constant exists"))
-for _name in (
-    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
-    "__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
-    "argmax", "argmin", "isnan", "isinf", "isfinite",
-):  # fmt: skip
-    register(_name, _jump("its answer depends on the input's values and jumps, so no finite constant exists"))
-
-
-@rule("threshold")
-class Threshold(Rule):
-    """x where x > t, else v: continuous only if t = v, and then a clamp."""
-
-    def form(self, node: Node, forms: Forms) -> Form:
-        power = homogeneity(node)
-        return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power)
-
-    def gain(self, node: Node, context: Context) -> Gain:
-        if _number(node.args[1], 0.0) != _number(node.args[2], 0.0):
-            return Gain.infinite(node, "it jumps at its threshold, so no finite constant exists")
-        return Gain.of(1, method="slope")
 
 
 @rule("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise")
 class Dropout(Rule):
     """Entries are kept, scaled or dropped at random, whatever their values."""
+
+    def reading(self, node: Node) -> Random:
+        return Random()
 
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.entrywise(forms.of(node.input))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude, product, root_sum_square
 from normscope.core.rounding import UNDERFLOW, gamma, length, summation_error
@@ -15,9 +17,49 @@ from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.arithmetic import copies
 from normscope.rules.forms import Form, Forms
-from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.readings import LinearMap
+from normscope.rules.registry import Context, Gain, Rule, registry, rule
+from normscope.rules.remainder import Remainder, Sizes
 
 EXACT_SIZE = 2000
+
+
+def constant_map(node: Node) -> LinearMap | None:
+    """The map of a node that is W x + b with constants W and b, and nothing else; or None."""
+    found = registry.reading(node, LinearMap)
+    if found is None or not (found.plain and found.fixed):
+        return None
+    if node.is_foreign and not _computes(node, found):
+        raise InputError(
+            f"{node.label} does not compute the W x + b that the reading of its rule says: correct outputs=, input_axis= and "
+            "output_axis=, or pass plain=False"
+        )
+    return found
+
+
+def _computes(node: Node, read: LinearMap) -> bool:
+    """Whether a node is what a user's rule reads, at a random point: two affine maps that differ do so almost everywhere."""
+    if read.kernel is not None or read.input_axis is None or read.output_axis is None:
+        return False
+    x = torch.randn(node.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix, channels = read.matrix(), x.movedim(read.input_axis, -1)
+    if matrix.shape[1] != channels.shape[-1]:
+        return False
+    expected, found = channels @ matrix.T, node.apply(x)
+    if isinstance(read.bias, Constant):
+        expected = expected + read.bias.double()
+    expected, size = expected.movedim(-1, read.output_axis), (channels.abs() @ matrix.abs().T).movedim(-1, read.output_axis)
+    return expected.shape == found.shape and bool(((expected - found).abs() <= 1e-6 * (size + found.abs())).all())
+
+
+def weight_of(node: Node) -> Constant | None:
+    """The weight of a layer: a linear map's own, or the only learned matrix that an operation of another library reads."""
+    found = registry.reading(node, LinearMap)
+    if found is not None:
+        stored = any(isinstance(part, Constant) and part.sources for part in (found.weight, found.bias))
+        return found.weight if isinstance(found.weight, Constant) and found.fixed and stored else None
+    matrices = [constant for constant in node.constants if constant.learned and len(constant.shape) > 1]
+    return matrices[0] if node.is_foreign and len(node.inputs) == len(matrices) == 1 else None
 
 
 def with_absolute_constants(node: Node) -> Node:
@@ -75,9 +117,13 @@ def without_offset(node: Node) -> Node:
 class Linear(Rule):
     """x ↦ Wx + b on the last axis."""
 
-    def matrix(self, node: Node) -> torch.Tensor:
-        weight = node.args[1].double()
-        return weight.reshape(math.prod(weight.shape[:-1]), weight.shape[-1])  # a vector gives one number per sample
+    def reading(self, node: Node) -> LinearMap:
+        x, weight, bias = node.args[:3]
+        vector = len(weight.shape) == 1  # gives one number per sample
+        return LinearMap(x, weight, bias, () if vector else (0,), -1, None if vector else -1, plain=not vector)
+
+    def tokenwise(self, node: Node) -> bool:
+        return self.linear(node) and len(node.args[1].shape) == 2 and node.input is node.args[0]
 
     def terms(self, node: Node) -> float:
         """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""
@@ -86,12 +132,13 @@ class Linear(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         if not self.linear(node):
             return Gain.infinite(node, "its weight or bias depends on the input")
-        return Gain((spectral_norm(self.matrix(node)),), "exact")
+        bound, method = self.reading(node).norm()
+        return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
         if not self.linear(node):
             return Interval.unbounded(node.shape)
-        rows = length(self.matrix(node), -1).reshape(node.args[1].shape[:-1])
+        rows = length(self.reading(node).matrix(), -1).reshape(node.args[1].shape[:-1])
         return propagate(node, context, node.args[1].shape[-1], rows)
 
     def norm(self, node: Node, context: Context) -> float:
@@ -148,6 +195,48 @@ def _most_terms(node: Node) -> int:
     return sum(map(math.prod, shapes))
 
 
+def _product_with(factors: Sequence[Node | Constant], plain: bool) -> LinearMap | None:
+    """x @ W or W @ x, for whichever factor is a constant, or a parameter where parameters are nodes."""
+    left, right = factors
+    fixed = [isinstance(factor, Constant) or factor.is_parameter for factor in factors]
+    if sum(fixed) != 1:
+        return None
+    x, weight, after = (left, right, True) if fixed[1] else (right, left, False)
+    axes = len(weight.shape)
+    if axes < 2:  # a vector sums over the whole axis
+        return LinearMap(x, weight, None, (), -1 if after or len(x.shape) == 1 else -2, None, plain=False)
+    outputs = (*range(axes - 2), axes - 1 if after else axes - 2)
+    axis = -1 if after or len(x.shape) == 1 else -2
+    return LinearMap(x, weight, None, outputs, axis, axis, plain and axes == 2)
+
+
+def _contraction(node: Node) -> LinearMap | None:
+    """An einsum with one constant, or one learned constant among several, that no axis is summed or repeated within."""
+    equation, operands = node.args[0].replace(" ", ""), node.args[1]
+    inputs, arrow, result = equation.partition("->")
+    words = inputs.split(",")
+    fixed = [i for i, operand in enumerate(operands) if isinstance(operand, Constant) or operand.is_parameter]
+    trained = [i for i in fixed if isinstance(operands[i], Node) or operands[i].learned]
+    chosen = fixed if len(fixed) == 1 else trained
+    if not arrow or "." in equation or len(chosen) != 1 or len(operands) != len(fixed) + 1:
+        return None
+    at = next(i for i in range(len(operands)) if i not in fixed)
+    weight, word, read = operands[chosen[0]], words[chosen[0]], words[at]
+    made = [letter for letter in word if letter in result]
+    summed = [letter for letter in word if letter in read and letter not in result]
+    if len(set(word)) != len(word) or len(set(read)) != len(read) or not made:
+        return None
+    single = len(made) == 1 and made[0] not in read
+    return LinearMap(
+        operands[at], weight, None, tuple(word.index(letter) for letter in made),
+        read.index(summed[0]) - len(read) if len(summed) == 1 else None,
+        result.index(made[0]) - len(result) if single else None,
+        # the other axes of x stay as they are, in any order
+        plain=len(operands) == 2 and single and len(word) == 2 and len(summed) == 1
+        and len(result) == len(read) and operands[at].shape[read.index(summed[0])] == weight.shape[word.index(summed[0])],
+    )  # fmt: skip
+
+
 TWO_FACTORS = ("mm", "matmul", "bmm", "dot", "mv", "inner", "outer", "einsum")
 
 
@@ -157,6 +246,17 @@ class ConstantProduct(Rule):
 
     Two values: ‖Δ(AB)‖ ≤ sup‖B‖ ‖ΔA‖ + sup‖A‖ ‖ΔB‖, with Frobenius norms for the suprema, and for the constants of an einsum.
     """
+
+    def reading(self, node: Node) -> LinearMap | None:
+        """A product with one constant, or with one that is learned and others that are not."""
+        if node.op in ("addmm", "baddbmm"):
+            bias, *factors = node.args[:3]
+            plain = len(bias.shape) <= 1 and all(weight == 1 for weight in node.kwargs.values())  # neither α nor β
+            product = _product_with(factors, plain)
+            return None if product is None else replace(product, bias=bias)
+        if node.op in ("mm", "matmul", "bmm"):
+            return _product_with(node.args[:2], True)
+        return _contraction(node) if node.op == "einsum" else None
 
     def terms(self, node: Node) -> float:
         """As for `Linear`; with two factors the norms in their gains are Frobenius norms, which |A||B| does not exceed."""
@@ -173,15 +273,16 @@ class ConstantProduct(Rule):
 
     @staticmethod
     def _constant_factor(node: Node) -> Magnitude:
+        read = ConstantProduct().reading(node)
+        if read is not None and read.plain and read.fixed:
+            return read.norm()[0]
         if node.op in ("mm", "matmul") and node.input is node.args[0]:
             matrix = node.args[1].double()
-            if matrix.dim() == 2:
-                return spectral_norm(matrix)
-            if matrix.dim() > 2 and node.input.shape[:-2] == matrix.shape[:-2]:
+            if matrix.dim() > 2 and node.input.shape[:-2] == node.shape[:-2]:  # each part of x meets one of the matrices
                 return spectral_norm(matrix)
             if matrix.dim() > 2:  # one input against several matrices
                 return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
-        if node.op in ("mm", "matmul", "mv") and node.input is node.args[1] and node.args[0].value.dim() == 2:
+        if node.op == "mv" and node.input is node.args[1]:
             return spectral_norm(node.args[0].double())
         if node.input is added(node):
             return (
@@ -222,6 +323,19 @@ class ConstantProduct(Rule):
             return None
         first, second = _other_norms(node, away)  # type: ignore[arg-type]
         return float(first) * (1 + 1e-12) + UNDERFLOW, float(second) * (1 + 1e-12) + UNDERFLOW
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """The same entry by entry, with absolute values; from the middle (A − Â)(B − B̂)."""
+        if node.op not in TWO_FACTORS or len(node.inputs) != 2 or node.inputs[0] is node.inputs[1]:
+            return super().remainder(node, context, away, moves)
+        absolute, (first, second) = with_absolute_constants(node), node.inputs
+        if moves is None:
+            entries = absolute.apply(away.entries(first), away.entries(second))
+        else:
+            entries = absolute.apply(away.entries(first), moves.entries(second))
+            entries = entries + absolute.apply(moves.entries(first), away.entries(second))
+        entries = entries + summation_error(_most_terms(node), entries)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), entries)
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 1:

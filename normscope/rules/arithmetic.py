@@ -9,10 +9,13 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, length
+from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
+from normscope.rules.readings import Scaling
+from normscope.rules.readings import Sum as SumReading
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.remainder import Remainder, Sizes
 from normscope.rules.shape import CONSTANT_LIKE
 
 Operand = Node | Constant | float | int
@@ -65,8 +68,15 @@ def operand_interval(operand: Operand, context: Context) -> Interval:
 class Sum(Rule):
     """a ± α b: L_a + |α| L_b, each with the copies that broadcasting makes."""
 
+    def tokenwise(self, node: Node) -> bool:
+        return all(source.shape == node.shape for source in node.inputs)
+
     def terms(self, node: Node) -> float:
         return 1
+
+    def reading(self, node: Node) -> SumReading | None:
+        constant = next((operand for operand in node.args[:2] if isinstance(operand, Constant)), None)
+        return SumReading(node.inputs, constant) if node.op == "add" else None
 
     @staticmethod
     def _weights(node: Node) -> tuple[float, float]:
@@ -116,6 +126,15 @@ class Sum(Rule):
 class Product(Rule):
     """By a constant: its largest entry. Of two branches: sup|a| L_b + sup|b| L_a, finite only for bounded values."""
 
+    def reading(self, node: Node) -> Scaling | None:
+        for x, factor in (node.args[:2], node.args[1::-1]):
+            if isinstance(x, Node) and (not isinstance(factor, Node) or factor.is_parameter):
+                return Scaling(x, factor)
+        return None
+
+    def tokenwise(self, node: Node) -> bool:
+        return all(source.shape == node.shape for source in node.inputs)
+
     def terms(self, node: Node) -> float:
         return 1
 
@@ -149,6 +168,15 @@ class Product(Rule):
             return None
         first, second = (float(away.max()) if away.numel() else 0.0 for away in (away_a, away_b))
         return tuple((size + UNDERFLOW) * _repeated(source, node) * (1 + 2**-50) for size, source in ((second, a), (first, b)))
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """The same entry by entry; from the middle (a − â)(b − b̂)."""
+        a, b = node.inputs
+        if moves is None:
+            entries = away.entries(a) * away.entries(b)
+        else:
+            entries = away.entries(a) * moves.entries(b) + away.entries(b) * moves.entries(a)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), above(entries).expand(node.shape))
 
     def interval(self, node: Node, context: Context) -> Interval:
         if len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]:

@@ -3,7 +3,7 @@
 o_i = Σ_j p_ij v_j with p_i = softmax(s K q_i + mask), n queries, ‖q‖ ≤ R_q, ‖k‖ ≤ R_k, ‖v‖ ≤ R_v. Then (docs/laws.md):
 - in v: ‖PΔV‖ ≤ ‖P‖ ‖ΔV‖ ≤ √n ‖ΔV‖, because the rows of P sum to 1 and its columns to at most n;
 - in q: ∂o_i/∂q_i = s Cov_{p_i}(v, k), of norm at most s R_v R_k;
-- in k: ‖Δo_i‖ ≤ s R_q Σ_j p_ij ‖v_j − o_i‖ ‖Δk_j‖ ≤ s R_q R_v √(16/27) ‖ΔK‖, summed over i at most √n times that.
+- in k: ‖Δo_i‖ ≤ s R_q Σ_j p_ij ‖v_j − o_i‖ ‖Δk_j‖ ≤ s R_q R_v ‖ΔK‖/√2, summed over i at most √n times that.
 An operand that serves c heads or batches is there in c copies, which adds a factor √c. Masks and additive biases of the
 logits do not depend on the input and change nothing; heads are blocks of their own;
 rotary embeddings and biases act on q and k before this, so they are counted in R_q and R_k.
@@ -12,6 +12,7 @@ rotary embeddings and biases act on q and k before this, so they are counted in 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -20,14 +21,21 @@ from normscope.core.magnitude import Magnitude, product
 from normscope.core.rounding import UNDERFLOW, length
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
+from normscope.rules import readings
 from normscope.rules.forms import Form, Forms, Rotation
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.remainder import Remainder, Sets, Sizes
+from normscope.rules.softmax import on_the_way, probability_changes
 
-KEYS = math.sqrt(16 / 27)  # max over a of √(a (1 − (2a − 1)²)), a the largest probability
+KEYS = math.sqrt(0.5)  # the largest √Σ p_j²‖v_j − o‖² for ‖v_j‖ ≤ 1, attained by two keys v = ±1 with p = ½ each
 
 
 @rule("scaled_dot_product_attention")
 class Attention(Rule):
+    def reading(self, node: Node) -> readings.Attention:
+        query, key, value = node.args[:3]
+        return readings.Attention(query, key, value, logit_scale(node))
+
     def gain(self, node: Node, context: Context) -> Gain:
         query, key, value = node.args[:3]
         if isinstance(node.args[3], Node):
@@ -82,6 +90,82 @@ class Attention(Rule):
         )
         return tuple(factor * (1 + 1e-12) for factor in (in_q, in_k, away_p))
 
+    def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
+        return tuple((Sets.along(source.shape, (-1,)), Sets.along(source.shape, (-2, -1))) for source in node.inputs)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """One query of one head at a time (docs/laws.md), with |Δz|, |p − p̂| and |Δp| entry by entry.
+
+        Δo − Ĵ = Σ (p − p̂)Δv + Σ Δp (v' − v̂) + Σ p̂ ε (v̂ − ô) + (Cov_p − Cov_p̂)(Δz, v̂) with ε the part of Δz that is not linear.
+        Sums over keys by the sizes of single keys, or of all keys of a head together, whichever is less.
+        """
+        query, key, value, mask = node.args[:4]
+        if isinstance(mask, Node) or not all(isinstance(part, Node) for part in (query, key, value)):
+            return None
+        middles = [context.center(part) for part in (query, key, value)]
+        if any(middle is None for middle in middles) or query.shape[:-2] != node.shape[:-2]:
+            return None
+        scale = abs(logit_scale(node))
+        moves_or_away = away if moves is None else moves
+        (q, far_q, move_q), (k, far_k, move_k), (v, far_v, move_v) = (
+            self._tokens(part, node, away, moves_or_away, context) for part in (query, key, value)
+        )
+        size_q, size_k = length(q, -1), length(k, -1)
+        p = self._probabilities(node, middles)  # type: ignore[arg-type]
+        reach_q = (size_q + far_q.each)[..., None]  # queries in rows, keys in columns
+        away_q = far_q.each[..., None]
+        far_z = scale * (reach_q * far_k.each[..., None, :] + away_q * size_k[..., None, :])
+        rounded = 1e-13 * scale * size_q[..., None] * size_k[..., None, :]
+        mean = scale * (reach_q[..., 0] * far_k.summed(p) + far_q.each * (p * size_k[..., None, :]).sum(-1)) + (p * rounded).sum(-1)
+        changed, most = probability_changes(p, far_z + rounded, -1, mean[..., None])
+        apart = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist") * (1 + 1e-9) + 1e-13 * length(v, -1).amax()
+        reach_k = (size_k + far_k.each)[..., None, :]
+
+        def moved(weights: torch.Tensor) -> torch.Tensor:
+            """Σ weights |Δz|."""
+            return scale * (reach_q[..., 0] * move_k.summed(weights) + move_q.each * (weights * reach_k).sum(-1))
+
+        average = moved(most)
+        curved = (changed if moves is not None else on_the_way(changed)) * apart
+        bent = moved(curved) + average * curved.sum(-1)
+        if moves is None:
+            terms = far_v.summed(changed) + scale * far_q.each * far_k.summed(p * apart) + bent
+        else:
+            shifted = moved(most * far_v.each[..., None, :]) + average * far_v.summed(most)
+            linear = far_q.each * move_k.summed(p * apart) + move_q.each * far_k.summed(p * apart)
+            terms = move_v.summed(changed) + shifted + scale * linear + bent
+        size = (terms * (1 + 1e-9) + UNDERFLOW).reshape(-1)
+        sets = Sets.along(node.shape, (-1,))
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), sets.spread(size, node.shape), (sets, size))
+
+    @staticmethod
+    def _tokens(part: Node, node: Node, away: Sizes, moves: Sizes, context: Context) -> tuple[torch.Tensor, _Tokens, _Tokens]:
+        """The middle of an operand, and sizes of its tokens, as many heads as the output has."""
+        middle = context.center(part)
+        assert middle is not None
+        heads, copies, rank = node.shape[:-2], 1, len(part.shape)
+        if len(node.shape) > 2 and part.shape[-3] != node.shape[-3]:
+            copies = node.shape[-3] // part.shape[-3]
+
+        def shaped(values: torch.Tensor, inner: int) -> torch.Tensor:
+            values = values.reshape(part.shape[: rank - 2 + inner])
+            values = values.repeat_interleave(copies, rank - 3) if copies > 1 else values
+            return values.expand(*heads, *part.shape[rank - 2 : rank - 2 + inner])
+
+        single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
+        sizes = (_Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
+        return shaped(middle, 2), *sizes  # type: ignore[return-value]
+
+    @staticmethod
+    def _probabilities(node: Node, middles: list[torch.Tensor]) -> torch.Tensor:
+        """The node itself with unit vectors for values."""
+        query, key, value = middles
+        unit = torch.eye(key.shape[-2], dtype=torch.float64).expand(*value.shape[:-2], -1, -1)
+        target = node.target
+        assert target is not None
+        rest = [part.stored_double() if isinstance(part, Constant) else part for part in node.args[3:]]
+        return target(query, key, unit, *rest, **{**node.kwargs, "scale": logit_scale(node)}).nan_to_num(0)
+
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
         mask = node.args[3]
@@ -109,7 +193,7 @@ class Attention(Rule):
 
     @staticmethod
     def _repeated(x: Form, heads: int, forms: Forms) -> Form:
-        """Keys or values that several heads share, one copy a head."""
+        """Keys or values that several heads share, one copy per head."""
         copies = heads // x.shape[-3]
         shape = (*x.shape[:-3], heads, *x.shape[-2:])
         return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)
@@ -160,3 +244,15 @@ class Rotary(Rule):
 
     def linear(self, node: Node) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Sizes of the vectors of a head, each, and of all of them together in ℓ2."""
+
+    each: torch.Tensor  # (heads, tokens)
+    whole: torch.Tensor  # (heads,)
+
+    def summed(self, weights: torch.Tensor) -> torch.Tensor:
+        """Σ weights·size over keys, per query: weights (heads, queries, keys)."""
+        return torch.minimum((weights * self.each[..., None, :]).sum(-1), length(weights, -1) * self.whole[..., None])

@@ -6,47 +6,35 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from normscope.core.interval import Interval
-from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import length
 from normscope.graph.graph import Node
-from normscope.operators.conv import Convolution
 from normscope.rules.affine import propagate
 from normscope.rules.forms import Form, Forms
+from normscope.rules.readings import Kernel, LinearMap
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 
-def convolution_of(node: Node, scale: torch.Tensor | None = None) -> Convolution:
-    """The operator behind a convolution node, with its output channels scaled if asked.
+def _kernel(node: Node) -> Kernel:
+    """How a convolution node applies its weight.
 
-    A transposed convolution is the adjoint of the convolution with the same kernel from its output's size to its
-    input's, and has the same norm.
+    A transposed convolution is the adjoint of the convolution with the same kernel from its output's size to its input's.
     """
-    weight = node.args[1].double()
-    axes = weight.dim() - 2
+    taps = node.args[1].shape[2:]
+    axes = len(taps)
     stride, padding, dilation, groups, transposed = _settings(node)
     stride, dilation = _per_axis(stride, axes), _per_axis(dilation, axes)
     if padding == "valid":
         pads = [(0, 0)] * axes
     elif padding == "same":
-        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        totals = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
         pads = [(p, p) for p in _per_axis(padding, axes)]
-    if scale is not None:
-        if transposed:  # (in, out/groups, …): channel o of group g is output g · out/groups + o
-            grouped = weight.reshape(groups, -1, *weight.shape[1:])
-            weight = (grouped * scale.reshape(groups, 1, -1, *[1] * axes)).reshape(weight.shape)
-        else:
-            weight = weight * scale.reshape(-1, *[1] * (axes + 1))
-    size, mode = node.input.shape[-axes:], "zeros"
-    if transposed:
-        size = node.shape[-axes:]
-    elif (pad := absorbed_padding(node)) is not None:
+    size, mode, pad = (node.shape if transposed else node.args[0].shape)[-axes:], "zeros", absorbed_padding(node)
+    if pad is not None:
         size, pads, mode = pad.input.shape[-axes:], _spatial_padding(pad, axes) or [], _PADDING_MODES[pad.args[2]]
-    return Convolution(weight, tuple(size), tuple(stride), tuple(pads), tuple(dilation), groups, mode)
+    return Kernel(tuple(size), tuple(stride), tuple(pads), tuple(dilation), groups, transposed, mode, pad)
 
 
 def absorbed_padding(node: Node) -> Node | None:
@@ -93,6 +81,12 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 class ConvolutionRule(Rule):
     """x ↦ K ∗ x + b. With `absorbed_padding` the gain counts from what is padded."""
 
+    def reading(self, node: Node) -> LinearMap:
+        x, weight, bias = node.args[:3]
+        kernel = _kernel(node)
+        channels = 1 - len(weight.shape)
+        return LinearMap(x, weight, bias, (1,) if kernel.transposed else (0,), channels, channels, kernel=kernel)
+
     def terms(self, node: Node) -> float:
         """n terms err by n u |K||x|, and ‖|K|‖ ≤ √n ‖K‖."""
         shape = node.args[1].shape
@@ -101,21 +95,15 @@ class ConvolutionRule(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         if not self.linear(node):
             return Gain.infinite(node, "its kernel or bias depends on the input")
-        bound, method = norm_of(node)
+        bound, method = self.reading(node).norm()
         return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
         if not self.linear(node):
             return Interval.unbounded(node.shape)
-        weight = node.args[1].double()
-        axes = weight.dim() - 2
-        _, _, _, groups, transposed = _settings(node)
-        if transposed:  # (in, out/groups, …)
-            rows = length(weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(2), 2).flatten()
-        else:
-            rows = length(weight.flatten(1), 1)
-        terms = weight.numel() // min(weight.shape[:2])
-        return propagate(node, context, terms, rows.reshape(-1, *[1] * axes))
+        shape = node.args[1].shape
+        rows = length(self.reading(node).matrix(), 1).reshape(-1, *[1] * (len(shape) - 2))
+        return propagate(node, context, math.prod(shape) // min(shape[:2]), rows)
 
     def linear(self, node: Node) -> bool:
         return node.inputs == node.args[:1]
@@ -138,8 +126,3 @@ class ConvolutionRule(Rule):
             constants=not transposed and (padding == "valid" or (padding != "same" and not any(_per_axis(padding, axes)))),
         )  # fmt: skip
         return product if bias is None else forms.sum(product, forms.view(bias, (*bias.shape, *[1] * axes)))
-
-
-def norm_of(node: Node, scale: torch.Tensor | None = None) -> tuple[Magnitude, str]:
-    """The norm of a convolution node as an operator, a padding node before it included."""
-    return convolution_of(node, scale).norm()

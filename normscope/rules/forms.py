@@ -245,7 +245,7 @@ class Forms:
         )  # fmt: skip
 
     def einsum(self, equation: str, a: Form, b: Form) -> Form:
-        """A product of two tensors in einsum's notation, one letter an axis."""
+        """A product of two tensors in einsum's notation, one letter per axis."""
         inputs, out = equation.split("->")
         left, right = inputs.split(",")
         sizes = dict(zip(left + right, a.shape + b.shape, strict=True))

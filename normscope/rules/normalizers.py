@@ -8,88 +8,54 @@ scale a channel; with batch statistics it is LN over the batch, a channel at a t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
-from normscope.core.errors import Refusal
+from normscope.core.errors import NoConstant, Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, length
+from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.forms import Fixed, Form, Forms
-from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.readings import Normalizer, Scaling, Sum
+from normscope.rules.registry import Context, Gain, Rule, registry, rule
+from normscope.rules.remainder import Remainder, Sets, Sizes
+
+Read = TypeVar("Read")
+
+EPSILON = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}  # argument
 
 
-@dataclass(frozen=True)
-class Normalizer:
-    """A normalizer node in one form.
+def with_epsilon(node: Node, epsilon: float) -> Node:
+    """The same normalizer with another ε."""
+    place = EPSILON[node.op]
+    args = (*node.args[:place], epsilon, *node.args[place + 1 :])
+    return Node(node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype)
 
-    kind: batch, layer, group, instance, rms or l2. axes: over which statistics are taken (for groups, after splitting
-    the channel axis). channel_axis: which axis γ belongs to, where γ is one number a channel.
+
+def completed(node: Node, users: Mapping[Node, Sequence[Node]]) -> Normalizer | None:
+    """The normalizer that a node is; one written by hand has the γ that multiplies and the β that is added right behind it.
+
+    users: the readers of every node of the graph.
     """
-
-    kind: str
-    epsilon: float
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    axes: tuple[int, ...]
-    groups: int = 1
-    running_mean: torch.Tensor | None = None
-    running_variance: torch.Tensor | None = None
-    placement: str = "inside"  # of ε: √(v + ε) inside, √v + ε outside, max(√v, ε) clamp
-
-    @property
-    def fixed(self) -> bool:
-        """Whether it uses running statistics: then it is an affine map."""
-        return self.running_variance is not None
-
-    @property
-    def centered(self) -> bool:
-        return self.kind not in ("rms", "l2")
+    normalizer = registry.reading(node, Normalizer)
+    if normalizer is None or not normalizer.by_hand:
+        return normalizer
+    scaling, last = _only(users[node], Scaling), node
+    gamma = None if scaling is None else scaling.factor
+    if isinstance(gamma, Node) or (isinstance(gamma, Constant) and gamma.sources):
+        weight = gamma.double().flatten() if isinstance(gamma, Constant) else None
+        normalizer, last = replace(normalizer, gamma=gamma, weight=weight), users[node][0]
+    shift = _only(users[last], Sum)
+    return normalizer if shift is None or len(shift.terms) > 1 else replace(normalizer, beta=shift.constant)
 
 
-NORMALIZERS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "standardize")
-
-
-def normalizer_of(node: Node) -> Normalizer | None:
-    """The normalizer behind a node, or None."""
-    if node.op not in NORMALIZERS:
-        return None
-    a = node.args
-    rank = len(node.shape)
-    if node.op == "batch_norm":
-        _, weight, bias, mean, variance, training, _, epsilon = a[:8]
-        kind, axes = "batch", (0, *range(2, rank))
-        fixed = not training and variance is not None
-        return Normalizer(
-            kind, epsilon, _value(weight), _value(bias), axes,
-            running_mean=_value(mean) if fixed else None, running_variance=_value(variance) if fixed else None,
-        )  # fmt: skip
-    if node.op == "instance_norm":
-        _, weight, bias, mean, variance, use_input, _, epsilon = a[:8]
-        fixed = not use_input and variance is not None
-        return Normalizer(
-            "instance", epsilon, _value(weight), _value(bias), tuple(range(2, rank)),
-            running_mean=_value(mean) if fixed else None, running_variance=_value(variance) if fixed else None,
-        )  # fmt: skip
-    if node.op == "group_norm":
-        _, groups, weight, bias, epsilon = a[:5]
-        return Normalizer("group", epsilon, _value(weight), _value(bias), tuple(range(2, rank)), groups)
-    if node.op == "layer_norm":
-        _, shape, weight, bias, epsilon = a[:5]
-        return Normalizer("layer", epsilon, _value(weight), _value(bias), tuple(range(rank - len(shape), rank)))
-    if node.op == "rms_norm":
-        _, shape, weight, epsilon = a[:4]
-        return Normalizer("rms", float(epsilon), _value(weight), None, tuple(range(rank - len(shape), rank)))
-    _, kind, axes, epsilon, placement, _ = a
-    return Normalizer(kind, epsilon, None, None, axes, placement=placement)
-
-
-def _value(argument: Any) -> torch.Tensor | None:
-    return argument.double() if isinstance(argument, Constant) else None
+def _only(readers: Sequence[Node], kind: type[Read]) -> Read | None:
+    return registry.reading(readers[0], kind) if len(readers) == 1 else None
 
 
 @rule("center")
@@ -116,14 +82,35 @@ class Centering(Rule):
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
 class NormalizerRule(Rule):
+    def reading(self, node: Node) -> Normalizer:
+        rank, epsilon = len(node.shape), node.args[EPSILON[node.op]]
+        if node.op == "standardize":
+            _, kind, axes, _, placement, _ = node.args
+            return Normalizer(kind, epsilon, None, None, axes, placement=placement, by_hand=True)
+        statistics: Sequence[Any] = (None, None)
+        groups = 1
+        if node.op in ("batch_norm", "instance_norm"):
+            _, gamma, beta, *moving, own = node.args[:6]
+            statistics = statistics if own else moving
+            axes = (0, *range(2, rank)) if node.op == "batch_norm" else tuple(range(2, rank))
+        elif node.op == "group_norm":
+            _, groups, gamma, beta = node.args[:4]
+            axes = tuple(range(2, rank))
+        else:
+            gamma, beta = node.args[2], node.args[3] if node.op == "layer_norm" else None
+            axes = tuple(range(rank - len(node.args[1]), rank))
+        kind = node.op.removesuffix("_norm")
+        mean, variance = map(_value, statistics)
+        return Normalizer(
+            kind, float(epsilon), _value(gamma), _value(beta), axes, groups, mean, variance, "inside", gamma, beta, statistics[1]
+        )
+
     def terms(self, node: Node) -> float:
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         return 1 if normalizer.fixed else elements(node, normalizer)
 
     def gain(self, node: Node, context: Context) -> Gain:
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         if len(node.inputs) > 1:
             return Gain.infinite(node, "its scale depends on the input")
         _check(node, normalizer)
@@ -133,7 +120,7 @@ class NormalizerRule(Rule):
                 return Gain.infinite(node, "it divides by a running variance of 0 without ε; use ε > 0")
             return Gain.of(size, method="running statistics")
         if normalizer.kind == "batch" and not context.whole_batch:
-            raise Refusal(
+            raise NoConstant(
                 "batch statistics make every sample depend on the others",
                 [node.label],
                 'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
@@ -171,27 +158,25 @@ class NormalizerRule(Rule):
         return min(float(spectral_norm(sets[:, :, None] * centering)), largest)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         if len(node.inputs) > 1:
             return Interval.unbounded(node.shape)
         if normalizer.fixed:
             bounds = context.interval(node.input)
             if not bounds.finite:
                 return Interval.unbounded(node.shape)
-            mean, shift = (channel_tensor(node, part, 0.0) for part in (normalizer.running_mean, normalizer.bias))
+            mean, shift = (channel_tensor(node, normalizer, part, 0.0) for part in (normalizer.running_mean, normalizer.bias))
             scale = scale_interval(normalizer)
-            scale = Interval(channel_tensor(node, scale.low, 1.0), channel_tensor(node, scale.high, 1.0))
+            scale = Interval(channel_tensor(node, normalizer, scale.low, 1.0), channel_tensor(node, normalizer, scale.high, 1.0))
             return (bounds + Interval(-mean, -mean)) * scale + Interval(shift, shift)
         size = largest_output(normalizer, elements(node, normalizer))
         radius = torch.full(node.shape, size, dtype=torch.float64)
-        scale, shift = channel_tensor(node, normalizer.weight, 1.0), channel_tensor(node, normalizer.bias, 0.0)
+        scale, shift = (channel_tensor(node, normalizer, *part) for part in ((normalizer.weight, 1.0), (normalizer.bias, 0.0)))
         return Interval.around(shift, scale.abs() * radius * (1 + 2**-40))
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """The derivative of u/s, s² = ‖u‖²/d + ε, is √2/(√d s²)-Lipschitz where s is smallest (docs/laws.md)."""
-        normalizer, reach = normalizer_of(node), context.deviation(node.input) + context.error(node.input)
-        assert normalizer is not None
+        normalizer, reach = self.reading(node), context.deviation(node.input) + context.error(node.input)
         scale = smallest_scale(node, normalizer, context)
         if normalizer.placement != "inside" or scale <= 0 or not math.isfinite(reach):
             return None
@@ -199,23 +184,50 @@ class NormalizerRule(Rule):
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
         return (math.sqrt(2 / count) * largest * reach / scale / scale * (1 + 2**-40) + UNDERFLOW,)
 
+    def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
+        normalizer = self.reading(node)
+        if normalizer.fixed or len(node.inputs) != 1:
+            return super().measured(node)
+        if normalizer.kind == "group":
+            return ((Sets(tuple(range(len(node.shape))), elements(node, normalizer)),),)
+        return ((Sets.along(node.shape, normalizer.axes),),)
+
+    def tokenwise(self, node: Node) -> bool:
+        normalizer = self.reading(node)
+        return len(node.inputs) == 1 and not normalizer.by_channel and normalizer.axes == (len(node.shape) - 1,)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """`curvature`, one set that is normalized together at a time; from the middle half of it, by Taylor's theorem."""
+        normalizer, middle = self.reading(node), context.center(node.inputs[0])
+        sets = next(iter(self.measured(node)[0]), None)
+        if sets is None or middle is None or normalizer.placement != "inside":
+            return None
+        reach, count = away.sets(node.input, sets), elements(node, normalizer)
+        share = reach if normalizer.kind == "l2" else reach / math.sqrt(count)
+        spread = set_variances(normalizer, middle).reshape(-1).sqrt().nan_to_num(0, 0, 0)
+        least = (spread * (1 - 2**-40) - share * (1 + 2**-40)).clamp(min=0)
+        squared = (least.square() + normalizer.epsilon) * (1 - 2**-48)
+        divided = 1 if normalizer.kind == "l2" else max(count - 1, 1)
+        bend = math.sqrt(2 / divided) * reach / squared * (1 + 2**-40)
+        size = above(bend * (reach / 2 if moves is None else moves.sets(node.input, sets)))
+        return Remainder(
+            channel_tensor(node, normalizer, normalizer.weight, 1.0).abs(), sets.spread(size, node.shape), (sets, size)
+        )
+
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         if not normalizer.fixed or normalizer.running_mean is None:
             return 0.0
-        shift = normalizer.running_mean.abs() * running_scale(normalizer).abs()
+        shift = normalizer.running_mean.abs() * normalizer.affine[0].abs()
         shift = shift if normalizer.bias is None else shift + normalizer.bias.abs()
         return float(length(shift)) * math.sqrt(math.prod(node.shape) / max(shift.numel(), 1))
 
     def norm(self, node: Node, context: Context) -> float:
         """After LN or RMSNorm every token has norm at most √d max|γ| + ‖β‖."""
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         last = len(node.shape) - 1
-        by_channel = normalizer.kind in ("batch", "group", "instance")  # γ and β are not along the last axis
-        if by_channel or normalizer.axes != (last,) or len(node.inputs) > 1:
+        if normalizer.by_channel or normalizer.axes != (last,) or len(node.inputs) > 1:
             return math.inf
         size = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
@@ -223,12 +235,11 @@ class NormalizerRule(Rule):
         return (size * largest + shift) * (1 + 1e-12) + UNDERFLOW
 
     def linear(self, node: Node) -> bool:
-        normalizer = normalizer_of(node)
-        return normalizer is not None and normalizer.fixed and len(node.inputs) == 1
+        normalizer = self.reading(node)
+        return normalizer.fixed and len(node.inputs) == 1
 
     def form(self, node: Node, forms: Forms) -> Form:
-        normalizer = normalizer_of(node)
-        assert normalizer is not None
+        normalizer = self.reading(node)
         x = forms.of(node.args[0])
         if normalizer.fixed:
             mean, scale = (Fixed((), _channels(node), node=node) for _ in range(2))
@@ -238,27 +249,25 @@ class NormalizerRule(Rule):
             standard = forms.view(forms.normalized(split, (2,), centered=True), node.shape)
         else:
             standard = forms.normalized(x, normalizer.axes, normalizer.centered)
-        return forms.affine(standard, *(_broadcast(operand, node, forms) for operand in _affine_operands(node)))
+        return forms.affine(
+            standard, *(_broadcast(operand, node, normalizer, forms) for operand in (normalizer.gamma, normalizer.beta))
+        )
+
+
+def _value(argument: Any) -> torch.Tensor | None:
+    return argument.double() if isinstance(argument, Constant) else None
 
 
 def _channels(node: Node) -> tuple[int, ...]:
-    """The shape in which one number a channel is broadcast."""
+    """The shape in which one number per channel is broadcast."""
     return (node.shape[1], *[1] * (len(node.shape) - 2))
 
 
-def _broadcast(operand: Any, node: Node, forms: Forms) -> Form | None:
+def _broadcast(operand: Any, node: Node, normalizer: Normalizer, forms: Forms) -> Form | None:
     """γ or β as it is broadcast over the output."""
     if operand is None:
         return None
-    return forms.of(operand) if node.op in ("layer_norm", "rms_norm") else forms.view(forms.of(operand), _channels(node))
-
-
-def _affine_operands(node: Node) -> tuple[Any, Any]:
-    """γ and β among a node's arguments, as they are: nodes where parameters are."""
-    if node.op == "standardize":
-        return None, None
-    first = {"batch_norm": 1, "instance_norm": 1, "layer_norm": 2, "group_norm": 2, "rms_norm": 2}[node.op]
-    return node.args[first], None if node.op == "rms_norm" else node.args[first + 1]
+    return forms.view(forms.of(operand), _channels(node)) if normalizer.by_channel else forms.of(operand)
 
 
 @rule("_weight_norm", "_weight_norm_interface")
@@ -270,13 +279,6 @@ class WeightNorm(Rule):
         axis = node.argument(2, "dim", 0)
         others = [i for i in range(len(v.shape)) if axis == -1 or i != axis % len(v.shape)]
         return forms.product(forms.normalized(v, others, centered=False), g)
-
-
-def running_scale(normalizer: Normalizer) -> torch.Tensor:
-    """γ/√(v + ε), one number per channel, as computed."""
-    assert normalizer.running_variance is not None
-    scale = (normalizer.running_variance + normalizer.epsilon).rsqrt()
-    return scale if normalizer.weight is None else scale * normalizer.weight
 
 
 def scale_interval(normalizer: Normalizer) -> Interval:
@@ -357,10 +359,10 @@ def largest_output(normalizer: Normalizer, count: int) -> float:
     return math.sqrt(count - 1 if normalizer.centered else count)
 
 
-def channel_tensor(node: Node, values: torch.Tensor | None, default: float) -> torch.Tensor:
+def channel_tensor(node: Node, normalizer: Normalizer, values: torch.Tensor | None, default: float) -> torch.Tensor:
     """γ or β of a node, shaped to broadcast over its output."""
     if values is None:
         return torch.tensor(default, dtype=torch.float64).expand(node.shape)
-    if node.op in ("layer_norm", "rms_norm"):
+    if not normalizer.by_channel:
         return values.expand(node.shape)
     return values.reshape(1, -1, *[1] * (len(node.shape) - 2)).expand(node.shape)

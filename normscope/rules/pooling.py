@@ -6,20 +6,24 @@ import math
 
 import torch
 
-from normscope.core.interval import Interval
+from normscope.core.interval import ROUNDOFF, Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW
+from normscope.core.rounding import UNDERFLOW, above
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sizes
 from normscope.rules.shape import on_both_sides, reduced
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 class MaxPool(Rule):
     """|Δmax| ≤ ‖Δ‖ on each window, so the gain is √ of how many windows share an entry."""
+
+    def terms(self, node: Node) -> float:
+        return math.prod(_per_axis(node.args[1], 1))  # nothing is added, but for a mean of those that may win
 
     def gain(self, node: Node, context: Context) -> Gain:
         axes = int(next(character for character in node.op if character.isdigit()))
@@ -35,6 +39,99 @@ class MaxPool(Rule):
             inside = reads[(reads >= 0) & (reads < n)]
             reuse *= int(torch.bincount(inside).max()) if inside.numel() else 1
         return Gain.of(math.sqrt(reuse), method="windows")
+
+    def linear_part(self, node: Node, context: Context, away: Sizes | None) -> LinearPart | None:
+        """Between any two points the mean of those that may win."""
+        found = None if away is None else self._candidates(node, context, away)
+        if found is None:
+            return None
+        windows, _, wins, _ = found
+        share = wins / wins.sum(-1, keepdim=True)
+
+        def mean(columns: torch.Tensor) -> torch.Tensor:
+            flat = torch.nn.functional.pad(columns.reshape(len(columns), -1), (0, 1))
+            taps = [flat[:, windows[:, tap]] * share[:, tap] for tap in range(windows.shape[1])]
+            return torch.stack(taps).sum(0).reshape(-1, *node.shape)
+
+        return mean
+
+    def multiples(self, node: Node, context: Context, away: Sizes, chords: bool) -> Multiples | None:
+        """Of two entries that may win: max(a, b) = (a + b)/2 + |a − b|/2, or a + (b − a)⁺ where a wins at the middle."""
+        found = self._candidates(node, context, away)
+        if found is None:
+            return None
+        windows, _, wins, first = found
+        two = wins.sum(-1) == 2
+        order = wins.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :2]
+        places, winner = windows.gather(1, order), first.gather(1, order)
+        inside = places < math.prod(node.input.shape)
+        places = torch.where(inside, places, 0)
+        weights = torch.tensor([0.5, -0.5], dtype=torch.float64)[: places.shape[1]] * (two[:, None] & inside)
+        most = torch.ones(len(places), dtype=torch.float64)
+        least = -most
+        if not chords:
+            weights, sure = 2 * weights, winner.sum(-1) == 1  # of two winners torch may take either
+            weights = torch.where((sure & winner[:, 0])[:, None], -weights, weights)
+            least = torch.where(sure, 0.0, least)
+        return Multiples(places, weights, two, least, most)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """From the middle, where its winner w at the middle is the linear part, max_j (y_j − y_w)⁺.
+
+        Between two points: the change is a mean of Δy_j over those that may win, and the linear part Δy_w, or with chords another
+        mean, with weights 1/n.
+        """
+        found = self._candidates(node, context, away)
+        if found is None:
+            return None
+        windows, overtakes, wins, first = found
+        if moves is None:
+            entries = overtakes.amax(-1).clamp(min=0)
+        else:
+            moved = torch.nn.functional.pad(moves.entries(node.input).reshape(-1), (0, 1))[windows] * wins
+            count = wins.sum(-1, keepdim=True)
+            if moves.chords:
+                entries = ((1 - 2 / count) * moved + moved.sum(-1, keepdim=True) / count).masked_fill(~wins, 0.0).amax(-1)
+            else:  # those that overtake the winner, or any of several, and the winner itself
+                sure = first & (first.sum(-1, keepdim=True) == 1)
+                entries = moved.masked_fill(sure, 0.0).amax(-1) + (moved * first).amax(-1)
+            entries = torch.where(count[:, 0] > 1, entries, 0.0)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), above(entries).reshape(node.shape))
+
+    def _candidates(
+        self, node: Node, context: Context, away: Sizes
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """For every window its places, by how much each may overtake the winner at the middle, which may win, and which does."""
+        middle, windows = context.center(node.input), self._windows(node)
+        if middle is None or windows is None:
+            return None
+        outside = torch.tensor([-math.inf], dtype=torch.float64)
+        values = torch.cat([middle.reshape(-1), outside])[windows]
+        reach = torch.cat([away.entries(node.input).reshape(-1), outside.new_zeros(1)])[windows]
+        top = values.amax(-1, keepdim=True)
+        first = values == top  # torch may take any of those
+        slack = ROUNDOFF * top.abs()
+        overtakes = values + reach - top + torch.where(first, reach, 0.0).amax(-1, keepdim=True) + slack
+        overtakes = overtakes.masked_fill(first & (first.sum(-1, keepdim=True) == 1), -math.inf)
+        surpassed = values + reach + slack < (values - reach).amax(-1, keepdim=True)
+        return windows, overtakes, ~surpassed & values.isfinite(), first
+
+    @staticmethod
+    def _windows(node: Node) -> torch.Tensor | None:
+        """For every output entry the places of the entries that it is the largest of; the last place is outside."""
+        axes = int(next(character for character in node.op if character.isdigit()))
+        if axes > 2 or node.op.endswith("indices") or bool(node.argument(5, "ceil_mode", False)):
+            return None
+        kernel = _per_axis(node.args[1], axes)
+        stride = _per_axis(node.argument(2, "stride") or kernel, axes)
+        padding, dilation = (_per_axis(node.argument(i, name, d), axes) for i, name, d in ((3, "padding", 0), (4, "dilation", 1)))
+        kernel, stride, dilation = ([1] * (2 - axes) + list(part) for part in (kernel, stride, dilation))
+        padding = [0] * (2 - axes) + list(padding)
+        count, shape = math.prod(node.input.shape), node.input.shape
+        rows = shape[-2] if axes == 2 else 1
+        places = torch.arange(1, count + 1, dtype=torch.float64).reshape(-1, 1, rows, shape[-1])  # 0 is outside
+        cut = torch.nn.functional.unfold(places, kernel, dilation, padding, stride).long() - 1  # (maps, taps, windows)
+        return torch.where(cut < 0, count, cut).transpose(1, 2).reshape(-1, cut.shape[1])
 
     def interval(self, node: Node, context: Context) -> Interval:
         if node.op.endswith("indices"):
@@ -67,7 +164,22 @@ class AdaptiveMaxPool(Rule):
         return pooled(node, forms, int(node.op[-2]))
 
 
-@rule("max", "min", "amax", "amin", "aminmax", "sort", "msort", "topk", "median", "kthvalue", "cummax", "cummin", "logcumsumexp")
+@rule(
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "aminmax",
+    "sort",
+    "msort",
+    "topk",
+    "median",
+    "nanmedian",
+    "kthvalue",
+    "cummax",
+    "cummin",
+    "logcumsumexp",
+)
 class OrderStatistic(Rule):
     """The sorted values move no farther than the entries: each of these keeps a part of them (1-Lipschitz)."""
 
@@ -168,6 +280,27 @@ class VectorNorm(Rule):
             return forms.opaque()
         norm = reduced(node, forms, linear=False, constants=False, position=2)
         return forms.entrywise(norm, 0.0) if order == 0 else norm
+
+
+@rule("quantile", "nanquantile")
+class Quantile(Rule):
+    """A mean of two neighbours among the sorted values: it moves no farther than the entry that moves farthest."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        if isinstance(node.args[1], Node):
+            return Gain.infinite(node, "which quantile it takes depends on the input")
+        count = node.args[1].value.numel() if isinstance(node.args[1], Constant) else 1
+        return Gain.of(math.sqrt(count) * (1 + 2**-50), method="sorting")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        """It increases with every entry."""
+        if len(node.inputs) > 1 or not context.interval(node.input).finite:
+            return Interval.unbounded(node.shape)
+        return on_both_sides(node, context).widened(2**-45)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        single = isinstance(node.args[1], float)
+        return reduced(node, forms, linear=False, position=2) if single else forms.opaque()
 
 
 @rule("std", "var")

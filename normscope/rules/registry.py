@@ -1,8 +1,9 @@
-"""What normscope knows about each operation, open to users: one rule an operation, looked up by name.
+"""What normscope knows about each operation, open to users: one rule per operation, looked up by name.
 
 A rule states, for one node: how much it can stretch distances (`gain`), which values it can take (`interval`), where it
-acts entry by entry, between which slopes (`slopes`), and what it is as algebra (`form`, for symmetries). An operation
-without a gain has no certificate; one without a form is passed by no symmetry.
+acts entry by entry, between which slopes (`slopes`), what it is as algebra (`form`, for symmetries), and what it is in words
+(`reading`: a linear map with this weight, a normalizer with this γ, …). An operation without a gain has no certificate; one
+without a form is passed by no symmetry; one without a reading is no layer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
@@ -21,6 +22,10 @@ from normscope.core.rounding import UNDERFLOW, UNIT_ROUNDOFF, length
 from normscope.graph.graph import Node
 from normscope.graph.naming import operation_name
 from normscope.rules.forms import Form, Forms
+from normscope.rules.readings import Random, Reading
+from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sets, Sizes
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,10 @@ class Rule:
         return math.inf
 
     def center_error(self, node: Node, context: Context) -> float:
-        """A bound on the error of the node's value at the middle of the region; see certify/values.py."""
+        """A bound on the error of the node's value at the middle of the region; see certify/passing.py."""
         value = context.center(node)
         factors = context.gain(node).factors
-        carried = sum(float(gain) * context.error(source) for gain, source in zip(factors, node.inputs, strict=True))
+        carried = sum(gain.ceiling * context.error(source) for gain, source in zip(factors, node.inputs, strict=True))
         if value is None:  # several outputs at once, or values that are not finite
             return carried if node.dtype is None else math.inf
         count, kappa = max(value.numel(), 1), self.roundoff(node)
@@ -111,11 +116,50 @@ class Rule:
         return 0.0
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
-        """On a region, how far the node is from its derivative J at the computed middle, one factor an input, or None.
+        """On a region, how far the node is from its derivative J at the computed middle, one factor per input, or None.
 
         ‖f(y) − f(y') − J (y − y')‖ ≤ Σ_i factor_i ‖y_i − y'_i‖ for all values y, y' that can reach the node.
         """
         return None
+
+    def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
+        """For each of `node.inputs` the sets of entries whose sizes in ℓ2 `remainder` asks for."""
+        return ((),) * len(node.inputs)
+
+    def linear_part(self, node: Node, context: Context, away: Sizes | None) -> LinearPart | None:
+        """The linear part that `remainder` is about, where that is not the derivative at the computed middle.
+
+        away: distances from the middle, for changes between any two points; None for changes from the middle.
+        """
+        return None
+
+    def multiples(self, node: Node, context: Context, away: Sizes, chords: bool) -> Multiples | None:
+        """Which changes of the input the remainder between any two points is a multiple of, where it is one.
+
+        chords: as in `Sizes`.
+        Then Δf = SΔy with ‖S‖ no larger than the gain, S the linear part and that multiple together.
+        """
+        return None
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """What the linear part leaves out of a change of the node, or None where this is not known.
+
+        The linear part is the derivative at the computed middle, unless `linear_part` gives another: for `away` if `moves.chords`.
+
+        away: distances from the computed middle. moves: changes between any two points of the region, per distance of the inputs;
+        None for the change from the computed middle itself, of which `away` is the size.
+        """
+        factors = self.curvature(node, context)
+        if factors is None:
+            return None
+        sizes = away if moves is None else moves
+        parts = [factor * sizes.sets(source, Sets.whole(source.shape)) for factor, source in zip(factors, node.inputs, strict=True)]
+        size = torch.stack(parts).sum(0) * (1 + 2.0**-40)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
+
+    def tokenwise(self, node: Node) -> bool:
+        """Whether each vector along the last axis depends on the vectors at the same place of the inputs alone."""
+        return False
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         """(least, largest) slope of an entrywise node on all of ℝ, or None if it is not entrywise."""
@@ -128,6 +172,10 @@ class Rule:
     def form(self, node: Node, forms: Forms) -> Form:
         """What the node is in the vocabulary of `rules/forms.py`; no symmetry passes it unless a rule says so."""
         return forms.opaque()
+
+    def reading(self, node: Node) -> Reading | None:
+        """What the node is, with its weight, γ or operands by name, in the vocabulary of `rules/readings.py`."""
+        return None
 
     @property
     def certifies(self) -> bool:
@@ -175,6 +223,21 @@ class Registry:
         found = self.rules.get(node.op)
         return forms.opaque() if found is None else found.form(node, forms)
 
+    @overload
+    def reading(self, node: Node) -> Reading | None: ...
+
+    @overload
+    def reading(self, node: Node, kind: type[R]) -> R | None: ...
+
+    def reading(self, node: Node, kind: type = object) -> Any:
+        """What a node is, if it is of this kind; an operation without a rule is known for random if torch says so."""
+        found = self.rules.get(node.op)
+        if found is not None:
+            read: Reading | None = found.reading(node)
+        else:
+            read = Random() if node.draws else None
+        return read if isinstance(read, kind) else None
+
     def __getitem__(self, op: str) -> Rule:
         return self.rules[op]
 
@@ -193,8 +256,3 @@ def rule(*operations: str) -> Callable[[type[Rule]], type[Rule]]:
         return kind
 
     return decorate
-
-
-def finite_entries(tensor: torch.Tensor) -> torch.Tensor:
-    """Entries as float64, detached."""
-    return tensor.detach().to(torch.float64)

@@ -16,7 +16,9 @@ from normscope.core.interval import Interval
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms, Lookup
+from normscope.rules.readings import Reshaping
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.remainder import Remainder, Sizes
 
 
 def entries_read(node: Node) -> torch.Tensor:
@@ -68,6 +70,9 @@ def on_both_sides(node: Node, context: Context) -> Interval:
 )  # fmt: skip
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""
+
+    def reading(self, node: Node) -> Reshaping | None:
+        return Reshaping() if node.op in ("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel") else None
 
     def terms(self, node: Node) -> float:
         return 0
@@ -170,6 +175,11 @@ class Pick(Rule):
     """One of several outputs; pieces of a tensor are slices (graph/canonical.py)."""
 
     def gain(self, node: Node, context: Context) -> Gain:
+        if node.dtype is not None and not node.dtype.is_floating_point:
+            return Gain.infinite(
+                node.input,
+                "its places depend on the order of values, so the result may jump; give a region where that is the same everywhere",
+            )
         return Gain.of(1, method="part")
 
     def linear(self, node: Node) -> bool:
@@ -224,6 +234,12 @@ class Overwrite(Rule):
         if chosen_by_values or _written_by(node) is not None or node.argument(3, "accumulate", False):
             return Interval.unbounded(node.shape)
         return on_both_sides(node, context)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """Nothing, where torch says which entry goes where."""
+        if any(not is_float(source) for source in node.inputs) or _written_by(node) is not None:
+            return None
+        return Remainder(*torch.zeros(2, *node.shape, dtype=torch.float64))
 
     def form(self, node: Node, forms: Forms) -> Form:
         chosen_by_values = any(not is_float(source) for source in node.inputs)

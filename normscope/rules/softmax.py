@@ -11,6 +11,7 @@ from normscope.core.rounding import UNDERFLOW
 from normscope.graph.graph import Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
+from normscope.rules.remainder import Remainder, Sizes
 from normscope.rules.scalars import ROUNDING
 
 MASKS = ("add", "sub", "masked_fill", "where")
@@ -43,12 +44,30 @@ class Softmax(Rule):
         return Interval(least.nan_to_num(0) * (1 - 1e-9), largest.nan_to_num(1) * (1 + 1e-9) + UNDERFLOW)
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
-        """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation."""
-        away = context.distances(node)
-        if away is None or not away.numel():
+        """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation.
+
+        p runs through all logits between two reachable ones, so |p − p̂| comes from the logits' box, which is convex, and not from
+        the probabilities that can be reached.
+        """
+        middle, reach = context.center(node.input), context.distances(node.input)
+        if middle is None or reach is None or not reach.numel():
             return None
+        away, _ = probability_changes(torch.softmax(middle, node.args[1]), reach, node.args[1])
         rows = float(torch.linalg.vector_norm(away, dim=node.args[1]).max())
         return (min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input)) * (1 + 2**-40),)
+
+    def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
+        """(J(p) − J(p̂))Δz with J(p)Δz = p ⊙ (Δz − pᵀΔz): |p − p̂| (|Δz| + pᵀ|Δz|) + p̂ |p − p̂|ᵀ|Δz|; from the middle half."""
+        middle, axis = context.center(node.input), node.args[1]
+        if middle is None:
+            return None
+        p, reach = torch.softmax(middle, axis), away.entries(node.input)
+        changed, most = probability_changes(p, reach, axis)
+        moved = reach if moves is None else moves.entries(node.input)
+        changed = on_the_way(changed) if moves is None else changed
+        average = (most * moved).sum(axis, keepdim=True)
+        entries = changed * (moved + average) + p * (changed * moved).sum(axis, keepdim=True)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), entries * (1 + 1e-9) + 2 * UNDERFLOW)
 
     def center_error(self, node: Node, context: Context) -> float:
         """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
@@ -73,6 +92,30 @@ class Softmax(Rule):
 
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.softmax(forms.of(node.input), node.args[1])
+
+
+def probability_changes(
+    p: torch.Tensor, away: torch.Tensor, axis: int, mean: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bounds on |q − p| and on q for all q = softmax(z) with |z − ẑ| ≤ away, p = softmax(ẑ).
+
+    q_j = p_j e^δ_j/Σ p e^δ with |δ| ≤ away, so that ln(q_j/p_j) is at most away_j + ln Σ p e^away in size.
+
+    mean: a bound on Σ p|δ| that is known besides; −mean ≤ ln Σ p e^δ ≤ ln(1 + mean (e^w − 1)/w), w the largest of `away`.
+    """
+    p = p.clamp(min=1e-304)  # what underflowed, or is masked
+    together = torch.logsumexp(away + p.log(), axis, keepdim=True).clamp(min=0)
+    if mean is not None:
+        most = away.amax(axis, keepdim=True).clamp(min=1e-12)
+        known = torch.maximum(mean, torch.log1p(mean * torch.expm1(most) / most)) * (1 + 1e-12)
+        together = torch.minimum(together, known.nan_to_num(math.inf, math.inf))
+    changed = (p * torch.expm1((away + together) * (1 + 1e-12) + 1e-12)).nan_to_num(1, 1).clamp(max=1)
+    return changed, (p + changed).clamp(max=1)
+
+
+def on_the_way(changed: torch.Tensor) -> torch.Tensor:
+    """The mean of |q − p| from the middle to the end: half of the bound, which is convex, but where it was cut at 1."""
+    return changed * torch.where(changed < 1, 0.5, 1.0)
 
 
 def _of_others(logits: torch.Tensor, axis: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import ExportError, InputError, boundary
-from normscope.graph.exporting import check_runs, module_of
+from normscope.graph.exporting import check_runs, in_mode, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
 from normscope.rules.forms import Fixed, Form, Forms, Parameter
@@ -52,9 +52,11 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode:
     numerics = Numerics(module, graph, call, mode)
     sizes = {name: value.numel() for name, value in module.named_parameters()}
     groups = _groups(forms_of(graph), numerics, list(sizes))
-    used = {source.path for node in graph for source in node.inputs if source.op == "parameter"}
+    used = {source.path for node in graph for source in node.inputs if source.is_parameter}
     unused = tuple(name for name in sizes if name not in used)
-    return SymmetryReport(type(model).__name__, mode, tuple(groups), sizes, numerics, unused)
+    with in_mode(module, mode):
+        training = {path: part.training for path, part in module.named_modules()}
+    return SymmetryReport(type(model).__name__, mode, tuple(groups), sizes, numerics, unused, training)
 
 
 def _groups(forms: list[Form], numerics: Numerics, names: list[str]) -> list[Group]:
@@ -83,9 +85,9 @@ def forms_of(graph: Graph) -> list[Form]:
     forms = Forms()
     for node in graph:
         forms.node = node
-        if node.op == "parameter":
+        if node.is_parameter:
             forms.made[node] = Parameter((), node.shape, node.path, node=node)
-        elif node.op in ("input", "random"):
+        elif node.is_input or node.is_drawn:
             forms.made[node] = Fixed((), node.shape, node=node)
         else:
             forms.made[node] = registry.form(node, forms)

@@ -273,6 +273,7 @@ class _Search:
 
     def _closed(self) -> Bond:
         coordinate = _classes(self.size, self.same)
+        self._cut_parts()
         keys: dict[int, list[set[int]]] = defaultdict(list)
         for codes, places in self.cuts:
             met: dict[int, set[int]] = defaultdict(set)
@@ -292,6 +293,18 @@ class _Search:
         }
         return Bond(self.start, named, tuple(map(tuple, blocks.values())), self._planes(coordinate))
 
+    def _cut_parts(self) -> None:
+        """Values that are put together from several forms, or taken out of one, do not mix with the rest.
+
+        What happens to one part, before or after, need not happen to the others.
+        """
+        origins: dict[Form, np.ndarray] = {}
+        for form, codes in self.codes.items():
+            if isinstance(form, Moved) and not all(isinstance(user, Moved) for user in self.users[form]):
+                whole = np.broadcast_to(codes, form.shape).ravel()
+                pairs = np.unique(np.stack([whole, _origins(form, origins)]), axis=1)
+                self.cuts.append((pairs[0], pairs[1]))
+
     def _planes(self, coordinate: np.ndarray) -> tuple[tuple[int, int], ...]:
         found: set[tuple[int, int]] = set()
         for codes in self.turned:
@@ -303,6 +316,16 @@ class _Search:
         if len({value for plane in found for value in plane}) != 2 * len(found):
             raise Closed
         return tuple(sorted(found))
+
+
+def _origins(form: Form, known: dict[Form, np.ndarray]) -> np.ndarray:
+    """For every entry the number of the form that it was made in, before it was only moved; −1 for what is fixed."""
+    if form not in known:
+        own = np.full(form.entries, len(known))
+        if isinstance(form, Moved):
+            own = np.concatenate([*(_origins(operand, known) for operand in form.operands), [-1]])[np.maximum(form.source, -1)]
+        known[form] = own.ravel()
+    return known[form]
 
 
 def _classes(size: int, same: Sequence[np.ndarray]) -> np.ndarray:

@@ -47,7 +47,7 @@ class Action:
         return bool((self.members >= 0).all())
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """One value a member → one an entry, 0 where there is no member; broadcasts to the parameter."""
+        """One value per member → one an entry, 0 where there is no member; broadcasts to the parameter."""
         members = torch.tensor(self.members, device=values.device)
         return torch.where(members >= 0, values[members.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
 
@@ -129,7 +129,7 @@ class Compensating(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ScaleGroup(Group):
-    """θ → c^degree θ, one c a member: scale, joint-scale and rescale. compensation: of what constants then add."""
+    """θ → c^degree θ, one c per member: scale, joint-scale and rescale. compensation: of what constants then add."""
 
     compensation: Compensating | None = field(default=None, repr=False)
 
@@ -161,7 +161,7 @@ class ScaleGroup(Group):
 
 @dataclass(frozen=True, eq=False)
 class ShiftGroup(Group):
-    """θ → θ + t, one t a member: shift and weight-shift. normal: by what t is multiplied along an axis, if not by 1."""
+    """θ → θ + t, one t per member: shift and weight-shift. normal: by what t is multiplied along an axis, if not by 1."""
 
     compensation: Compensating | None = field(default=None, repr=False)
     normal: Callable[[Parameters], torch.Tensor] | None = field(default=None, repr=False)

@@ -98,7 +98,7 @@ def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) 
         offset += len(names)
     if not lines:
         return np.arange(count).reshape(shape)
-    edges = np.concatenate(lines, 1)
+    edges = np.concatenate(lines, 1).astype(np.int32)  # as older scipy wants them
     _, classes = connected_components(coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(offset, offset)), directed=False)
     own = np.where(classes[:count] == classes[count], FORBIDDEN, classes[:count])
     return renumbered(own).reshape(shape)

@@ -60,7 +60,7 @@ class Matrices:
         return matrix, torch.linalg.inv(matrix).mT
 
     def _step(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        if self.planes:  # one stretch a plane: H and G commute there
+        if self.planes:  # one stretch per plane: H and G commute there
             one, other = (own.diagonal()[torch.tensor(self.planes)].sum(1) for own in (first, second))
             stretch = torch.where(one + other > 0, 0.5 * (other - one) / (one + other), 0.0)
             return self.matrix(torch.stack([stretch, torch.zeros_like(stretch)], 1).reshape(-1))

@@ -6,17 +6,20 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.data import Call
+from normscope.core.randomness import seed_generators
 from normscope.graph.exporting import in_mode
-from normscope.graph.graph import Graph, Node
-from normscope.rules.normalizers import normalizer_of
+from normscope.graph.graph import Evaluate, Graph, Node
+from normscope.rules.normalizers import with_epsilon
+from normscope.rules.readings import Normalizer
+from normscope.rules.registry import registry
 
-EPSILON_ARGUMENT = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}
 TINY = 1e-24  # an ε that hardly any variance notices, and still above the rounding of a variance that is zero
 
 Parameters = Mapping[str, torch.Tensor]
@@ -68,7 +71,7 @@ class Numerics:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         state = {**parameters, **buffers}
         with in_mode(self.model, self.mode), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
-            torch.manual_seed(0)
+            seed_generators(0)
             result = torch.func.functional_call(self.model, state, self.call.args, self.call.kwargs, tie_weights=True)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         return torch.cat([leaf.reshape(-1) for leaf in leaves])
@@ -86,24 +89,20 @@ class Numerics:
     def value(self, parameters: Parameters, node: Node) -> torch.Tensor:
         """The value of a node on the example, with ε → 0: what an absorber takes back is exact there, as its group is."""
         same = next(other for other in self._without_epsilon if other.name == node.name)
-        return self._run(self._without_epsilon.up_to(same), parameters, self.inputs)
+        return self._run(self._without_epsilon.up_to(same), parameters, self.inputs, _solid)
 
     @staticmethod
-    def _run(graph: Graph, parameters: Parameters, inputs: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-        values = [parameters[node.path] if node.op == "parameter" else inputs[node] for node in graph.inputs]
-        return graph.run(values, torch.float64)[0]
+    def _run(
+        graph: Graph, parameters: Parameters, inputs: Mapping[Node, torch.Tensor], evaluate: Evaluate = Node.evaluate
+    ) -> torch.Tensor:
+        values = [parameters[node.path] if node.is_parameter else inputs[node] for node in graph.inputs]
+        return graph.run(values, torch.float64, evaluate=evaluate)[0]
 
     @cached_property
     def _without_epsilon(self) -> Graph:
-        replaced = {}
-        for node in self.graph:
-            place, normalizer = EPSILON_ARGUMENT.get(node.op), normalizer_of(node)
-            if place is not None and normalizer is not None and not normalizer.fixed:
-                args = (*node.args[:place], TINY, *node.args[place + 1 :])
-                replaced[node] = Node(
-                    node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype
-                )
-        return self.graph.replace(replaced)
+        readings = ((node, registry.reading(node, Normalizer)) for node in self.graph)
+        own = [node for node, normalizer in readings if normalizer is not None and not normalizer.fixed]
+        return self.graph.replace({node: with_epsilon(node, TINY) for node in own})
 
     @cached_property
     def inputs(self) -> dict[Node, torch.Tensor]:
@@ -111,7 +110,12 @@ class Numerics:
         generator = torch.Generator().manual_seed(0)
         given = iter(leaf for leaf in tree_leaves((self.call.args, self.call.kwargs)) if isinstance(leaf, torch.Tensor))
         return {
-            node: next(given) if node.op == "input" else torch.rand(node.shape, generator=generator, dtype=torch.float64)
+            node: next(given) if node.is_input else torch.rand(node.shape, generator=generator, dtype=torch.float64)
             for node in self.graph.inputs
-            if node.op != "parameter"
+            if not node.is_parameter
         }
+
+
+def _solid(node: Node, values: Mapping[Node, Any], dtype: torch.dtype) -> Any:
+    """A node evaluated on contiguous tensors: torch has no forward derivative of group norm on others."""
+    return node.evaluate(values, dtype, lambda value: value.contiguous() if isinstance(value, torch.Tensor) else value)

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from rich.console import Group as Lines
 from rich.console import RenderableType
+from torch import nn
+from torch.nn.parameter import is_lazy
 
-from normscope.core.errors import boundary
-from normscope.core.rendering import Rendered, Table, Text
+from normscope.core.errors import InputError, boundary
+from normscope.core.rendering import Table, Text
+from normscope.core.result import Result
 from normscope.symmetry.check import Refutation, check
 from normscope.symmetry.completeness import Completeness, completeness
 from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
+from normscope.symmetry.scale_free import scale_free_weights
 
-SCHEMA = "normscope.symmetries/1"
 KINDS = ("scale", "joint-scale", "shift", "weight-shift", "rescale", "linear")
 
 
-@dataclass(frozen=True)
-class SymmetryReport(Rendered):
-    """The groups of a model in one mode. sizes: entries of every parameter. unused: those that reach no output at all."""
+@dataclass(frozen=True, repr=False)
+class SymmetryReport(Result):
+    """The groups of a model in one mode.
+
+    sizes: entries of every parameter. unused: those that reach no output at all. training: module path → whether the module was in
+    train mode when it was traced.
+    """
+
+    schema = "normscope.symmetries/1"
 
     model: str
     mode: str
@@ -34,6 +42,7 @@ class SymmetryReport(Rendered):
     sizes: dict[str, int] = field(repr=False)
     numerics: Numerics = field(repr=False)
     unused: tuple[str, ...] = ()
+    training: dict[str, bool] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self.groups)
@@ -61,6 +70,11 @@ class SymmetryReport(Rendered):
         total = sum(self.sizes.values())
         return sum(int(mask.sum()) for mask in covered.values()) / total if total else 0.0
 
+    @cached_property
+    def scale_free_weights(self) -> dict[str, str]:
+        """Weight → module path of what ends its scale, for the weights whose length no output sees."""
+        return scale_free_weights(self.groups)
+
     @property
     def redundant_biases(self) -> tuple[str, ...]:
         """Biases of which every entry may be set to anything, alone or with a later bias that takes it back."""
@@ -75,11 +89,12 @@ class SymmetryReport(Rendered):
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; docs/symmetry.md documents every field."""
         return {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "model": self.model,
             "mode": self.mode,
             "parameters": sum(self.sizes.values()),
             "scale_free": self.scale_free,
+            "scale_free_weights": dict(self.scale_free_weights),
             "redundant_biases": list(self.redundant_biases),
             "unused": list(self.unused),
             "groups": [
@@ -98,13 +113,6 @@ class SymmetryReport(Rendered):
                 for group in self.groups
             ],
         }
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON text; written to `path` if one is given."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        if path is not None:
-            Path(path).write_text(text + "\n")
-        return text
 
     def render(self) -> RenderableType:
         """The report as a rich renderable that fits 100 columns."""
@@ -134,6 +142,15 @@ class SymmetryReport(Rendered):
         if self.unused:
             lines.append(f"parameters that reach no output: {_listed(self.unused)}")
         return Text.of_lines(lines)
+
+
+def check_report(report: Any, model: nn.Module) -> None:
+    """Refuse what is no report, or one of a model with other parameters or modules."""
+    if not isinstance(report, SymmetryReport):
+        raise InputError(f"symmetries is what ns.symmetries(model, example) returns, not {type(report).__name__}")
+    sizes = {name: report.sizes.get(name) if is_lazy(value) else value.numel() for name, value in model.named_parameters()}
+    if report.sizes != sizes or report.training.keys() != {path for path, _ in model.named_modules()}:
+        raise InputError(f"symmetries is a report of another model ({report.model}): make it of this one")
 
 
 def _described(group: Group, most: int = 3) -> str:

@@ -49,7 +49,7 @@ class System:
 
     def _classes(self) -> np.ndarray:
         """The class of every unknown under the equalities; class 0 is zero."""
-        edges = np.concatenate([np.zeros((2, 0), dtype=np.int64), *self._equal], 1)
+        edges = np.concatenate([np.zeros((2, 0), dtype=np.int64), *self._equal], 1).astype(np.int32)  # as older scipy wants them
         graph = coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(self.count, self.count))
         _, labels = connected_components(graph, directed=False)
         swap = labels[self.ZERO]

@@ -14,6 +14,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+PATIENCE = 180.0  # seconds, for whatever a page is to do, on a machine that is busy with other things
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -48,6 +49,7 @@ class Heard:
 
     @staticmethod
     def of(page: Any) -> Heard:
+        page.set_default_timeout(1000 * PATIENCE)
         heard = Heard()
         page.on("console", lambda message: heard.said.append(message.text))
         page.on("pageerror", lambda error: heard.said.append(str(error)))

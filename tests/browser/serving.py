@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from normscope.app.server import listening, server
+from normscope.dashboard.server import listening, server
 
 
 @contextmanager

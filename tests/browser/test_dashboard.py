@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import normscope as ns
-from tests.browser.chromium import Heard
+from tests.browser.chromium import PATIENCE, Heard
 from tests.browser.planted import BAD, train
 from tests.browser.serving import served
 from tests.report.recorded_results import an_audit
@@ -22,6 +22,8 @@ from tests.report.recordings import write_run
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror=\"document.title='caught'\"></script><b>bold</b>"
+GONE = ("ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET", "ERR_SOCKET_NOT_CONNECTED", "ERR_EMPTY_RESPONSE")  # a test's own server
+HARMLESS = (*GONE, "preloaded using link preload")  # said where the machine is slow
 NAMES = [f"block{i}.{kind}" for i in range(8) for kind in ("conv", "norm")]
 
 Open = Callable[..., tuple[Any, Heard]]
@@ -51,7 +53,6 @@ def opened(browser: Any, address: str) -> Iterator[Open]:
 
     def open_page(query: str = "", at: str = address, wait: str = "#verdict h2", **options: Any) -> tuple[Any, Heard]:
         page = browser.new_page(**{"viewport": WIDE, **options})
-        page.set_default_timeout(20_000)
         pages.append((page, Heard.of(page)))
         page.goto(at + query)
         page.wait_for_selector(wait)
@@ -60,18 +61,20 @@ def opened(browser: Any, address: str) -> Iterator[Open]:
     yield open_page
     for page, heard in pages:
         page.close()
-        assert [
-            said for said in heard.said if "ERR_CONNECTION_REFUSED" not in said
-        ] == []  # a test's own server goes before its pages
+        assert [said for said in heard.said if not any(part in said for part in HARMLESS)] == []
         assert {urlsplit(url).hostname for url in heard.asked if not url.startswith(("data:", "blob:"))} == {"127.0.0.1"}
 
 
-def until(page: Any, condition: str, patience: float = 30.0) -> None:
-    """Wait for an expression to hold; playwright's own way to wait evaluates a string in the page, which its policy forbids."""
+def until(page: Any, expression: str, patience: float = PATIENCE) -> Any:
+    """Wait for an expression to hold, and give its value; while a figure is drawn anew, parts of it may be missing.
+
+    Playwright's own way to wait evaluates a string in the page, which its policy forbids.
+    """
     deadline = time.monotonic() + patience
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, f"never: {condition}"
+    while not (found := page.evaluate(f"(() => {{ try {{ return {expression}; }} catch {{ return null; }} }})()")):
+        assert time.monotonic() < deadline, f"never: {expression}"
         page.wait_for_timeout(50)
+    return found
 
 
 def drawn(page: Any, figures: int = 1) -> None:
@@ -84,7 +87,7 @@ def query(page: Any) -> dict[str, list[str]]:
 
 def rows(page: Any, key: str) -> list[str]:
     """The layers of a heatmap."""
-    found: list[str] = page.evaluate(f"""document.querySelector('[data-key="heatmap {key}"] .plot').data[0].y""")
+    found: list[str] = until(page, f"""document.querySelector('[data-key="heatmap {key}"] .plot').data[0].y""")
     return found
 
 
@@ -186,9 +189,10 @@ def test_an_address_brings_the_view_back(opened: Open) -> None:
     drawn(page, 4)
     assert page.input_value("#metric") == "gradient_norm" and page.input_value("#filter") == "block1"
     assert (page.input_value("#from"), page.input_value("#to")) == ("20", "60")
-    assert rows(page, "second") == ["block1.conv", "block1.norm"]
-    assert page.evaluate("document.querySelector('.plot').layout.xaxis.range") == [20, 60]
+    until(page, """String(document.querySelector('[data-key="heatmap second"] .plot').data[0].y) === 'block1.conv,block1.norm'""")
+    until(page, "String(document.querySelector('.plot').layout?.xaxis?.range) === '20,60'")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    until(page, "document.querySelectorAll('.card input:checked').length === 2")
     assert sorted(page.evaluate("[...document.querySelectorAll('.card input:checked')].map((box) => box.ariaLabel)")) == [
         "Compare first",
         "Compare second",
@@ -317,7 +321,6 @@ def test_a_training_is_followed_as_it_runs(opened: Open, tmp_path: Path) -> None
             cwd=Path(ns.__file__).parents[1],
         )
         try:
-            page.set_default_timeout(60_000)
             page.wait_for_selector(".card.live")
             drawn(page)
             step = "Number(document.querySelector('.card .facts').textContent.match(/step ([0-9,]+)/)?.[1].replace(',', '') ?? 0)"
@@ -336,8 +339,8 @@ def test_a_training_is_followed_as_it_runs(opened: Open, tmp_path: Path) -> None
 
 
 def test_a_finding_appears_when_it_is_written(opened: Open, tmp_path: Path) -> None:
-    from tests.recorder.test_store import opened as writing
-    from tests.recorder.test_store import row
+    from tests.watch.test_store import opened as writing
+    from tests.watch.test_store import row
 
     writer = writing(tmp_path / "run")
     writer.event("started", step=0)
@@ -358,9 +361,7 @@ def test_a_server_that_went_away_is_said(opened: Open, runs: Path) -> None:
         page, heard = opened("", at)
     until(page, "document.querySelector('#connection').textContent.includes('does not answer')")
     time.sleep(0.1)
-    assert all("ERR_CONNECTION_REFUSED" in said for said in heard.said)
-    heard.said.clear()
-    page.close()
+    assert all(any(sign in said for sign in GONE) for said in heard.said)
 
 
 def test_hostile_names_do_nothing(opened: Open, tmp_path: Path) -> None:
@@ -384,10 +385,10 @@ def test_results_stand_beside_runs_and_open_as_pages(opened: Open, tmp_path: Pat
         page, _ = opened(at=address)
         card = page.locator(".card.result")
         assert "Audit of Sequential" in card.inner_text() and "Lipschitz constant" in card.inner_text()
-        assert "20 sampled steps" in page.inner_text("#verdict"), "the newest is a result, yet a run is shown"
+        assert "all 20 steps" in page.inner_text("#verdict"), "the newest is a result, yet a run is shown"
         page.fill("#find", "aud")
         page.wait_for_selector("text=1 of 2")
-        assert page.locator(".card").count() == 1 and "20 sampled steps" in page.inner_text("#verdict")
+        assert page.locator(".card").count() == 1 and "all 20 steps" in page.inner_text("#verdict")
         result, _ = opened(at=f"{address}result?id=audit.json", wait="main h2")
         result.wait_for_selector(".plot .main-svg")
 
@@ -395,8 +396,8 @@ def test_results_stand_beside_runs_and_open_as_pages(opened: Open, tmp_path: Pat
 def test_a_run_that_is_not_listed_is_found_by_its_name_and_kept_by_its_address(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normscope.app.catalogue.MOST_LISTED", 3)
-    monkeypatch.setattr("normscope.app.catalogue.MOST_SHOWN", 3)
+    monkeypatch.setattr("normscope.dashboard.catalogue.MOST_LISTED", 3)
+    monkeypatch.setattr("normscope.dashboard.catalogue.MOST_SHOWN", 3)
     for number in range(8):
         write_run(tmp_path / f"run{number}", 10 + number, NAMES)
         os.utime(tmp_path / f"run{number}" / "events.jsonl", (2e9 + number, 2e9 + number))
@@ -406,9 +407,9 @@ def test_a_run_that_is_not_listed_is_found_by_its_name_and_kept_by_its_address(
         assert page.locator(".card .name").all_inner_texts() == ["run7", "run6", "run5"]
         page.fill("#find", "run1")
         page.click(".card .name:text('run1')")
-        page.wait_for_selector("text=11 sampled steps")
+        page.wait_for_selector("text=all 11 steps")
         page.fill("#find", "")
         page.wait_for_selector(".card .name:text('run7')")
-        assert "11 sampled steps" in page.inner_text("#verdict") and "run=run1" in page.url
+        assert "all 11 steps" in page.inner_text("#verdict") and "run=run1" in page.url
         again, _ = opened(at=page.url)
-        again.wait_for_selector("text=11 sampled steps")
+        again.wait_for_selector("text=all 11 steps")

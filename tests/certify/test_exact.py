@@ -9,6 +9,7 @@ from bench.local_tightness import relu_network
 from normscope.testing import exact_relu_constant
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radius, worst", [(0.1, 1.5), (0.4, 3.0)])
 def test_close_to_the_exact_constant(radius, worst):
     for seed in range(6):

@@ -30,11 +30,11 @@ POINTS, IDS = torch.zeros(2, 2), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: ns.certify_radius(Chosen(), (POINTS[:1], IDS[:1]), (POINTS, IDS, torch.tensor([0, 0]))),
-        lambda: ns.local_brackets(Chosen(), (POINTS[:1], IDS[:1]), [(POINTS, IDS)], 0.1),
+        lambda: ns.certify.certify_radius(Chosen(), (POINTS[:1], IDS[:1]), (POINTS, IDS, torch.tensor([0, 0]))),
+        lambda: ns.certify.local_brackets(Chosen(), (POINTS[:1], IDS[:1]), [(POINTS, IDS)], 0.1),
         lambda: ns.audit(Chosen(), (POINTS[:1], IDS[:1]), data=[(POINTS, IDS)]),
-        lambda: ns.local_brackets(Scaled(), (POINTS[:1], torch.tensor(1.0)), [(POINTS, torch.tensor(70.0))], 0.1),
-        lambda: ns.local_brackets(Scaled(), (POINTS[:1], 1.0), [(POINTS, 70.0)], 0.1),
+        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], torch.tensor(1.0)), [(POINTS, torch.tensor(70.0))], 0.1),
+        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], 1.0), [(POINTS, 70.0)], 0.1),
     ],
 )
 def test_samples_with_another_fixed_argument_are_refused(ask):
@@ -43,6 +43,6 @@ def test_samples_with_another_fixed_argument_are_refused(ask):
 
 
 def test_samples_with_the_same_are_certified():
-    found = ns.certify_radius(Chosen(), (POINTS[:1], IDS[:1]), (POINTS, torch.tensor([0, 0]), torch.tensor([0, 0])))
+    found = ns.certify.certify_radius(Chosen(), (POINTS[:1], IDS[:1]), (POINTS, torch.tensor([0, 0]), torch.tensor([0, 0])))
     assert min(found.radius) > 0.7
     assert len(ns.audit(Chosen(), (POINTS, IDS)).layers) >= 0  # the example's own samples may differ: the first one counts

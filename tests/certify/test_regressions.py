@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from normscope import Ball, Box
-from normscope.certify.upper import Composition
+from normscope.certify.upper import forward_pass
 from normscope.graph.trace import trace
 from tests.cases import Function, randn
 
@@ -118,7 +118,7 @@ def test_rows_behind_a_normalizer_of_channels_are_as_long_as_they_can_be(normali
     graph = trace(normalizer, randn(1, 2, 16))
     x = torch.cat([50 * torch.ones(1, 1, 8), -50 * torch.ones(1, 1, 8)], 2) * torch.tensor([1.0, 0.0]).reshape(1, 2, 1)
     longest = torch.linalg.vector_norm(normalizer(x).detach(), dim=-1).max()
-    assert Composition(graph).norm(graph.output) >= float(longest) * (1 - 1e-6)
+    assert forward_pass(graph).norm(graph.output) >= float(longest) * (1 - 1e-6)
 
 
 def test_batch_norm_is_not_folded_into_a_convolution_without_a_batch():
@@ -135,7 +135,7 @@ def test_a_query_that_sees_no_key_gets_zero():
     mask = torch.tensor([[True, True], [False, False]])
     model = Function(lambda x: functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
     graph = trace(model, torch.ones(1, 2, 2))
-    bounds = Composition(graph, region=Ball(torch.ones(2, 2), 0.1)).interval(graph.output)
+    bounds = forward_pass(graph, region=Ball(torch.ones(2, 2), 0.1)).interval(graph.output)
     assert (bounds.low[0, 1] <= 0).all() and (bounds.high[0, 0] >= 1).all()
 
 
@@ -199,7 +199,7 @@ def test_a_weight_that_is_not_a_number_is_named_behind_a_pattern_too():
 
 def test_circular_padding_beyond_the_same_size_repeats_outputs():
     kernel = torch.eye(64)[:, :, None].repeat(1, 1, 3)
-    found = ns.operator_norm(kernel, 32, padding=8, padding_mode="circular")
+    found = ns.certify.operator_norm(kernel, 32, padding=8, padding_mode="circular")
     assert 4 < float(found.lower) <= float(found.upper) < 4.5
 
 
@@ -256,4 +256,4 @@ def test_products_of_products_are_traced_in_time():
 
 def test_complex_weights_are_refused():
     with pytest.raises(ns.InputError, match="complex"):
-        ns.operator_norm(1j * torch.eye(2))
+        ns.certify.operator_norm(1j * torch.eye(2))

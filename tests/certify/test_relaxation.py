@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import normscope as ns
+from tests.networks import Function, randn
 
 
 def network(seed: int, kind: type[nn.Module] = nn.ReLU) -> tuple[nn.Sequential, torch.Tensor]:
@@ -18,6 +19,7 @@ def network(seed: int, kind: type[nn.Module] = nn.ReLU) -> tuple[nn.Sequential, 
     return model, torch.randn(4, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", [nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bound_shrinks_to_the_norm_of_the_jacobian(seed, kind):
@@ -59,6 +61,7 @@ CURVED = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CURVED)
 def test_curved_networks_shrink_to_the_norm_of_the_jacobian_too(name):
     make, shape = CURVED[name]
@@ -71,6 +74,7 @@ def test_curved_networks_shrink_to_the_norm_of_the_jacobian_too(name):
     assert truth * (1 - 1e-9) <= uppers[-1] <= truth * (1 + 1e-4)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_close_to_the_exact_constant_of_a_box(seed):
     """Exact from inside by all patterns that dense sampling finds; small boxes within 1.5, medium ones within 3."""
@@ -123,3 +127,45 @@ def test_a_region_of_another_shape_is_refused():
     model, center = network(0)
     with pytest.raises(ns.InputError, match="region"):
         ns.lipschitz(model, center[None], region=ns.Ball(torch.zeros(5), 1.0))
+
+
+@torch.library.custom_op("normscope_tests::thrice", mutates_args=())
+def thrice(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x
+
+
+@thrice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Thrice(ns.rules.Rule):
+    """A linear operation of a user's own, which has no derivative."""
+
+    def gain(self, node, context):
+        return ns.rules.Gain.of(3)
+
+    def linear(self, node):
+        return True
+
+
+UNDERIVED = {
+    "an operation without a derivative": lambda x: thrice(x),
+    "nearest upsampling": lambda x: nn.functional.interpolate(x[:, None], scale_factor=2.3)[:, 0],  # its backward is another map's
+}
+
+
+@pytest.mark.parametrize("name", UNDERIVED)
+def test_linear_operations_without_a_derivative_are_relaxed_as_they_run(name, monkeypatch):
+    """On a ball within which no unit changes sides the bound is the norm of the map, by differences of what runs forward."""
+    monkeypatch.setitem(ns.rules.registry.rules, "normscope_tests.thrice", Thrice())
+    torch.manual_seed(0)
+    size = UNDERIVED[name](torch.zeros(1, 8)).shape[1]
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Function(UNDERIVED[name]), nn.Linear(size, 3)).double()
+    center = randn(4, seed=1).double()
+    step = 1e-4 * torch.eye(4, dtype=torch.float64)
+    with torch.no_grad():
+        jacobian = (model(center + step) - model(center - step)).T / 2e-4
+    truth = float(torch.linalg.matrix_norm(jacobian, 2))
+    bracket = ns.lipschitz(model, center[None], region=ns.Ball(center, 1e-6), effort=0.1)
+    assert truth * (1 - 1e-6) <= float(bracket.upper) <= truth * (1 + 1e-3)

@@ -66,7 +66,7 @@ def test_groups_of_a_convolution_take_the_maximum(groups):
         for kernel in conv.weight.detach().chunk(groups)
     ]
     assert abs(math.prod(norms) / max(norms) - 1) > 0.1
-    assert is_exactly(ns.operator_norm(conv, (4, 5, 5)), max(norms))
+    assert is_exactly(ns.certify.operator_norm(conv, (4, 5, 5)), max(norms))
     assert is_exactly(ns.lipschitz(conv, randn(1, 4, 5, 5).double()), max(norms))
 
 
@@ -169,7 +169,7 @@ def test_the_circular_norm_on_the_grid_of_the_input_is_no_bound():
         assert exact <= circular_norm(kernel, size + 1) * UP
         if exact > circular_norm(kernel, size) * (1 + 1e-4):
             caught += 1
-            found = ns.operator_norm(kernel, (1, size, size), padding=1)
+            found = ns.certify.operator_norm(kernel, (1, size, size), padding=1)
             assert float(found.lower) <= exact * UP and exact <= float(found.upper) * UP
         if caught == 3:
             break

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import normscope as ns
+from tests.networks import Function
 
 CASES = {
     "LN": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (4,)),
@@ -21,7 +22,7 @@ def test_above_the_derivative_everywhere_in_the_region(name, radius):
     generator = torch.Generator().manual_seed(0)
     model = model.double().eval()
     center = torch.randn(shape, generator=generator, dtype=torch.float64)
-    rows = ns.weight_sensitivities(model, center[None], region=ns.Ball(center, radius))
+    rows = ns.certify.weight_sensitivities(model, center[None], region=ns.Ball(center, radius))
     parameters = dict(model.named_parameters())
     assert {row.parameter for row in rows} == set(parameters)
     for row in rows:
@@ -38,7 +39,7 @@ def test_above_the_derivative_everywhere_in_the_region(name, radius):
 
 def test_without_a_region_only_what_follows_a_normalizer_is_finite():
     model, _ = CASES["LN"]
-    rows = {row.parameter: row for row in ns.weight_sensitivities(model.double(), torch.zeros(1, 4).double())}
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model.double(), torch.zeros(1, 4).double())}
     assert not rows["0.weight"].bound.finite and "region" in rows["0.weight"].reason
     assert rows["3.weight"].bound.finite and rows["1.weight"].bound.finite
 
@@ -48,7 +49,7 @@ def test_removing_all_normalizers_leaves_the_plain_network():
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     model = nn.Sequential(plain[0], nn.LayerNorm(4), plain[1], plain[2], nn.LayerNorm(2))
     x = torch.randn(2, 4, generator=generator)
-    rows = ns.normalizer_ablation(model, x)
+    rows = ns.certify.normalizer_ablation(model, x)
     assert [row.removed for row in rows] == [0, 1, 2]
     assert float(rows[-1].bracket.upper) == pytest.approx(float(ns.lipschitz(plain, x, effort=0.1).upper), rel=1e-9)
     assert rows[0].bracket.upper > rows[-1].bracket.upper
@@ -87,7 +88,8 @@ class Uses(nn.Module):
 
 USES = {
     "multiplied": lambda m, x: nn.functional.linear(x, 100 * m.first.weight),
-    "in one more place": lambda m, x: m.first(x) + 50 * (x @ m.first.weight),
+    "in one more place": lambda m, x: m.first(x) + 50 * torch.inner(x, m.first.weight),
+    "in one more product": lambda m, x: m.first(x) + 50 * (x @ m.first.weight),
     "repeated": lambda m, x: nn.functional.linear(x, m.first.weight[:1].expand(100, 3)),
     "tied": lambda m, x: m.second(m.first(x)),
     "in an activation": lambda m, x: m.first(x) * torch.sigmoid(m.sharpness * m.first(x)),
@@ -105,7 +107,17 @@ USES = {
     "in a stack": lambda m, x: torch.stack([m.first(x), m.first.weight[:1]]).sum(0),
     "beside another": lambda m, x: nn.functional.linear(x, m.first.weight + m.second.weight),
 }
-FINITE = ("tied", "transposed", "repeated", "overlapping", "indexed twice", "beside itself", "masked", "strided")
+FINITE = (
+    "tied",
+    "transposed",
+    "repeated",
+    "overlapping",
+    "indexed twice",
+    "beside itself",
+    "masked",
+    "strided",
+    "in one more product",
+)
 
 
 @pytest.mark.parametrize("name", USES)
@@ -116,7 +128,7 @@ def test_every_use_of_a_weight_counts(name):
     if name == "tied":
         model.second.weight = model.first.weight
     parameters = dict(model.named_parameters())
-    rows = ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))
+    rows = ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))
     assert {row.parameter for row in rows} == set(parameters)
     for row in rows:
         jacobian = torch.autograd.functional.jacobian(
@@ -130,7 +142,9 @@ def test_every_use_of_a_weight_counts(name):
                                   nn.utils.parametrizations.orthogonal])  # fmt: skip
 def test_parametrized_weights_have_no_rule(make):
     x = torch.ones(1, 3).double()
-    rows = {row.parameter: row for row in ns.weight_sensitivities(make(nn.Linear(3, 3)).double(), x, region=ns.Ball(x[0], 0.1))}
+    rows = {
+        row.parameter: row for row in ns.certify.weight_sensitivities(make(nn.Linear(3, 3)).double(), x, region=ns.Ball(x[0], 0.1))
+    }
     assert rows.pop("bias").bound.finite
     assert rows and all(not row.bound.finite and "parametrization" in row.reason for row in rows.values())
 
@@ -143,7 +157,7 @@ def test_a_parameter_that_shares_memory_is_not_moved_alone(attach):
         model.register_buffer("view", view)
     else:
         model.view = nn.Parameter(view) if attach == "parameter" else view
-    rows = {row.parameter: row for row in ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
     assert "shares memory with view" in rows["first.weight"].reason and not rows["first.weight"].bound.finite
 
 
@@ -153,7 +167,7 @@ def test_parameters_side_by_side_in_memory_are_apart():
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     for parameter, part in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()]), strict=True):
         parameter.data = part.view_as(parameter)
-    assert all(row.bound.finite for row in ns.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1)))
+    assert all(row.bound.finite for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1)))
 
 
 def test_a_parameter_of_another_output_does_not_matter():
@@ -162,7 +176,7 @@ def test_a_parameter_of_another_output_does_not_matter():
             return self.first(x), self.second(x)
 
     x = torch.ones(1, 3)
-    rows = {row.parameter: row for row in ns.weight_sensitivities(Two(None), x, region=ns.Ball(x[0], 0.1), output=0)}
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(Two(None), x, region=ns.Ball(x[0], 0.1), output=0)}
     assert rows["first.weight"].bound.finite and rows["second.weight"].bound == 0
 
 
@@ -175,3 +189,18 @@ def test_weights_without_a_region_are_unbounded_and_it_says_so():
 def test_what_cannot_be_asked_is_refused(settings):
     with pytest.raises(ns.InputError, match="wrt"):
         ns.lipschitz(nn.Linear(4, 2), torch.zeros(1, 4), **settings)
+
+
+def test_notes_of_the_graph_reach_the_bracket():
+    model = nn.Sequential(nn.Linear(4, 3), Function(torch.Tensor.float)).to(torch.bfloat16)
+    found = ns.lipschitz(model, torch.zeros(1, 4, dtype=torch.bfloat16), wrt="weights")
+    assert any(note.startswith("casts to float32") for note in found.notes)
+
+
+def test_bounds_are_rounded_up():
+    """Fifty sums of two equal terms: the derivative in the bias is 2^50, and logarithms round it off."""
+    first, doubled = nn.Linear(1, 1).double(), Function(lambda h: h + torch.relu(h))
+    model = nn.Sequential(first, *[doubled] * 50)
+    nn.init.ones_(first.weight)
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, torch.ones(1, 1).double())}
+    assert float(rows["0.bias"].bound) >= 2.0**50

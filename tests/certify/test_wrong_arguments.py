@@ -25,23 +25,28 @@ WRONG = {
     "a box of None": lambda: ns.Box(None, X[0]),
     "effort NaN": lambda: ns.lipschitz(LINEAR, X, effort=math.nan),
     "effort in words": lambda: ns.lipschitz(LINEAR, X, effort="much"),
-    "effort infinite": lambda: ns.local_brackets(LINEAR, X, X, 1.0, effort=math.inf),
+    "effort infinite": lambda: ns.certify.local_brackets(LINEAR, X, X, 1.0, effort=math.inf),
     "a seed": lambda: ns.lipschitz(LINEAR, X, generator=5),
     "a seed for weights": lambda: ns.lipschitz(LINEAR, X, generator=5, wrt="weights"),
-    "truths as labels": lambda: ns.certify_radius(LINEAR, X, (X, LABELS.bool())),
-    "no data": lambda: ns.certify_radius(LINEAR, X, None),
-    "no radii": lambda: ns.certify_radius(LINEAR, X, (X, LABELS), radii=None),
-    "radii in words": lambda: ns.certify_radius(LINEAR, X, (X, LABELS), radii="ab"),
+    "truths as labels": lambda: ns.certify.certify_radius(LINEAR, X, (X, LABELS.bool())),
+    "no data": lambda: ns.certify.certify_radius(LINEAR, X, None),
+    "no radii": lambda: ns.certify.certify_radius(LINEAR, X, (X, LABELS), radii=None),
+    "radii in words": lambda: ns.certify.certify_radius(LINEAR, X, (X, LABELS), radii="ab"),
+    "progress of a number": lambda: ns.certify.local_brackets(LINEAR, X, X, 1.0, progress=5),
+    "progress of radii in words": lambda: ns.certify.certify_radius(LINEAR, X, (X, LABELS), progress="bar"),
+    "progress of curvature": lambda: ns.hessian(LINEAR, nn.functional.cross_entropy, (X, LABELS), progress=5).top(1),
+    "progress of bounds": lambda: ns.generalization(LINEAR, nn.functional.cross_entropy, (X, LABELS), progress=5),
+    "a number to report to": lambda: ns.audit(LINEAR, X, report=5),
     "a sparse example": lambda: ns.lipschitz(LINEAR, X.to_sparse()),
     "sparse data": lambda: ns.lipschitz(LINEAR, X, data=X.to_sparse()),
     "bytes as data": lambda: ns.lipschitz(LINEAR, X, data=X.to(torch.uint8)),
-    "bytes around which": lambda: ns.local_brackets(LINEAR, X, X.to(torch.uint8), 1.0),
-    "the norm of a word": lambda: ns.operator_norm("a"),
-    "a negative size": lambda: ns.operator_norm(LINEAR, (-1, 4)),
-    "sizes in words": lambda: ns.operator_norm(LINEAR, "ab"),
-    "a complex matrix": lambda: ns.operator_norm(torch.eye(2) + 0j),
-    "a sparse matrix": lambda: ns.operator_norm(torch.eye(2).to_sparse()),
-    "no groups": lambda: ns.operator_norm(torch.ones(2, 2, 3), 5, groups=0),
+    "bytes around which": lambda: ns.certify.local_brackets(LINEAR, X, X.to(torch.uint8), 1.0),
+    "the norm of a word": lambda: ns.certify.operator_norm("a"),
+    "a negative size": lambda: ns.certify.operator_norm(LINEAR, (-1, 4)),
+    "sizes in words": lambda: ns.certify.operator_norm(LINEAR, "ab"),
+    "a complex matrix": lambda: ns.certify.operator_norm(torch.eye(2) + 0j),
+    "a sparse matrix": lambda: ns.certify.operator_norm(torch.eye(2).to_sparse()),
+    "no groups": lambda: ns.certify.operator_norm(torch.ones(2, 2, 3), 5, groups=0),
     "a constant": lambda: ns.lipschitz(EMPTY, X),
     "a constant on a ball": lambda: ns.lipschitz(EMPTY, X, region=ns.Ball(X[0], 1.0)),
 }  # fmt: skip
@@ -51,7 +56,7 @@ WRONG = {
 def test_a_wrong_argument_is_an_input_error_of_one_line(name):
     with pytest.raises(ns.InputError) as caught:
         WRONG[name]()
-    assert "\n" not in str(caught.value) and "report" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "please report" not in str(caught.value)
 
 
 def test_layers_of_no_size_are_constants():

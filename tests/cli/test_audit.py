@@ -34,6 +34,9 @@ class Two(nn.Module):
 class Strange(nn.Module):
     def forward(self, x):
         return torch.special.bessel_j0(x) + torch.erfinv(x)
+
+def labelled():
+    return torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
 """
 
 
@@ -97,6 +100,8 @@ def test_examples_have_the_shape_and_type_asked_for() -> None:
     (single,) = random_example(["3x8×2"], 5, torch.float64, generator)
     assert single.shape == (5, 3, 8, 2) and single.dtype == torch.float64
     assert set(random_example(["a=2", "b_1=3"], 1, torch.float32, generator)) == {"a", "b_1"}
+    ids = random_example(["input_ids:16:int"], 4, torch.float32, generator, ids=7)["input_ids"]
+    assert ids.shape == (4, 16) and ids.dtype == torch.long and 0 <= int(ids.min()) <= int(ids.max()) < 7
 
 
 @pytest.mark.parametrize("shapes", [["3,8"], ["3x"], ["0x4"], [""], ["-3"], ["=3"], ["a=3", "4"], ["a=3", "a=4"]])
@@ -106,8 +111,18 @@ def test_bad_shapes_are_one_line(shapes: list[str]) -> None:
     assert "--input" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_refusal_lists_every_cause_and_the_advice() -> None:
+def test_without_a_certificate_the_audit_says_what_is_missing() -> None:
     result = audit("network.py:Strange", "--input", "3")
+    assert result.exit_code == 0
+    _, lower, upper, *causes = result.stdout.splitlines()
+    assert "at least" in lower and upper == "upper bound: none: 2 operations without a rule"
+    assert ["bessel_j0" in causes[0], "erfinv" in causes[1], "rules.register" in causes[2]] == [True, True, True]
+    found = json.loads(audit("network.py:Strange", "--input", "3", "--json", "-").stdout)["bracket"]
+    assert found["upper_log10"] is None and found["reason"] == "2 operations without a rule" and len(found["causes"]) == 2
+
+
+def test_a_refusal_lists_every_cause_and_the_advice() -> None:
+    result = audit("network.py:Strange", "--input", "3", "--certify-radius", "network.py:labelled")
     assert result.exit_code == 3 and result.stdout == ""
     headline, *causes, advice = [line for line in result.stderr.splitlines() if line != "printed on import"]
     assert headline.startswith("normscope: no certificate: 2 operations")
@@ -147,3 +162,16 @@ def test_certified_radii_of_labelled_data(tmp_path):
     assert found.exit_code == 0 and "5 samples: median certified radius" in found.stdout
     assert normscope(*words, "--certify-radius", "nonsense").exit_code == 2
     assert normscope(*words, "--region", "ball:0.1").exit_code == 0
+
+
+def test_the_ball_around_the_first_sample_and_the_curve() -> None:
+    words = ["network.py:make", "--input", "6", "--effort", "0.1", "--json", "-"]
+    found = json.loads(audit(*words, "--local", "0.01", "--within", "2").stdout)
+    assert found["local"]["radius"] == 0.01 and found["curve"]["factor"] == 2.0 and found["curve"]["radius"] > 0
+    assert (
+        json.loads(audit(*words).stdout)["local"]["certified"]
+        and json.loads(audit(*words, "--local", "off").stdout)["local"] is None
+    )
+    for wrong in (["--local", "near"], ["--local", "-1"], ["--within", "1"]):
+        result = audit(*words, *wrong)
+        assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("normscope: ")

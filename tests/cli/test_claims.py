@@ -34,3 +34,9 @@ def test_json_into_a_file(tmp_path):
 def test_explain():
     result = claims("--explain", "t-t13")
     assert result.exit_code == 0 and "Theorem 13" in result.stdout and "Correction" in result.stdout
+
+
+def test_mutants_are_listed_with_their_fate():
+    lines = claims("--mutants", "--only", "A-WD", "--only", "T-L3").stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-2]] == ["A-WD"] * 2 + ["T-L3"] * 3
+    assert all("killed" in line for line in lines[:-2] if "× 0.9" in line) and "mutants killed" in lines[-2]

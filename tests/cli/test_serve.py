@@ -34,12 +34,12 @@ def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> No
         address = process.stdout.readline().split(" at ")[1].split()[0]
         place, token = address.split("?token=")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{place}api/runs", timeout=20)
+            urllib.request.urlopen(f"{place}api/runs", timeout=120)
         request = urllib.request.Request(f"{place}api/runs", headers={"authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             assert b'"cards": []' in answer.read()
         process.send_signal(how)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode in ((0,) if how == signal.SIGINT else (0, -how)) and errors == ""

@@ -22,8 +22,8 @@ RESULTS = {
     "findings": lambda: ns.doctor(model(), randn(1, 4)),
     "symmetries": lambda: ns.symmetries(model(), randn(2, 4)),
     "curvature": lambda: ns.hessian(model(), nn.functional.cross_entropy, DATA),
-    "landscape": lambda: ns.landscape(model(), nn.functional.cross_entropy, DATA),
-    "margins": lambda: ns.margins(model(), DATA),
+    "landscape": lambda: ns.curvature.landscape(model(), nn.functional.cross_entropy, DATA),
+    "margins": lambda: ns.bounds.margins(model(), DATA),
 }
 
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from torch import nn
 
 import normscope as ns
-from normscope.checkup.finding import Finding, Findings
-from normscope.checkup.sarif import to_github, to_sarif
 from normscope.core.rendering import Table, Text
 from normscope.core.text import COMMANDS, annotation, encodable, inert, sarif_message, uri, visible
+from normscope.findings.finding import Finding, Findings
+from normscope.findings.sarif import to_github, to_sarif
 from normscope.report.audits import depth_profile, model_graph
 from normscope.report.results import results_report, shown_results
 from tests.cases import randn
@@ -63,7 +63,7 @@ RESULTS: dict[str, Any] = {
     "symmetries": lambda names: ns.symmetries(network(names), randn(2, 4)),
     "curvature": lambda names: ns.hessian(network(names), nn.functional.cross_entropy, DATA),
     "guarantees": lambda names: ns.generalization(network(names), "zero-one", DATA, DATA, only=["Golowich et al. 2018"]),
-    "margins": lambda names: ns.margins(network(names), DATA),
+    "margins": lambda names: ns.bounds.margins(network(names), DATA),
 }
 
 
@@ -76,6 +76,7 @@ def shown(result: Any) -> dict[str, str]:
     return forms | ({"notebook": result._repr_html_()} if hasattr(result, "_repr_html_") else {})
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_hostile_name_is_shown_as_its_escapes(kind: str) -> None:
     """A result about a name is, word for word, the one about the name's visible form, which holds nothing to obey."""

@@ -11,7 +11,7 @@ from normscope.curvature.compilation import without_tape
 from tests.curvature.models import CASES, Case, dense_hessian
 
 
-def compiled(case: Case, **options) -> ns.Curvature:
+def compiled(case: Case, **options) -> ns.curvature.Curvature:
     return ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size, compiled=True, **options)
 
 

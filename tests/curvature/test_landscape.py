@@ -34,24 +34,24 @@ def quadratic(values, _):
 
 
 def test_a_quadratic_has_the_smoothness_of_its_hessian():
-    found = ns.landscape(Point((1.0, 0.0, 0.0)), quadratic, ONE)
+    found = ns.curvature.landscape(Point((1.0, 0.0, 0.0)), quadratic, ONE)
     assert found.smoothness == pytest.approx(4) and found.gradient_norm == pytest.approx(4)
     assert np.allclose(found.losses, 0.5 * 4 * (1 - 4 * found.learning_rates) ** 2)
     assert np.allclose(found.gradient_changes, 4 * found.lengths)
     assert found.learning_rates.min() == pytest.approx(0.01 / 4) and found.learning_rates.max() == pytest.approx(10 / 4)
-    mixed = ns.landscape(Point(), quadratic, ONE)
+    mixed = ns.curvature.landscape(Point(), quadratic, ONE)
     assert mixed.smoothness <= 4
 
 
 def test_the_largest_stable_rate_of_a_quadratic_is_two_over_its_largest_eigenvalue():
     for start in (1e-4, 1e4):
-        found = ns.landscape(Point((1.0, 0.1, 0.1)), quadratic, ONE, learning_rates=[start])
+        found = ns.curvature.landscape(Point((1.0, 0.1, 0.1)), quadratic, ONE, learning_rates=[start])
         assert found.largest_stable_rate(iterations=15, precision=0.02) == pytest.approx(2 / 4, rel=0.03)
-    assert ns.landscape(Point(), lambda values, _: values.sum(), ONE).largest_stable_rate(iterations=2) == math.inf
+    assert ns.curvature.landscape(Point(), lambda values, _: values.sum(), ONE).largest_stable_rate(iterations=2) == math.inf
 
 
 def test_slices_of_a_quadratic():
-    found = ns.landscape(Point((0.0, 0.0, 1.0)), quadratic, ONE)
+    found = ns.curvature.landscape(Point((0.0, 0.0, 1.0)), quadratic, ONE)
     line = found.slice({"values": torch.tensor([0.0, 1.0, 0.0]).double()}, points=5)
     assert np.allclose(line.losses, 0.125 + 0.5 * line.offsets**2)
     plane = found.slice("top", "top", points=3)
@@ -64,7 +64,7 @@ def test_slices_pass_through_the_point_and_leave_the_model_alone(name):
     case = CASES[name]
     model = case.model()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found = ns.landscape(model, case.loss, case.data(), case.mode)
+    found = ns.curvature.landscape(model, case.loss, case.data(), case.mode)
     for directions in (("random",), ("gradient",), ("random", "random"), ("top", "gradient")):
         made = found.slice(*directions, points=3, radius=0.5)
         assert made.losses[(1,) * len(directions)] == pytest.approx(found.loss, abs=1e-12)
@@ -76,7 +76,7 @@ def test_random_directions_have_the_norms_of_the_filters():
     from normscope.curvature.slices import _filter_normalized
 
     case = CASES["conv batch norm"]
-    objective = ns.landscape(case.model(), case.loss, case.data()).objective
+    objective = ns.curvature.landscape(case.model(), case.loss, case.data()).objective
     drawn = objective.layout.unflatten(_filter_normalized(objective, torch.Generator().manual_seed(0)))
     for name, value in case.model().named_parameters():
         if value.dim() > 1:
@@ -88,13 +88,13 @@ def test_random_directions_have_the_norms_of_the_filters():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ns.landscape(Point((0.0, 0.0, 0.0)), quadratic, ONE),
-        lambda: ns.landscape(Point(), quadratic, ONE, learning_rates=[]),
-        lambda: ns.landscape(Point(), quadratic, ONE, learning_rates=[-1.0]),
-        lambda: ns.landscape(Point(), quadratic, ONE).largest_stable_rate(iterations=0),
-        lambda: ns.landscape(Point(), quadratic, ONE).slice(),
-        lambda: ns.landscape(Point(), quadratic, ONE).slice("sideways"),
-        lambda: ns.landscape(Point(), quadratic, ONE).slice("random", radius=0),
+        lambda: ns.curvature.landscape(Point((0.0, 0.0, 0.0)), quadratic, ONE),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE, learning_rates=[]),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE, learning_rates=[-1.0]),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE).largest_stable_rate(iterations=0),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE).slice(),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE).slice("sideways"),
+        lambda: ns.curvature.landscape(Point(), quadratic, ONE).slice("random", radius=0),
     ],
 )
 def test_mistakes_are_one_line(call):
@@ -111,7 +111,7 @@ def test_a_path_is_placed_on_the_plane_that_it_lies_in():
     first, second = (
         {name: torch.randn(p.shape, generator=generator).double() for name, p in model.named_parameters()} for _ in range(2)
     )
-    plane = ns.landscape(model, nn.functional.cross_entropy, data).slice(first, second, points=3)
+    plane = ns.curvature.landscape(model, nn.functional.cross_entropy, data).slice(first, second, points=3)
     wanted = np.array([[0.0, 0.0], [0.3, -0.7], [1.0, 0.5]])
     path = [
         {name: value + x * first[name] + y * second[name] if name in first else value for name, value in start.items()}

@@ -15,7 +15,7 @@ from tests.curvature.models import CASES, Case, dense_hessian
 BN = CASES["batch norm"]
 
 
-def curvature(case: Case, batches=None, **options) -> ns.Curvature:
+def curvature(case: Case, batches=None, **options) -> ns.curvature.Curvature:
     options = {"mode": case.mode, "batch_size": case.batch_size, **options}
     return ns.hessian(case.model(), case.loss, batches if batches is not None else case.data(), **options)
 
@@ -24,6 +24,7 @@ def test_there_are_models_enough():
     assert len(CASES) >= 20
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", CASES)
 def test_products_equal_the_dense_hessian(name):
     exact = dense_hessian(CASES[name])
@@ -293,7 +294,7 @@ def test_a_loss_that_is_no_number_is_refused():
         ns.hessian(BN.model(), lambda outputs, targets: outputs, BN.data())
 
 
-def of(*layers: nn.Module, loss=functional.cross_entropy, data=None, **options) -> ns.Curvature:
+def of(*layers: nn.Module, loss=functional.cross_entropy, data=None, **options) -> ns.curvature.Curvature:
     x, y = BN.data()
     return ns.hessian(nn.Sequential(*layers), loss, data or (x.float(), y), **options)
 

@@ -70,7 +70,7 @@ def moved(case: Case, groups, seed: int = 0) -> nn.Module:
     return model
 
 
-def divided(case: Case, model: nn.Module) -> ns.Curvature:
+def divided(case: Case, model: nn.Module) -> ns.curvature.Curvature:
     return ns.hessian(model, case.loss, case.data(), case.mode, quotient=True, batch_size=case.batch_size)
 
 
@@ -79,6 +79,7 @@ def test_every_kind_of_symmetry_is_among_the_models():
     assert found == set(KINDS)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in (*OTHERS, *TRANSFORMERS))])
 def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
     """Under each group by itself, and under all of them."""
@@ -179,11 +180,11 @@ def descended(steps: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, eps=1e-14), nn.Tanh(), nn.Linear(3, 2)).double()
     inputs, noise, change = (torch.randn(*shape, generator=generator).double() for shape in ((60, 4), (60, 2), (29,)))
     data = inputs, model(inputs).detach() + 0.01 * noise
-    objective = ns.landscape(model, nn.functional.mse_loss, data).objective
+    objective = ns.curvature.landscape(model, nn.functional.mse_loss, data).objective
     point = objective.point + 0.005 * change
     for _ in range(steps):
         here = objective.at(point)
-        inverse = torch.linalg.pinv(ns.Curvature(here, GaussNewton(here)).dense(), rtol=1e-6, hermitian=True)
+        inverse = torch.linalg.pinv(ns.curvature.Curvature(here, GaussNewton(here)).dense(), rtol=1e-6, hermitian=True)
         point = point - inverse @ here.gradient()
     model.load_state_dict({**model.state_dict(), **objective.layout.unflatten(point)})
     return model, data
@@ -199,7 +200,7 @@ def without_epsilon(model: nn.Module) -> nn.Module:
 
 def test_slices_on_spheres_keep_the_norms_of_scale_free_weights():
     case = CASES["batch norm"]
-    objective = ns.landscape(case.model(), case.loss, case.data()).objective
+    objective = ns.curvature.landscape(case.model(), case.loss, case.data()).objective
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
     radial = {"0.weight": objective.layout.unflatten(objective.point)["0.weight"]}
     along = slice_of(objective, radial, radius=0.9, points=5, spheres=True)

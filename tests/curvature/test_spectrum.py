@@ -108,14 +108,14 @@ def test_an_interrupt_keeps_what_there_is_with_wider_errors():
     assert len(Quadrature.of(Given(matrix, stop_after=70), 5, 30, generator, Progress("", None)).nodes) == 2
 
 
-def stopped(made: ns.Curvature, at: int) -> ns.Curvature:
+def stopped(made: ns.curvature.Curvature, at: int) -> ns.curvature.Curvature:
     """The same matrix, with a Ctrl-C at a product."""
 
     def stop(what: str, done: int, total: int) -> None:
         if done == at:
             raise KeyboardInterrupt
 
-    return ns.Curvature(made.objective, made.matrix, progress=stop)
+    return ns.curvature.Curvature(made.objective, made.matrix, progress=stop)
 
 
 def test_ctrl_c_keeps_what_there_is_in_every_computation(wide):
@@ -150,6 +150,7 @@ def test_the_basis_is_orthonormal_and_the_relation_holds_after_restarts():
         krylov.restart(krylov.ritz(), torch.arange(10, 15))
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", CASES)
 def test_eigenvalues_of_every_model(name):
     case = CASES[name]
@@ -166,7 +167,7 @@ def test_eigenvalues_of_every_model(name):
 
 
 @pytest.fixture(scope="module")
-def wide() -> tuple[ns.Curvature, torch.Tensor]:
+def wide() -> tuple[ns.curvature.Curvature, torch.Tensor]:
     """A model of some hundred parameters, and its dense Hessian."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -195,6 +196,7 @@ def test_traces_lie_in_their_interval_at_the_stated_rate(spectrum, confidence, w
     assert_covered(wide[1] if spectrum == "model" else random_symmetric(shapes[spectrum]), 48, confidence)
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", CASES)
 def test_traces_of_every_model_lie_in_their_interval_at_the_stated_rate(name):
     assert_covered(dense_hessian(CASES[name]), 12, 0.95)
@@ -224,6 +226,7 @@ def test_density_is_near_the_true_distribution(wide):
     assert len(density.figure().data) == 1
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", CASES)
 def test_densities_of_every_model(name):
     """All eigenvalues are within reach."""
@@ -236,6 +239,7 @@ def test_densities_of_every_model(name):
 FEW = ("linear", "batch norm", "attention")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in CASES])
 def test_sampled_densities_of_every_model(name):
     """As for a model that is large."""
@@ -301,7 +305,7 @@ def test_the_same_generator_gives_the_same_numbers(wide):
 
 def test_progress_is_reported_in_products(wide):
     calls: list[tuple[str, int, int]] = []
-    made = ns.Curvature(wide[0].objective, wide[0].matrix, progress=lambda *call: calls.append(call))
+    made = ns.curvature.Curvature(wide[0].objective, wide[0].matrix, progress=lambda *call: calls.append(call))
     made.top(1)
     assert [done for _, done, _ in calls] == list(range(1, len(calls) + 1)) and all(total >= done for _, done, total in calls)
     made.trace()

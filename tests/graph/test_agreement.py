@@ -17,7 +17,8 @@ import normscope as ns
 from normscope.core.data import Call
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.graph import Constant, Graph
-from normscope.graph.trace import chosen_output, trace
+from normscope.graph.outputs import chosen_output
+from normscope.graph.trace import trace
 from tests.cases import RULE_CASES, VARIANTS, Function, randn
 from tests.networks import double
 
@@ -125,6 +126,11 @@ def test_no_write_is_lost(name):
         assert torch.allclose(
             graph.run([point], torch.float64)[0], model(point.clone()).double(), rtol=0.02
         )  # some run in bfloat16
+
+
+def test_a_custom_operation_that_writes_is_named():
+    with pytest.raises(ns.Refusal, match=r"normscope_tests\.store, which writes to an argument"):
+        ns.lipschitz(Function(custom_write), randn(3, 4))
 
 
 class Counted(nn.Module):
@@ -249,6 +255,12 @@ def test_a_list_of_tensors_is_refused():
 
 # types -------------------------------------------------------------------------------------------------------------------
 
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return (x + 1) * torch.sigmoid(x)
+
+
 TYPED = {
     "softmax": lambda x: functional.softmax(x, 1, dtype=torch.float32) @ torch.arange(16.0).view(4, 4),
     "mean": lambda x: x.mean(1, keepdim=True, dtype=torch.float32),
@@ -261,6 +273,8 @@ TYPED = {
     "a table in another type": lambda x: x * torch.arange(4).to(torch.bfloat16).type_as(x),
     "a literal": lambda x: x * torch.tensor(0.1, dtype=torch.float32),
     "the least number": lambda x: x.clamp(min=torch.finfo(x.dtype).min),
+    "the unit of its type": lambda x: x * (1 + 1e3 * torch.finfo(x.dtype).eps),
+    "a scripted function": lambda x: scripted(x),
 }
 
 

@@ -57,6 +57,7 @@ def test_recognised_where_it_means_the_same(name):
         assert torch.allclose(graph.run([x], torch.float64)[0], model.double()(x.double()), atol=1e-12)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", FUSED)
 def test_the_bound_holds(name):
     torch.manual_seed(0)

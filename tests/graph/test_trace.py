@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -228,10 +229,66 @@ def test_output_chooses(output, expected):
     assert float(ns.lipschitz(Several(), randn(1, 3), output=output).upper) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("output", [None, "nothing", 7])
+@pytest.mark.parametrize("output", ["nothing", 7])
 def test_output_must_be_chosen_from_what_there_is(output):
     with pytest.raises(InputError, match="logits"):
         trace(Several(), randn(1, 3), output=output)
+
+
+class Named(OrderedDict):
+    """As diffusers' outputs: torch knows how to take it apart, but not the names of its parts."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Named, lambda found: (list(found.values()), list(found)), lambda values, names: Named(zip(names, values, strict=True))
+)
+
+
+@pytest.mark.parametrize(
+    "returned, main, others",
+    [
+        (lambda x: {"last_hidden_state": 2 * x, "pooler_output": x}, "last_hidden_state", "pooler_output"),
+        (lambda x: {"hidden": x, "logits": 2 * x, "last_hidden_state": x}, "logits", "hidden, last_hidden_state"),
+        (lambda x: Named(extra=x, logits=2 * x), "logits", "extra"),
+    ],
+)
+def test_of_several_outputs_the_main_one_is_taken_and_said(returned, main, others):
+    found = ns.lipschitz(Function(returned), randn(1, 3))
+    assert float(found.upper) == pytest.approx(2)
+    assert f"the output is {main}; output= chooses another: {others}" in found.notes
+
+
+def test_without_a_main_output_one_must_be_chosen():
+    with pytest.raises(InputError, match=r"2 floating-point tensors \(mean, scale\): choose one with output="):
+        trace(Function(lambda x: {"mean": x, "scale": 2 * x}), randn(1, 3))
+
+
+@pytest.mark.parametrize("wrt, expected", [("input", 13**0.5), ("input:a", 2), ("input:b", 3)])
+def test_of_several_inputs_all_count_unless_one_is_named(wrt, expected):
+    """A constant for two inputs together is at most √(2² + 3²)."""
+    example = {"a": randn(2, 4), "b": randn(2, 4)}
+    found = ns.lipschitz(TwoInputs(), example, wrt=wrt)
+    assert float(found.lower) <= expected * (1 + 1e-6) and float(found.upper) >= expected * (1 - 1e-9)
+    assert float(found.upper) <= (5 if wrt == "input" else expected) * (1 + 1e-6)
+    assert any("with respect to" in note and ("alone" in note) == (":" in wrt) for note in found.notes)
+
+
+def test_an_input_held_fixed_is_that_of_the_first_sample():
+    example = {"a": randn(2, 4), "b": randn(2, 4)}
+    product = Function(lambda a, b: a * b.sin())
+    name = trace(product, example).inputs[0].name
+    bracket = ns.lipschitz(product, example, wrt=f"input:{name}")
+    assert float(bracket.upper) == pytest.approx(float(example["b"][0].sin().abs().max()), rel=1e-6)
+
+
+def test_an_input_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(InputError, match=r'no input "c".*one of a, b'):
+        ns.lipschitz(TwoInputs(), {"a": randn(1, 4), "b": randn(1, 4)}, wrt="input:c")
+
+
+class TwoInputs(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return 2 * a + 3 * b
 
 
 def test_integer_inputs_are_held_fixed_with_a_note():

@@ -66,9 +66,7 @@ def test_what_a_killed_attempt_left_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="listening sockets are read from /proc")
 def test_a_local_cluster_listens_on_loopback_alone() -> None:
     """In a process of its own, as Ray decides when it is imported."""
-    code = (
-        "from normscope.lab.cluster import _connect, _ray; ray = _ray(True); _connect(ray, None); print('up', flush=True); input()"
-    )
+    code = "from normscope.core.ray import connect, imported; ray = imported(True); connect(ray, None); print('up', flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     try:

@@ -96,6 +96,7 @@ def test_trials_of_another_version_are_other_trials(tmp_path: Path, monkeypatch:
     assert again.asked == ["mlp none", "mlp batch"]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 10**5, b'{"numbers": {}}'], ids=repr)
 def test_a_damaged_trial_is_run_again(tmp_path: Path, content: bytes) -> None:
     name = "weight-norms"
@@ -119,6 +120,7 @@ def test_fresh_runs_again(tmp_path: Path) -> None:
     assert len(again.asked) == 2
 
 
+@pytest.mark.full
 def test_processes_measure_what_one_process_does(tmp_path: Path) -> None:
     seen: list[float] = []
     for workers in (1, 2):

@@ -8,13 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from normscope._watch.reading import load_run
 from normscope.core.errors import InputError
 from normscope.lab.measurements import PRODUCTS, LayerMeter, spectral_norm
 from normscope.lab.models import mlp, resnet18
-from normscope.lab.training import Training, TrainingSettings, accuracy_numbers, train, trained_numbers, with_and_without
+from normscope.lab.training import (
+    Training,
+    TrainingSettings,
+    accuracy_numbers,
+    fit,
+    prepare,
+    train,
+    trained_numbers,
+    with_and_without,
+)
 from normscope.lab.workspace import CHECKPOINT, Workspace
-from normscope.recorder.reading import load_run
 
 SMALL = Training("mlp", "batch", {"width": 16, "depth": 3}, epochs=3, images=300)
 
@@ -92,6 +102,23 @@ def test_training_learns(tmp_path: Path) -> None:
     assert [record["epoch"] for record in history] == list(range(16))
     assert history[-1]["train_accuracy"] > 0.9 and history[-1]["test_accuracy"] > 0.85
     assert (tmp_path / CHECKPOINT).exists()
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        return self.last(flat + self.norm(self.first(flat)))
+
+
+def test_the_recording_judges_weights_that_no_chain_of_modules_shows(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, 0)
+    fit(Residual(), prepare(SMALL, workspace)[1], replace(SMALL, epochs=1), workspace)
+    judged = {layer["name"]: layer["scale_free"] for layer in load_run(tmp_path / "run").layers if layer["role"] == "weight"}
+    assert judged == {"first": True, "last": False}
 
 
 def test_a_training_that_diverges_ends_and_says_so(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_frobenius(scale):
 def test_operator_norm_of_a_matrix(dtype):
     matrix = (4 * randn(6, 4)).to(dtype)
     truth = float(torch.linalg.matrix_norm(matrix.double(), 2))
-    bracket = ns.operator_norm(matrix)
+    bracket = ns.certify.operator_norm(matrix)
     assert truth * (1 - TIGHT) <= float(bracket.lower) <= truth * (1 + 1e-13)
     assert truth * (1 - 1e-13) <= float(bracket.upper) <= truth * (1 + TIGHT)
     assert bracket.witness.replay() == bracket.lower
@@ -153,19 +153,19 @@ def test_operator_norm_of_affine_modules():
     ).double()
     matrix = torch.autograd.functional.jacobian(lambda x: module(x[None])[0], randn(2, 8).double()).reshape(2, 16)
     truth = float(torch.linalg.matrix_norm(matrix, 2))
-    bracket = ns.operator_norm(module, (2, 8))
+    bracket = ns.certify.operator_norm(module, (2, 8))
     assert truth * (1 - 1e-12) <= float(bracket.upper) <= truth * (1 + TIGHT)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ns.operator_norm(torch.nn.ReLU(), (3,)),
-        lambda: ns.operator_norm(torch.nn.Conv1d(1, 1, 1)),
-        lambda: ns.operator_norm(torch.zeros(3)),
-        lambda: ns.operator_norm(torch.zeros(1, 2, 3, 3), (3, 8, 8)),
-        lambda: ns.operator_norm(torch.zeros(1, 2, 3, 3), (8,)),
-        lambda: ns.operator_norm(torch.full((2, 2), math.nan)),
+        lambda: ns.certify.operator_norm(torch.nn.ReLU(), (3,)),
+        lambda: ns.certify.operator_norm(torch.nn.Conv1d(1, 1, 1)),
+        lambda: ns.certify.operator_norm(torch.zeros(3)),
+        lambda: ns.certify.operator_norm(torch.zeros(1, 2, 3, 3), (3, 8, 8)),
+        lambda: ns.certify.operator_norm(torch.zeros(1, 2, 3, 3), (8,)),
+        lambda: ns.certify.operator_norm(torch.full((2, 2), math.nan)),
     ],
     ids=["not affine", "no shape", "a vector", "wrong channels", "wrong axes", "NaN"],
 )
@@ -178,7 +178,7 @@ def test_operator_norm_refuses(call):
 def test_what_vanished_in_rounding_is_not_zero():
     """(1e20 x + x) − 1e20 x is x, but float64 computes 0."""
     assert float(spectral_norm(torch.zeros(3, 2), perturbation=0.5)) >= 0.5
-    assert float(ns.operator_norm(Function(lambda x: (1e20 * x + x) - 1e20 * x), (2,)).upper) >= 1
+    assert float(ns.certify.operator_norm(Function(lambda x: (1e20 * x + x) - 1e20 * x), (2,)).upper) >= 1
 
 
 @pytest.mark.parametrize("size", [1, 3, 60, 100])

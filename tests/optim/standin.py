@@ -41,7 +41,7 @@ def joint(*parameters: str, axes, blocks=None, degrees=None) -> Group:
 
 
 def dense(dtype=torch.float32, epsilon=1e-12, seed=0) -> nn.Sequential:
-    """BN (one scale a row), LN (one joint scale of weight and bias), and a classifier that is not scale-free."""
+    """BN (one scale per row), LN (one joint scale of weight and bias), and a classifier that is not scale-free."""
     model = nn.Sequential(
         nn.Linear(10, 16), nn.BatchNorm1d(16, eps=epsilon), nn.ReLU(),
         nn.Linear(16, 12), nn.LayerNorm(12, eps=epsilon), nn.Tanh(), nn.Linear(12, 3),

@@ -28,7 +28,7 @@ CONVOLUTIONS = [
 def test_capped_convolutions_obey_the_limit_on_any_input(module, shape, dtype):
     module = drawn(module, dtype, 3)
     spectral_cap(module, limit=0.7)
-    upper = float(ns.operator_norm(module, shape).upper)
+    upper = float(ns.certify.operator_norm(module, shape).upper)
     assert upper <= 0.7 * (1 + 1e-6)
     assert upper >= 0.3  # and the cap is not far below either
 
@@ -36,7 +36,7 @@ def test_capped_convolutions_obey_the_limit_on_any_input(module, shape, dtype):
 @pytest.mark.parametrize("module, shape", CONVOLUTIONS, ids=str)
 def test_reuse_bounds_a_convolution_by_its_kernel_matrix(module, shape):
     module = drawn(module, torch.float64, 4)
-    exact = float(ns.operator_norm(module, shape).lower)
+    exact = float(ns.certify.operator_norm(module, shape).lower)
     matrices = module.weight.detach().flatten(1).unflatten(0, (module.groups, -1))
     assert exact <= math.sqrt(reuse(module)) * float(torch.linalg.matrix_norm(matrices, 2).max()) * (1 + 1e-9)
 

@@ -24,6 +24,7 @@ def norms(model, report):
     return torch.cat(rows)
 
 
+@pytest.mark.quick(1)
 @each(SPHERICAL)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -36,6 +37,7 @@ def test_norms_stay_constant_over_a_thousand_steps(kind, settings, name, dtype):
     assert losses[-1] < 0.1 * losses[0]
 
 
+@pytest.mark.quick(3)
 @each(SPHERICAL)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("factor", [1e-3, 1e4])

@@ -11,8 +11,8 @@ from torch import nn
 
 import normscope as ns
 from normscope.auditing import Audit
+from normscope.bounds.generalization import Guarantees
 from normscope.curvature.spectrum import Curvature
-from normscope.guarantees.generalization import Guarantees
 
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "1", "images": "100"}
 
@@ -52,7 +52,7 @@ def results_of_every_kind(lab: Path) -> dict[str, Any]:
         "doctor": audit.findings.to_json(),
         "curvature": json.dumps([a_curvature(quotient).to_dict() for quotient in (False, True)]),
         "generalization": json.dumps(some_guarantees().to_dict(), allow_nan=False),
-        "claims": ns.run_claims(["T-T13", "A-WD"]).to_json(),
-        "lab": ns.run_experiment("weight-norms", settings=TINY, out=lab).to_json(),
+        "claims": ns.claims.run_claims(["T-T13", "A-WD"]).to_json(),
+        "lab": ns.lab.run_experiment("weight-norms", settings=TINY, out=lab).to_json(),
     }
     return {name: json.loads(text) for name, text in texts.items()}

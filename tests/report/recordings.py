@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from normscope.recorder.columns import METRICS, SCALARS, schema
-from normscope.recorder.life import FINISHED
-from normscope.recorder.store import Writer
+from normscope._watch.columns import METRICS, SCALARS, schema
+from normscope._watch.life import FINISHED
+from normscope._watch.store import Writer
 
 ROWS_AT_ONCE = 500
 
@@ -44,6 +44,7 @@ def write_run(
     for step in range(1, steps + 1):
         row: dict[str, Any] = {"step": step, "time": float(step)}
         row.update({name: float(random.lognormal()) for name in SCALARS})
+        row.update(samples=step, losses_read=step, gradients_read=step)
         row.update({name: np.exp(levels[name] + 0.1 * random.normal(size=len(names))) for name in METRICS})
         writer.row(row)
         while writer._waiting.qsize() > ROWS_AT_ONCE:  # rows beyond the queue's limit would be dropped

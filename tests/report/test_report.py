@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normscope as ns
+from normscope._watch.columns import METRICS, SCALARS
 from normscope.cli import app
-from normscope.recorder.columns import METRICS, SCALARS
 from normscope.report.markup import element, table
 from normscope.report.run_page import COLUMNS, distinct_names, run_report
 from normscope.report.snapshot import Snapshot
@@ -83,7 +83,7 @@ def test_words_come_first_and_name_the_layer(tmp_path):
     order = [
         words.index(part)
         for part in (
-            "Look at layer block.1.linear first",
+            "Look at layer block.1.linear:",
             "What is not fine",
             "clip gradients",
             "What is fine",
@@ -144,7 +144,7 @@ def test_runs_are_compared_on_one_scale(tmp_path):
 @pytest.mark.parametrize("steps, names", [(1, NAMES), (3, []), (1, ["only"])])
 def test_the_smallest_runs_have_reports(tmp_path, steps, names):
     page = report_of(tmp_path / "one", steps, names)
-    assert f"{steps:,} sampled step{'' if steps == 1 else 's'}" in page and is_self_contained(page)
+    assert ("1 step" if steps == 1 else f"all {steps:,} steps") in page and is_self_contained(page)
 
 
 def test_a_live_run_says_that_it_is_not_finished(tmp_path):
@@ -195,8 +195,8 @@ def test_odd_events_are_shown_as_far_as_they_can(tmp_path):
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, 1e-30, 1e30])
 def test_any_numbers_make_a_report(tmp_path, value):
-    from normscope.recorder.columns import schema
-    from normscope.recorder.store import Writer
+    from normscope._watch.columns import schema
+    from normscope._watch.store import Writer
     from tests.report.recordings import layer
 
     layers = [layer(name) for name in NAMES]

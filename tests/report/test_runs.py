@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import normscope as ns
-from normscope.recorder.columns import METRICS, SCALARS
+from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
 from normscope.report.quantities import QUANTITIES, quantity
 from normscope.report.runs import HEATMAPS, Scale, heatmap, layer_series, products, run_figure, series
 from tests.report.recordings import write_run
@@ -63,7 +63,7 @@ def test_only_the_layers_and_steps_asked_for(run):
 def test_lines_are_named_and_compared(run):
     assert [line.name for line in series([run, run], "loss").data] == ["one", "one"]
     assert [line.name for line in layer_series(run, "angle", [0, 2]).data] == ["stem", "block.1.linear"]
-    assert [line.name for line in products(run).data] == [quantity(name).title for name in ns.recorder.columns.PRODUCTS]
+    assert [line.name for line in products(run).data] == [quantity(name).title for name in PRODUCTS]
 
 
 @pytest.mark.parametrize("low, high, logarithmic", [(1e-9, 1e3, True), (0.5, 2.0, False), (0.0, 0.0, False)])

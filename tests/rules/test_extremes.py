@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normscope as ns
-from normscope.certify.upper import Composition, upper
+from normscope.certify.upper import forward_pass, upper
 from normscope.core.errors import Refusal
 from normscope.graph.trace import trace
 from normscope.operators.conv import Convolution
@@ -68,6 +68,7 @@ LINEAR = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", LINEAR)
 def test_gains_scale_with_their_weights(name):
     """No square, product or norm of weights is lost to underflow, or wrong where it overflows."""
@@ -143,6 +144,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", VALUES)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -153,7 +155,7 @@ def test_intervals_hold_exact_values(name, pairs, corner):
     """At any corner of any box, in rational arithmetic: cancellation, underflow and overflow are covered."""
     box = ns.Box(tensor([low for low, _ in pairs]), tensor([high for _, high in pairs]))
     graph = GRAPHS[name]
-    bounds = Composition(graph, region=box).interval(graph.output)
+    bounds = forward_pass(graph, region=box).interval(graph.output)
     exact = VALUES[name][1]([Fraction(pair[which]) for pair, which in zip(pairs, corner, strict=True)])
     for value, low, high in zip(exact, bounds.low.flatten().tolist(), bounds.high.flatten().tolist(), strict=True):
         assert not math.isnan(low) and not math.isnan(high)

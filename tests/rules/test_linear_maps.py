@@ -11,7 +11,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.certify import relaxation
-from normscope.certify.upper import Composition, upper
+from normscope.certify.upper import forward_pass, upper
 from normscope.graph.trace import trace
 from tests.networks import Function
 
@@ -83,7 +83,7 @@ def test_the_interval_holds_all_corners(name):
     low = torch.randn(shape, generator=generator, dtype=D)
     high = low + torch.rand(shape, generator=generator, dtype=D)
     graph = trace(model, low[None])
-    bounds = Composition(graph, region=ns.Box(low, high)).interval(graph.output)
+    bounds = forward_pass(graph, region=ns.Box(low, high)).interval(graph.output)
     for _ in range(20):
         value = model(torch.where(torch.rand(shape, generator=generator) < 0.5, low, high)[None])
         assert (bounds.low <= value).all() and (value <= bounds.high).all()
@@ -126,7 +126,7 @@ def test_a_backward_that_is_not_the_adjoint_is_noticed():
     assert float(found.upper) >= math.sqrt(2) * (1 - 1e-12)
     whole = nn.Sequential(nn.Upsample(scale_factor=1.03), nn.Conv1d(1, 1, 1, bias=False)).double()
     nn.init.ones_(whole[1].weight)
-    assert float(ns.operator_norm(whole, (1, 2)).upper) >= math.sqrt(2) * (1 - 1e-12)
+    assert float(ns.certify.operator_norm(whole, (1, 2)).upper) >= math.sqrt(2) * (1 - 1e-12)
     rows, zeros = torch.eye(3, dtype=D), [torch.zeros(3, dtype=D)]
     assert relaxation.is_adjoint(lambda x: x.clone(), [rows], zeros)
     assert not relaxation.is_adjoint(lambda x: x[[0, 0, 2]], [rows], zeros)

@@ -8,22 +8,24 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.certify.upper import Composition
+import normscope as ns
+from normscope.certify.upper import forward_pass
 from normscope.core.interval import Interval
 from normscope.graph.trace import trace
 from normscope.rules.activations import Entrywise
 from normscope.rules.registry import registry
-from tests.cases import ENTRYWISE, RULE_CASES, VARIANTS, Case
+from tests.cases import ENTRYWISE, RULE_CASES, VARIANTS, Case, Function
 
 CASES = {name: case for name, case in {**RULE_CASES, **VARIANTS}.items() if case.mode == "eval"}
 
 
+@pytest.mark.quick(80)
 @pytest.mark.parametrize("name", CASES)
 def test_values_lie_in_their_intervals(name):
     """On inputs in [−2, 2], so that the bounds are worth something."""
     case = CASES[name]
     graph = trace(nn.Sequential(nn.Hardtanh(-2, 2), case.module), case.example)
-    bounds = Composition(graph)
+    bounds = forward_pass(graph)
     generator = torch.Generator().manual_seed(0)
     for scale in (0.1, 1.0, 10.0, 1e6):
         point = scale * torch.randn(case.example.shape, generator=generator, dtype=torch.float64)
@@ -60,3 +62,58 @@ def test_slopes_contain_every_difference_quotient_and_are_reached(name):
             if name not in ("sin", "cos", "prelu"):  # not followed interval by interval; one slope a channel
                 assert found.max() >= largest - 0.02 * (largest - least) - slack
                 assert found.min() <= least + 0.02 * (largest - least) + slack
+
+
+STEPS = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "sign": torch.sign}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_constant_between_their_jumps(name):
+    """On a box that holds no jump the gain is 0; on one that reaches a jump there is none."""
+    model, middle = Function(STEPS[name]), torch.tensor([0.25, -1.75, 2.3])
+    inside = ns.lipschitz(model, middle[None], ns.Ball(middle, 0.2))
+    assert inside.upper == 0
+    for radius in (0.31, 1.0, 10.0):
+        reached = ns.Box(middle - radius, middle + radius)
+        jumps = bool((STEPS[name](middle - radius) != STEPS[name](middle + radius)).any())
+        found = ns.lipschitz(model, middle[None], reached)
+        assert (found.upper == math.inf) == jumps and (not jumps or "jump" in found.reason)
+
+
+POLES = {
+    "tan": (torch.tan, [-7.5, -1.3, 0.2, 3.9]),
+    "asin": (torch.asin, [-0.9, 0.0, 0.4, 0.93]),
+    "acos": (torch.acos, [-0.9, 0.0, 0.4, 0.93]),
+    "atanh": (torch.atanh, [-0.9, 0.0, 0.4, 0.93]),
+    "acosh": (torch.acosh, [1.2, 1.5, 4.0, 100.0]),
+    "logit": (torch.logit, [0.1, 0.3, 0.5, 0.93]),
+    "logit with ε": (lambda x: torch.logit(x, 0.2), [0.1, 0.3, 0.5, 0.93]),
+}
+
+
+@pytest.mark.parametrize("radius", [1e-3, 0.05])
+@pytest.mark.parametrize("name", POLES)
+def test_functions_with_poles_are_bounded_away_from_them(name, radius):
+    """By the steepest slope of a dense sample; globally infinite with a reason."""
+    function, places = POLES[name]
+    middle = torch.tensor(places, dtype=torch.float64)
+    fine = (middle + radius * torch.linspace(-1, 1, 1001, dtype=torch.float64)[:, None]).requires_grad_(True)
+    (slopes,) = torch.autograd.grad(function(fine).sum(), fine)
+    steepest = float(slopes.abs().max())
+    near, everywhere = (
+        ns.lipschitz(Function(function), middle[None], region, effort=0.01)
+        for region in (ns.Box(middle - radius, middle + radius), None)
+    )
+    assert steepest * (1 - 1e-9) <= float(near.upper) <= steepest * (1 + 1e-6)
+    if name == "logit with ε":
+        assert math.isclose(float(everywhere.upper), 1 / (0.2 * 0.8), rel_tol=1e-6)
+    else:
+        assert everywhere.upper == math.inf and "unbounded" in everywhere.reason
+
+
+def test_no_bound_at_a_pole():
+    for function, place in ((torch.tan, math.pi / 2), (torch.tan, 1e9), (torch.asin, 1.0), (torch.logit, 0.0), (torch.acosh, 1.0)):
+        middle = torch.tensor([place], dtype=torch.float64)
+        example = torch.full((1, 1), 0.5 if function is not torch.acosh else 2.0, dtype=torch.float64)
+        for radius in (1e-12, 0.1):
+            assert ns.lipschitz(Function(function), example, ns.Ball(middle, radius), effort=0.0).upper == math.inf

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import normscope as ns
 from normscope.symmetry.matrices import Matrices
+from tests.networks import Function
 from tests.symmetry.cases import CASES
+from tests.symmetry.layers import TANH, linear
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -58,3 +63,37 @@ def test_groups_in_balance_compute_the_same_and_forget_the_point_of_the_orbit(na
             assert float(found[parameter].norm()) == pytest.approx(float(again[parameter].norm()), rel=1e-9)
         at_rest = group.balanced(found)
         assert all(float((at_rest[key] - found[key]).abs().max()) <= 1e-12 for key in found)
+
+
+def halves(change: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """Four features, of which something changes the halves, before a linear layer."""
+    return nn.Sequential(linear(3, 4), Function(lambda h: change(h[:, :2], h[:, 2:])), linear(4, 2), TANH())
+
+
+class Branches(nn.Module):
+    def __init__(self, *biases: bool) -> None:
+        super().__init__()
+        self.branches, self.joint = nn.ModuleList(linear(3, 2, bias) for bias in biases), linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.joint(torch.cat([branch(x) for branch in self.branches], 1)).tanh()
+
+
+PARTS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {  # model, sizes of the blocks of every linear group
+    "two branches": (lambda: Branches(True, True), [(2, 2)]),
+    "two branches, one bias": (lambda: Branches(False, True), [(2, 2)]),
+    "halves joined again": (lambda: halves(lambda a, b: torch.cat([b, a], 1)), [(4,)]),
+    "half of it scaled": (lambda: halves(lambda a, b: torch.cat([a, 3 * b], 1)), [(2, 2)]),
+    "half of it added": (lambda: halves(lambda a, b: torch.cat([a, b], 1) + nn.functional.pad(3 * b, (0, 2))), [(2,)]),
+    "half of it left out": (lambda: nn.Sequential(linear(3, 4), Function(lambda h: h[:, :2]), linear(2, 2), TANH()), [(2,)]),
+    "all of it turned": (lambda: nn.Sequential(linear(3, 4), Function(lambda h: h.flip(1)), linear(4, 2), TANH()), [(4,)]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_joined_from_parts_mixes_within_each_of_them(name):
+    make, blocks = PARTS[name]
+    torch.manual_seed(0)
+    report = ns.symmetries(make(), normal(5, 3).float())
+    found = [tuple(algebra.size for algebra in group.algebras) for group in report.of_kind("linear")]
+    assert (found, report.check(), report.completeness().named <= report.completeness().null) == (blocks, [], True)

@@ -12,6 +12,7 @@ import normscope as ns
 from normscope.lab.models import mlp, resnet18
 from tests.networks import Function, randn
 from tests.symmetry.cases import CASES
+from tests.symmetry.layers import linear
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,20 @@ def test_unused_parameters_are_listed_and_in_no_group():
     assert all("0.spare" not in group.parameters for group in found) and found.completeness().complete
 
 
+def test_a_shift_is_taken_back_behind_tokens_that_were_turned_into_an_image():
+    """What enters the group norm is not contiguous there."""
+    turned = Function(lambda x: x.flatten(2).transpose(1, 2)), Function(lambda x: x.transpose(1, 2).reshape(-1, 4, 3, 3))
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), turned[0], linear(4, 4), turned[1], nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 1))
+    found = ns.symmetries(model, randn(3, 2, 3, 3))
+    assert ("4.bias", "5.bias") in [group.parameters for group in found.of_kind("shift")] and found.check() == []
+
+
+def test_a_parameter_that_is_not_used_leaves_what_absorbs_a_shift_alone():
+    model = nn.Sequential(linear(3, 3), linear(3, 2))
+    model.spare = nn.Parameter(torch.ones(2))
+    assert ns.symmetries(model, randn(5, 3)).completeness().complete
+
+
 def test_token_ids_and_tied_weights():
     class Language(nn.Module):
         def __init__(self) -> None:
@@ -252,7 +267,9 @@ def test_every_norm_but_that_of_order_zero_has_degree_one(order):
     assert found.check() == [] and [group.kind for group in found] == (["scale"] if order == 0 else ["rescale"])
 
 
+@pytest.mark.parametrize("seed", [0, 217])  # with 217 two units nearly meet at an input, where rounding is as large as 1e-7
 @pytest.mark.parametrize("affine", [True, False])
-def test_outputs_that_only_rounding_changes_have_no_rank(affine):
+def test_outputs_that_only_rounding_changes_have_no_rank(affine, seed):
+    torch.manual_seed(seed)
     found = ns.symmetries(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2, elementwise_affine=affine)), randn(8, 4)).completeness()
     assert (found.null, found.named, found.unnamed) == (10, 6, 4) and "4 of them in no group" in str(found)

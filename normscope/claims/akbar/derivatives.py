@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.claims.akbar.symmetry import weight_of
 from normscope.claims.calculus import Map, gradient, hessian, jacobian, normal, scalar, standardize
-from normscope.claims.ledger import AKBAR, claim
+from normscope.claims.ledger import claim
 from normscope.claims.verdicts import Case, Outcome, identity
 
 SIZES = (3, 8, 32)  # of a batch, or of a layer
@@ -42,10 +42,7 @@ def backward_cases(generator: torch.Generator, stated: Callable[[Tensor, Tensor,
     return cases
 
 
-@claim(
-    "A-Eq1", AKBAR, "Eq. (1)", "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_k ẑ_k] with δ = ∂L/∂a at the output a = γẑ + β.",
-    "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_k ẑ_k].",
-)  # fmt: skip
+@claim("A-Eq1")
 def batch_norm_backward(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_without_gamma
 ) -> Outcome:
@@ -53,7 +50,7 @@ def batch_norm_backward(
     return identity(backward_cases(generator, stated))
 
 
-@claim("A-A.1.1-end", AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].")
+@claim("A-A.1.1-end")
 def batch_norm_backward_appendix(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_with_gamma
 ) -> Outcome:
@@ -68,10 +65,7 @@ def weight_gradient(deltas: Tensor, z: Tensor, x: Tensor, gamma: Tensor) -> Tens
     return gamma / _deviation(z) * (direct - centred - along)
 
 
-@claim(
-    "A-A.1.1-W", AKBAR, "Appendix A.1.1, ∂L/∂W",
-    "∂L/∂W_j = (γ/σ)[Σ_k δ_k x_kj − (1/m) Σ_k Σ_n δ_n x_kj − (1/m) Σ_k ẑ_k x_kj Σ_n δ_n ẑ_n], orthogonal to W.",
-)  # fmt: skip
+@claim("A-A.1.1-W")
 def batch_norm_weight_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = weight_gradient) -> Outcome:
     """Against automatic differentiation for one neuron with inputs whose mean is not zero; then its cosine with W against 0."""
     cases = []
@@ -97,10 +91,7 @@ def right_jacobian(z: Tensor) -> Tensor:
     return printed_jacobian(z) + (1 - 1 / len(z)) * torch.outer(centred, centred) / sigma**3
 
 
-@claim(
-    "A-A.1.1", AKBAR, "Appendix A.1.1", "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
-    "The last term lacks 1/m: it is (z_n − μ)(z_k − μ)/(mσ³), for ∂σ/∂z_k = (z_k − μ)/(mσ).",
-)  # fmt: skip
+@claim("A-A.1.1")
 def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Outcome:
     """Entry by entry against automatic differentiation. As printed, the matrix does not annul z − μ, the direction of scale."""
     points = [normal(generator, size) for size in SIZES]
@@ -119,10 +110,7 @@ def right_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tenso
     return (inner - inner.mean() - hat * (inner * hat).mean()) / _deviation(z)
 
 
-@claim(
-    "A-LN-backward", AKBAR, "Section 3.2, backward formula of LN", "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
-    "The free index is i: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
-)  # fmt: skip
+@claim("A-LN-backward")
 def layer_norm_backward(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = printed_layer_norm_backward
 ) -> Outcome:
@@ -139,12 +127,20 @@ def layer_norm_backward(
     return identity(cases)
 
 
-def printed_weight_norm(slope: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """∂L/∂v_k = ∂L/∂w_k (g/‖v‖ − g v_k²/‖v‖³) and ∂L/∂g = ∂L/∂w·v/‖v‖²."""
-    return slope * (g / v.norm() - g * v**2 / v.norm() ** 3), slope @ v / v.norm() ** 2
+WeightNormGradient = tuple[Tensor, Tensor]  # ∂L/∂v and ∂L/∂g
 
 
-def right_weight_norm(slope: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def without_cross_terms(slope: Tensor, v: Tensor, g: Tensor) -> WeightNormGradient:
+    """Section 3.2: ∂L/∂v_k = ∂L/∂w_k (g/‖v‖ − g v_k²/‖v‖³), and the right ∂L/∂g."""
+    return slope * (g / v.norm() - g * v**2 / v.norm() ** 3), right_weight_norm(slope, v, g)[1]
+
+
+def with_spare_norm(slope: Tensor, v: Tensor, g: Tensor) -> WeightNormGradient:
+    """Section 4.3: the right ∂L/∂v, and ∂L/∂g = ∂L/∂w·v/‖v‖²."""
+    return right_weight_norm(slope, v, g)[0], slope @ v / v.norm() ** 2
+
+
+def right_weight_norm(slope: Tensor, v: Tensor, g: Tensor) -> WeightNormGradient:
     """∂L/∂v = (g/‖v‖)(∂L/∂w − (∂L/∂w·v) v/‖v‖²) and ∂L/∂g = ∂L/∂w·v/‖v‖."""
     return g / v.norm() * (slope - (slope @ v) * v / v.norm() ** 2), slope @ v / v.norm()
 
@@ -159,14 +155,8 @@ def weight_norm_instances(generator: torch.Generator) -> list[tuple[Tensor, Tens
     return rows
 
 
-@claim(
-    "A-WN", AKBAR, "Sections 3.2 and 4.3", "∂L/∂v_k = ∂L/∂w_k (g/‖v‖ − g v_k²/‖v‖³) and ∂L/∂g = (1/‖v‖)(∂L/∂w·v/‖v‖).",
-    "∂L/∂v = (g/‖v‖)(I − vvᵀ/‖v‖²) ∂L/∂w, with the cross terms, and ∂L/∂g = ∂L/∂w·v/‖v‖, without the spare 1/‖v‖.",
-)  # fmt: skip
-def weight_norm_gradients(
-    generator: torch.Generator, stated: Callable[..., tuple[Tensor, Tensor]] = printed_weight_norm
-) -> Outcome:
-    """w_k depends on every v_j through ‖v‖, and ∂w/∂g = v/‖v‖."""
+def weight_norm_cases(generator: torch.Generator, stated: Callable[..., WeightNormGradient]) -> list[Case]:
+    """∂L/∂v and ∂L/∂g as stated, true and corrected."""
     cases = []
     for v, g, slope, of_v, of_g in weight_norm_instances(generator):
         printed, right = stated(slope, v, g), right_weight_norm(slope, v, g)
@@ -174,13 +164,22 @@ def weight_norm_gradients(
             Case(f"∂L/∂v, {len(v)} weights", printed[0], of_v, right[0]),
             Case(f"∂L/∂g, {len(v)} weights", printed[1], of_g, right[1]),
         ]
-    return identity(cases)
+    return cases
 
 
-@claim(
-    "A-WN-radial", AKBAR, "Section 4.3, after Proposition 4.3", "∇_v L·v = g ∂L/∂g.",
-    "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free.",
-)  # fmt: skip
+@claim("A-WN-3.2")
+def weight_norm_gradients(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = without_cross_terms) -> Outcome:
+    """w_k depends on every v_j through ‖v‖, and ∂w/∂g = v/‖v‖. Against automatic differentiation."""
+    return identity(weight_norm_cases(generator, stated))
+
+
+@claim("A-WN-4.3")
+def weight_norm_gradients_again(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = with_spare_norm) -> Outcome:
+    """As A-WN-3.2; ‖v‖ ≠ 1 shows the spare factor."""
+    return identity(weight_norm_cases(generator, stated))
+
+
+@claim("A-WN-radial")
 def weight_norm_radial_gradient(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda g, of_g: g * of_g
 ) -> Outcome:
@@ -207,18 +206,47 @@ def right_hessian(z: Tensor, gamma: Tensor) -> Tensor:
     return (gamma / _deviation(z)) ** 2 * (torch.eye(size, dtype=z.dtype) - 1 / size - torch.outer(hat, hat) / size)
 
 
-@claim(
-    "A-A.1.2", AKBAR, "Appendix A.1.2",
-    "Where Σδ = 0 and Σδ(z − μ) = 0, ∂L/∂z = 0 and the Hessian in z is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ) with eigenvalue 1 − m along ẑ.",
-    "There ∂L/∂z = (γ/σ)δ, which need not vanish; at δ = 0 the Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with eigenvalue 0 along ẑ "
-    "and along 1, γ fixed.",
-)  # fmt: skip
-def equilibrium_hessian(
-    generator: torch.Generator,
-    stated: Callable[[Tensor, Tensor, Tensor], Tensor] = zero_gradient,
-    stated_hessian: Callable[[Tensor, Tensor], Tensor] = printed_hessian,
-) -> Outcome:
-    """Squared error ½Σ(a − y)². First γ, β at their optimum for random y, where Σδ = Σδẑ = 0 but δ ≠ 0; then y = a, where δ = 0."""
+def spectrum(z: Tensor, gamma: Tensor) -> Tensor:
+    """0, 0 and m − 2 times γ²/σ², in ascending order."""
+    values = (gamma / _deviation(z)) ** 2 * torch.ones(len(z), dtype=z.dtype)
+    values[:2] = 0
+    return values
+
+
+def equilibria(generator: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(z, γ, Hessian in z of ½Σ(γẑ − y)²) at y = γẑ, where δ = 0."""
+    rows = []
+    for size in SIZES[1:]:
+        z, gamma = normal(generator, size), normal(generator, 1)[0]
+        rows.append((z, gamma, hessian(partial(_loss_after, _half_square(gamma * _hat(z)), gamma, scalar(0.0)), z)))
+    return rows
+
+
+@claim("A-A.1.2")
+def equilibrium_spectrum(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = spectrum) -> Outcome:
+    """At δ = 0 the Hessian is (γ²/σ²)JᵀJσ² with J = ∂ẑ/∂z, a projection over σ; eigenvalues of automatic differentiation."""
+    return identity(
+        [
+            Case(f"batch of {len(z)}", stated(z, gamma), torch.linalg.eigvalsh(curvature))
+            for z, gamma, curvature in equilibria(generator)
+        ]
+    )
+
+
+@claim("A-A.1.2-matrix")
+def equilibrium_hessian(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = printed_hessian) -> Outcome:
+    """The printed matrix against automatic differentiation, γ fixed: it lacks a factor 1/m before ẑẑᵀ."""
+    return identity(
+        [
+            Case(f"batch of {len(z)}", stated(z, gamma), curvature, right_hessian(z, gamma))
+            for z, gamma, curvature in equilibria(generator)
+        ]
+    )
+
+
+@claim("A-A.1.2-gradient")
+def equilibrium_gradient(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = zero_gradient) -> Outcome:
+    """Squared error ½Σ(a − y)², γ and β at their optimum for random y, where Σδ = Σδẑ = 0 but δ ≠ 0."""
     cases = []
     for size in SIZES[1:]:
         z, y = normal(generator, size), normal(generator, size)
@@ -226,28 +254,33 @@ def equilibrium_hessian(
         gamma, beta = (y * hat).mean(), y.mean()
         true = gradient(partial(_loss_after, _half_square(y), gamma, beta), z)
         deltas = gamma * hat + beta - y
-        cases.append(Case(f"∂L/∂z, batch of {size}", stated(gamma, sigma, deltas), true, gamma / sigma * deltas))
-        curvature = hessian(partial(_loss_after, _half_square(gamma * hat), gamma, scalar(0.0)), z)
-        cases.append(Case(f"Hessian, batch of {size}", stated_hessian(z, gamma), curvature, right_hessian(z, gamma)))
+        cases.append(Case(f"batch of {size}", stated(gamma, sigma, deltas), true, gamma / sigma * deltas))
     return identity(cases)
 
 
-@claim(
-    "A-S3.2-flat", AKBAR, "Section 3.2, Hessian considerations",
-    "Along a direction of invariance the Hessian has eigenvalue 0: Hw = 0.",
-    "Only wᵀHw = 0. Differentiating ∇L(w)·w = 0 gives Hw = −∇L(w), which vanishes at critical points alone.",
-)  # fmt: skip
+@claim("A-S3.2-flat")
+def curvature_along_weights(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Outcome:
+    """The second derivative of t ↦ L(w + tw) as a part of ‖Hw‖‖w‖; L is constant on that line. stated: the direction."""
+    cases = []
+    for size in SIZES:
+        loss, w = scale_free_loss(generator, size), normal(generator, size)
+        matrix, direction = hessian(loss, w), stated(w)
+        size_of_terms = float((matrix @ direction).norm() * direction.norm())
+        cases.append(Case(f"{size} weights", scalar(0.0), direction @ matrix @ direction, scale=size_of_terms))
+    return identity(cases)
+
+
+@claim("A-S3.2-eigen")
 def hessian_along_weights(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda slope, w: 0 * slope
 ) -> Outcome:
-    """A BN neuron with a random loss, away from critical points."""
-    cases, radial = [], 0.0
+    """Hw of a BN neuron with a random loss, away from critical points."""
+    cases = []
     for size in SIZES:
         loss, w = scale_free_loss(generator, size), normal(generator, size)
-        slope, product = gradient(loss, w), hessian(loss, w) @ w
-        radial = max(radial, abs(float(w @ product)) / float(w.norm() * product.norm()))
-        cases.append(Case(f"{size} weights", stated(slope, w), product, -slope))
-    return identity(cases, **{"largest cosine of w and Hw": radial})
+        slope = gradient(loss, w)
+        cases.append(Case(f"{size} weights", stated(slope, w), hessian(loss, w) @ w, -slope))
+    return identity(cases)
 
 
 def scale_free_loss(generator: torch.Generator, inputs: int, batch: int = 40) -> Map:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from normscope.claims.ledger import AKBAR, claim
+from normscope.claims.ledger import claim
 from normscope.claims.observed import Changes, Sees, as_measured, observation
 from normscope.claims.verdicts import Outcome
 
@@ -21,18 +21,13 @@ LARGE_RATES: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.03,0.1,0.
 SMOOTHNESS: Changes = {"networks": FIVE_LAYERS, "learning_rates": "[0.1]", "epochs": "8"}
 
 
-@claim("A-E1", AKBAR, "Experiment 1", "With BN the norm of w changes by less than 1 % in training; without, it moves.")
+@claim("A-E1")
 def toy_flow(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`toy-flow`. A step adds η²‖∇L‖² ∝ η²/‖w‖² to ‖w‖²: the norm is kept where the start is large, not where it is small."""
     return observation("toy-flow", generator.initial_seed(), TOY_FLOW, stated)
 
 
-@claim(
-    "A-E2",
-    AKBAR,
-    "Experiment 2",
-    "With BN λ_max is 5 times smaller, κ about 20 instead of 200, and training takes under 100 iterations.",
-)
+@claim("A-E2")
 def conditioning(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`conditioning`: the dense Hessian of a tiny network for regression; its numbers depend on ‖w‖, which BN leaves free.
 
@@ -41,55 +36,31 @@ def conditioning(generator: torch.Generator, stated: Sees = as_measured) -> Outc
     return observation("conditioning", generator.initial_seed(), CONDITIONING, stated)
 
 
-@claim(
-    "A-E3",
-    AKBAR,
-    "Experiment 3",
-    "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",
-)
+@claim("A-E3")
 def margins(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`margins`: a 50-20-1 ReLU network, trained to zero error on labels that no plane separates; margins are raw logits."""
     return observation("margins", generator.initial_seed(), MARGINS, stated)
 
 
-@claim(
-    "A-E4",
-    AKBAR,
-    "Experiment 4",
-    "With BN a 5-layer network trains smoothly from weights far too large or too small; without, it fails.",
-)
+@claim("A-E4")
 def bad_initialization(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`bad-init`. The gradient is ∝ 1/‖w‖, so with BN a large start is slow rather than explosive, and a small one jumps first."""
     return observation("bad-init", generator.initial_seed(), BAD_INIT, stated)
 
 
-@claim(
-    "A-noise", AKBAR, "Section 5, saddle-point escape", "The noise of BN's mini-batch statistics pushes parameters off saddles.",
-    "Not off a saddle of symmetry: equal neurons see the same noise and stay equal. What leaves it is a difference that is there "
-    "already, and it grows without noise too.",
-)  # fmt: skip
+@claim("A-noise")
 def saddle_escape(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`saddle-escape`: two tanh neurons on tanh x₁ + tanh x₂, at rest with both equal; steps until the loss is 5 % lower."""
     return observation("saddle-escape", generator.initial_seed(), SADDLE_ESCAPE, stated)
 
 
-@claim(
-    "A-large-lr",
-    AKBAR,
-    "Sections 1.1 and 5, after Bjorck et al.",
-    "BN widens the range of learning rates at which training is stable; without it a small rate reaches a similar accuracy.",
-)
+@claim("A-large-lr")
 def large_learning_rates(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`max-learning-rate`: a rate is stable where the loss ends below half of what it was; three-fold steps from 0.03 to 3."""
     return observation("max-learning-rate", generator.initial_seed(), LARGE_RATES, stated)
 
 
-@claim(
-    "A-smooth",
-    AKBAR,
-    "Sections 2.3 and 6, after Santurkar et al.",
-    "With BN the loss and the gradient vary less along the descent direction.",
-)
+@claim("A-smooth")
 def smoothness(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
     """`smoothness`: after every epoch, the range of the loss and the change of the gradient over 0.5 to 4 steps."""
     return observation("smoothness", generator.initial_seed(), SMOOTHNESS, stated)

@@ -67,7 +67,7 @@ def measure(trial: Attacked, workspace: Workspace) -> Numbers:
         "margin": _margin(model, data),
         "certified_radius": statistics.fmean(certify_radius(model, inputs[:2], chosen).radius),
         "lower_log10": statistics.fmean(bracket.lower.log10 for bracket in brackets),
-        "upper_log10": statistics.fmean(bracket.upper.log10 for bracket in brackets),
+        "upper_log10": statistics.fmean(bracket.proved.log10 for bracket in brackets),
     }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from normscope.guarantees.bound import Bound
-from normscope.guarantees.generalization import generalization
-from normscope.guarantees.losses import loss_of
+from normscope.bounds.bound import Bound
+from normscope.bounds.generalization import generalization
+from normscope.bounds.losses import loss_of
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less, power
 from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace

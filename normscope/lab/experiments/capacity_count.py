@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normscope._watch.layers import NORMALIZING
 from normscope.certify.robustness import local_brackets
 from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less, power
@@ -17,7 +18,6 @@ from normscope.lab.measurements import audited
 from normscope.lab.models.surgery import exchange
 from normscope.lab.training import Training, TrainingSettings, ends, fit, prepare
 from normscope.lab.workspace import Workspace
-from normscope.recorder.layers import NORMALIZING
 
 BALL = 0.01  # radius of the balls on which constants are bracketed; attention has no finite constant everywhere
 SAMPLES = 3
@@ -68,7 +68,7 @@ def measure(trial: Kept, workspace: Workspace) -> Numbers:
         **ends(trained),
         "normalizers": kept,
         "lower_log10": statistics.fmean(bracket.lower.log10 for bracket in brackets),
-        "upper_log10": statistics.fmean(bracket.upper.log10 for bracket in brackets),
+        "upper_log10": statistics.fmean(bracket.proved.log10 for bracket in brackets),
         "audit": audited(model, split.train[0][: trial.batch_size], workspace.generator("audit")),
     }
 

@@ -14,7 +14,7 @@ from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Resu
 from normscope.lab.models import build
 from normscope.lab.workspace import Workspace
 
-EXPLODES = 1.1  # a factor a layer of the squared gradient beyond which fifty layers make more than two decades
+EXPLODES = 1.1  # a factor per layer of the squared gradient beyond which fifty layers make more than two decades
 NEAR = 0.05  # relative, of a predicted factor
 MEAN_FIELD = math.pi / (math.pi - 1)  # of ReLU and BN in wide networks and large batches (Yang et al. 2019)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from normscope.guarantees.flatness import flatness
-from normscope.guarantees.margins import margins
+from normscope.bounds.flatness import flatness
+from normscope.bounds.margins import margins
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, side_by_side
 from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace

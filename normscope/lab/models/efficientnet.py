@@ -36,7 +36,7 @@ SQUEEZE = 4  # a block's input channels for one of its gate
 
 
 class Gate(nn.Module):
-    """x · sigmoid(fc2(silu(fc1(mean of x)))): one factor a channel (squeeze and excite)."""
+    """x · sigmoid(fc2(silu(fc1(mean of x)))): one factor per channel (squeeze and excite)."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ def normalizer(name: str, channels: int, spatial_axes: int = 0) -> nn.Module:
     >>> type(normalizer("batch", 64, spatial_axes=2)).__name__
     'BatchNorm2d'
 
-    layer: over all entries of a sample, γ one number a channel. rms: over the channels at each position. renorm: batch
+    layer: over all entries of a sample, γ one number per channel. rms: over the channels at each position. renorm: batch
     renormalization. none, weight, spectral and scaled have no layer: the last three change weights, see `initialize`.
     """
     if name not in NORMALIZERS:

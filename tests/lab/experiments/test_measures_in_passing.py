@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from normscope._watch.layers import NORMALIZING
+from normscope.bounds.bound import Bound, Part
 from normscope.core.magnitude import Magnitude
-from normscope.guarantees.bound import Bound, Part
 from normscope.lab.experiment import Results, TrialResult, less
 from normscope.lab.experiments.adversarial import attack
 from normscope.lab.experiments.batch_leakage import GROUPS, blank_accuracy, blanked, one_group
@@ -25,7 +26,6 @@ from normscope.lab.experiments.radial_momentum import Growth, radial_share
 from normscope.lab.experiments.scale_cues import RANGE, lit
 from normscope.lab.experiments.whitening import feature_conditions
 from normscope.lab.models import mlp, vit
-from normscope.recorder.layers import NORMALIZING
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

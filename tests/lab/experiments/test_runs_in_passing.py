@@ -25,6 +25,7 @@ TINY = {
     "dead-relus": {**SMALL, "rates": "0.001"},
     "deep-linear": {**SHORT, "networks": '{"mlp":{"width":4,"activation":"linear"}}', "depths": "2"},
     "dropout-batchnorm": {**SMALL, "rates": "0.0,0.5"},
+    "floors": {**SHORT, "depths": "2,4", "width": "8"},
     "gradient-explosion": {**ONE_SEED, "width": "16", "depth": "12", "batch_size": "16"},
     "radial-momentum": {"steps": "20", "width": "8", "depth": "3", "momenta": "0.0,0.9"},
     "scale-cues": SMALL,
@@ -35,6 +36,7 @@ TINY = {
 }
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", TINY)
 def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
     outcome = run_experiment(name, settings=TINY[name], out=tmp_path)

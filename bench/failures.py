@@ -1,0 +1,231 @@
+"""Planted training failures against what a run's report says first, and healthy trainings that must have no finding.
+
+    python -m bench failures
+
+Thresholds stand in normscope/findings/rows.py. They were fixed before this seed was run; how repeated episodes are kept was not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import normscope as ns
+from normscope.report.snapshot import Snapshot
+from normscope.report.summary import COLUMNS, summarize
+
+STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
+CADENCES = ({}, {"every": 2}, {"every": 10})
+SEED = 11
+
+
+class Block(nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.act, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(self.first(x)).unflatten(-1, (3, 4, WIDTH // 4)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(self.act(self.up(self.second(x))))
+
+
+class Transformer(nn.Module):
+    """A small GPT on ids, or a small ViT on patches."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH) if causal else nn.Linear(12, WIDTH)
+        self.place = nn.Parameter(0.02 * torch.randn(TOKENS, WIDTH))
+        self.blocks = nn.ModuleList(Block(causal) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY if causal else CLASSES)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) + self.place
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        return self.head(x if self.causal else x.mean(1))
+
+
+def convolutional() -> nn.Module:
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 24), (24, 32)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, CLASSES))
+
+
+@dataclass
+class Training:
+    """kind: gpt, vit or cnn; what a failure changes is changed here."""
+
+    kind: str
+    seed: int = SEED
+    rate: float = 1e-3
+    batch: int = 16
+    dtype: torch.dtype = torch.float32
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.model = convolutional() if self.kind == "cnn" else Transformer(self.kind == "gpt")
+        self.model.to(self.dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=self.decay)
+        self.data = torch.Generator().manual_seed(self.seed)
+        self.means = torch.randn(CLASSES, 12 if self.kind == "vit" else 3, generator=self.data)
+
+    def loss(self) -> Tensor:
+        if self.kind == "gpt":  # each token follows from the one before, with some noise
+            ids = torch.randint(VOCABULARY, (self.batch, 1), generator=self.data)
+            noise = torch.randint(2, (self.batch, TOKENS), generator=self.data)
+            ids = (ids + (5 + noise).cumsum(1)) % VOCABULARY
+            return nn.functional.cross_entropy(self.model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        labels = torch.randint(CLASSES, (self.batch,), generator=self.data)
+        if self.kind == "vit":
+            x = torch.randn(self.batch, TOKENS, 12, generator=self.data) + self.means[labels][:, None]
+        else:
+            x = torch.randn(self.batch, 3, 8, 8, generator=self.data) + self.means[labels][:, :, None, None]
+        return nn.functional.cross_entropy(self.model(x.to(self.dtype)), labels)
+
+
+Change = Callable[[Training, int], None]  # before a step
+Bend = Callable[[Training, int, Tensor], Tensor]  # of a loss
+
+
+@dataclass
+class Failure:
+    """expected: rules of which one must be named first. layer: how its name must begin. window: steps in which it begins."""
+
+    kinds: tuple[str, ...]
+    expected: tuple[str, ...]
+    window: tuple[int, int]
+    change: Change = lambda training, step: None
+    bend: Bend = lambda training, step, loss: loss
+    make: Callable[[str], Training] = Training
+    layer: dict[str, str] | None = None
+
+
+def _grow(training: Training, step: int) -> None:
+    """One layer's weight grows by a tenth per step."""
+    if step >= BEGIN:
+        layer = training.model[4] if training.kind == "cnn" else training.model.blocks[1].down
+        with torch.no_grad():
+            layer.weight.mul_(1.1)
+
+
+def _kill(training: Training, step: int) -> None:
+    if step == BEGIN:
+        layer = training.model[5] if training.kind == "cnn" else training.model.blocks[1].up
+        with torch.no_grad():
+            layer.bias.fill_(-50.0)
+
+
+def _longer(training: Training, step: int) -> None:
+    """A scale-free weight grows without a change of the function."""
+    if step >= BEGIN:
+        with torch.no_grad():
+            training.model[4].weight.mul_(1.1)
+
+
+def _massive(training: Training, step: int) -> None:
+    """One channel of the residual stream is written to ever more."""
+    if step >= BEGIN:
+        with torch.no_grad():
+            training.model.blocks[0].down.bias[3] += 20.0
+
+
+def _later(rate: float) -> Change:
+    def change(training: Training, step: int) -> None:
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate if step >= BEGIN else training.rate
+
+    return change
+
+
+def _nan(training: Training, step: int, loss: Tensor) -> Tensor:
+    return loss * (float("nan") if step >= BEGIN else 1.0)
+
+
+def _bad_batch(training: Training, step: int, loss: Tensor) -> Tensor:
+    return loss * (1e4 if step == BEGIN else 1.0)
+
+
+def _half(kind: str) -> Training:
+    return Training(kind, dtype=torch.bfloat16, rate=1e-4)
+
+
+ALL = ("gpt", "vit", "cnn")
+MIDDLE = {"cnn": "4", "gpt": "blocks.1", "vit": "blocks.1"}
+RECTIFIER = {"cnn": "6", "gpt": "blocks.1.act", "vit": "blocks.1.act"}
+DIVERGED = ("NS501", "NS502", "NS503", "NS504")
+EXPLODED = ("NS403", "NS511", "NS502", "NS504")
+FAILURES = {
+    "NaN at a step": Failure(ALL, ("NS501", "NS504"), (BEGIN, BEGIN + 1), bend=_nan),
+    "bad batch": Failure(ALL, ("NS502", "NS504"), (BEGIN, BEGIN + 1), bend=_bad_batch),
+    "learning rate 1000 times too high": Failure(ALL, DIVERGED, (BEGIN, STEPS), change=_later(1.0)),
+    "one exploding layer": Failure(ALL, EXPLODED, (BEGIN, STEPS), change=_grow, layer=MIDDLE),
+    "dead ReLUs": Failure(ALL, ("NS507",), (BEGIN, BEGIN + 20), change=_kill, layer=RECTIFIER),
+    "γ frozen by bfloat16": Failure(("gpt", "vit"), ("NS510",), (1, 60), make=_half),
+    "BN with batches of 2": Failure(("cnn",), ("NS508",), (100, STEPS), make=lambda kind: Training(kind, batch=2)),
+    "effective learning rate frozen": Failure(("cnn",), ("NS309",), (BEGIN, STEPS), change=_longer, layer={"cnn": "4"}),
+    "massive activations": Failure(("gpt", "vit"), ("NS511",), (BEGIN, STEPS), change=_massive),
+}
+
+
+def recorded(training: Training, path: Path, change: Change, bend: Bend, **options: int) -> ns.Run:
+    with ns.watch(training.model, training.optimizer, path, quiet=True, **options) as watch:
+        for step in range(1, STEPS + 1):
+            change(training, step)
+            loss = bend(training, step, training.loss())
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            watch.step(loss=loss)
+    return ns.load_run(path)
+
+
+def first(run: ns.Run) -> tuple[str, str, int, str]:
+    """Rule, layer and first step of what the report says first, and its headline."""
+    summary = summarize(Snapshot.of(run, COLUMNS), steps=run.life.step)
+    if not summary.problems:
+        return "", "", 0, summary.headline
+    worst = summary.problems[0]
+    return worst.rule, worst.layer or "", worst.step or 0, summary.headline
+
+
+def main() -> None:
+    right = total = alarms = healthy = 0
+    with tempfile.TemporaryDirectory() as place:
+        for name, failure in FAILURES.items():
+            for kind in failure.kinds:
+                run = recorded(failure.make(kind), Path(place) / f"{total}", failure.change, failure.bend)
+                rule, layer, step, headline = first(run)
+                named = failure.layer is None or layer.startswith(failure.layer[kind])
+                good = rule in failure.expected and failure.window[0] <= step <= failure.window[1] and (named or not layer)
+                total, right = total + 1, right + good
+                print(
+                    f"{'ok ' if good else 'BAD'} {name:36} {kind}  {rule:6} {layer or '-':18} step {step:4}  {headline[:110]}",
+                    flush=True,
+                )
+        for kind in ALL:
+            for seed in range(4):
+                for options in CADENCES:
+                    training = Training(kind, seed=100 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
+                    run = recorded(training, Path(place) / f"h{healthy}", lambda t, s: None, lambda t, s, loss: loss, **options)
+                    found = sorted({finding.name for finding in run.findings})
+                    healthy, alarms = healthy + 1, alarms + bool(found)
+                    if found:
+                        print(f"BAD healthy {kind} seed {seed} {options or 'budget'}: {', '.join(found)}", flush=True)
+    print(
+        f"{right} of {total} planted failures named first, in their window; {alarms} of {healthy} healthy trainings with a finding"
+    )

@@ -1,0 +1,168 @@
+"""What can be known of an audit without normscope: every check yields the contradictions that it finds, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.auditing import Audit
+from normscope.graph.outputs import chosen_output
+from normscope.ledger import LayerRow
+from normscope.symmetry.report import SymmetryReport
+
+NEAR = 2e-5  # relative: a row's norm is a bound with a slack of 1e-6, of a float32 weight
+LARGE, LARGER = 1e4, 3e4  # factors on a scale-free weight at which ε no longer matters
+
+
+@dataclass(eq=False)
+class Known:
+    """A model as it runs on an example, without a graph: its parameters, gradients and what enters its modules."""
+
+    model: nn.Module
+    example: dict[str, torch.Tensor]
+    output: str | int | None
+
+    def run(self) -> torch.Tensor:
+        found: torch.Tensor = chosen_output(self.model(**self.example), self.output)
+        return found
+
+    @cached_property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self.model.named_parameters(remove_duplicate=False)}
+
+    @cached_property
+    def read(self) -> list[str]:
+        """Parameters of two or more axes with a gradient that is not zero."""
+        floating = [value for value in self.model.parameters() if value.is_floating_point() and value.requires_grad]
+        output = self.run().double()
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        found = torch.autograd.grad((output * weights).sum(), floating, allow_unused=True)
+        moved = {
+            id(value) for value, gradient in zip(floating, found, strict=True) if gradient is not None and bool(gradient.any())
+        }
+        return [name for name, value in self.model.named_parameters() if id(value) in moved and value.dim() > 1]
+
+    @cached_property
+    def entering(self) -> dict[str, list[torch.Tensor]]:
+        """What entered each module without children, call by call, on the first sample and the others alike."""
+        found: dict[str, list[torch.Tensor]] = {}
+
+        def keep(path: str) -> Any:
+            return lambda module, args: found.setdefault(path, []).append(args[0].detach().double()) if args else None
+
+        hooks = [module.register_forward_pre_hook(keep(path)) for path, module in self.model.named_modules() if path]
+        with torch.no_grad():
+            self.run()
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    # checks --------------------------------------------------------------------------------------------------------
+
+    def contradictions(self, audit: Audit) -> Iterator[str]:
+        """Every statement of an audit that the model's own tensors contradict."""
+        for bracket in (audit.bracket, audit.local):
+            if bracket is not None and bracket.upper is not None and bracket.lower > bracket.upper:
+                yield f"lower {bracket.lower} above upper {bracket.upper}"
+        for row in audit.layers:
+            yield from self.wrong_weight(row)
+            yield from self.wrong_normalizer(row)
+        named, notes = {name for row in audit.layers for name in row.parameters}, " ".join(audit.notes)
+        for name in self.read:
+            if name not in named and name not in notes:
+                yield f"{name} has neither a row nor a note"
+
+    def matrices(self, name: str) -> list[torch.Tensor]:
+        """A parameter as (out, everything else) by what its module says; with more axes, with either end as the output."""
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        weight = self.parameters[name].double()
+        if isinstance(owner, nn.modules.conv._ConvTransposeNd):
+            return [torch.cat([part.transpose(0, 1).flatten(1) for part in weight.chunk(owner.groups)])]
+        if weight.dim() < 3:
+            return [weight if weight.dim() == 2 else weight.reshape(1, -1)]
+        return [weight.flatten(1), weight.transpose(0, -1).flatten(1), weight.flatten(0, -2)]
+
+    def wrong_weight(self, row: LayerRow) -> Iterator[str]:
+        """Norms of a weight that is one parameter, or one slice of it, against the parameter itself."""
+        if row.frobenius_norm is None or len(row.parameters) != 1 or row.parameters[0] not in self.parameters:
+            return
+        name = row.parameters[0]
+        candidates, given = self.matrices(name), float(row.frobenius_norm)
+        whole = float(candidates[0].norm())
+        if abs(given - whole) > NEAR * whole and not self._is_slice(name, given):
+            yield f"{row.name}: ‖W‖_F is {row.frobenius_norm}, of {name} it is {whole:.6g}"
+        elif row.matrix_norm is not None and abs(given - whole) <= NEAR * whole:
+            norms = [float(torch.linalg.matrix_norm(matrix, 2)) for matrix in candidates]
+            if not any(abs(float(row.matrix_norm) - norm) <= NEAR * norm + 1e-12 for norm in norms):
+                yield f"{row.name}: ‖W‖ is {row.matrix_norm}, of {name} it is {norms[0]:.6g}"
+
+    def _is_slice(self, name: str, norm: float) -> bool:
+        """Whether an index or equal chunks along some axis give a tensor of that norm: packed weights, experts."""
+        weight = self.parameters[name].double()
+        parts = (
+            part for axis in range(weight.dim()) for count in {2, 3, 4, weight.shape[axis]} if weight.shape[axis] % count == 0
+            for part in weight.chunk(count, axis)
+        )  # fmt: skip
+        return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in parts)
+
+    def wrong_normalizer(self, row: LayerRow) -> Iterator[str]:
+        """max |γ|/√(v + ε) with γ, ε and what entered the module against the row's gain."""
+        path, _, again = row.name.partition("#")
+        inputs = self.entering.get(path, [])
+        use = int(again or 1) - 1
+        if row.gain is None or use >= len(inputs):
+            return
+        module, value = self.model.get_submodule(path), inputs[use]
+        expected = _gains(module, value, row.kind)
+        if expected and not any(abs(float(row.gain) - gain) <= 1e-3 * gain for gain in expected):
+            yield f"{row.name}: gain is {row.gain}, with the module's γ and ε it is {expected[0]:.6g}"
+
+    def wrong_symmetry(self, report: SymmetryReport) -> Iterator[str]:
+        """Weights called scale-free whose length the output sees, in float64, in the mode of the report."""
+        twin = self.model.double().train(report.mode == "train")
+        example = {name: value.double() if value.is_floating_point() else value for name, value in self.example.items()}
+        parameters = dict(twin.named_parameters(remove_duplicate=False))
+
+        def output() -> torch.Tensor:
+            torch.manual_seed(0)  # dropout draws the same
+            found: torch.Tensor = chosen_output(twin(**example), self.output)
+            return found
+
+        with torch.no_grad():
+            for name in report.scale_free_weights:
+                parameter = parameters[name]
+                kept = parameter.clone()
+                before = (parameter.copy_(LARGE * kept), output())[1]
+                after = (parameter.copy_(LARGER * kept), output())[1]
+                parameter.copy_(kept)
+                change = float((after - before).norm() / before.norm().clamp_min(1e-300))
+                if change > 1e-3:
+                    yield f"{name} is called scale-free, and three times as large it changes the output by {100 * change:.2g} %"
+
+
+def _gains(module: nn.Module, value: torch.Tensor, kind: str) -> list[float]:
+    """What max |γ|/√(v + ε) may be: γ = w, or 1 + w as some libraries store it; empty for modules without a known ε."""
+    epsilon = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), None)
+    if not isinstance(epsilon, float):
+        return []
+    weight = getattr(module, "weight", None)
+    gammas = [torch.ones(1).double()] if weight is None else [weight.detach().double(), 1 + weight.detach().double()]
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if module.running_var is None:
+            return []
+        scale = (module.running_var.double() + epsilon).rsqrt()
+    elif isinstance(module, nn.GroupNorm):
+        groups = value.flatten(2).unflatten(1, (module.num_groups, -1)).flatten(2).var(2, correction=0)  # (samples, groups)
+        scale = (groups.amin(0) + epsilon).rsqrt().repeat_interleave(module.num_channels // module.num_groups)
+    elif kind in ("layer_norm", "rms_norm"):
+        axes = tuple(range(-(weight.dim() if weight is not None else 1), 0))
+        spread = value.var(axes, correction=0) if kind == "layer_norm" else value.square().mean(axes)
+        scale = (spread.min() + epsilon).rsqrt()[None]
+    else:
+        return []
+    return [float((gamma.flatten() * scale).abs().max()) for gamma in gammas]

@@ -1,0 +1,61 @@
+"""When two stored tensors are the same numbers: bit by bit, or one the other's as its type stores it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope._checkpoint.norms import MOST_GRAM, Matrix
+from normscope._checkpoint.views import View
+from normscope.core.rounding import gamma
+from normscope.operators.dense import gram_norm
+
+Outcome = tuple[bool, float]  # whether both are the same, and the largest difference relative to the largest entry
+
+
+def same_numbers(one: View, other: View, shift: float = 0.0) -> Outcome:
+    """Whether one = other + shift exactly, or as either type stores it. What is finite in one must be so in the other."""
+    if one.shape != other.shape:
+        return False, math.inf
+    x, y = one.value(), other.value()
+    if not torch.equal(x.isfinite(), y.isfinite()):
+        return False, math.inf
+    if shift:
+        same = torch.equal(one.rounded(y + shift), x) or torch.equal(other.rounded(x - shift), y)
+    else:
+        same = torch.equal(x, y) or torch.equal(other.rounded(x), y) or torch.equal(one.rounded(y), x)
+        same = same or (torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num()))
+    return same, apart(x, y + shift)
+
+
+def apart(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The largest difference of entries over the largest entry."""
+    if not x.numel():
+        return 0.0
+    size = max(float(x.abs().max()), float(y.abs().max()))
+    return float((x - y).abs().max()) / size if 0 < size < math.inf else 0.0 if size == 0 else math.nan
+
+
+def change(one: View, other: View) -> dict[str, float | None]:
+    """‖Δ‖_F/‖W‖_F, ‖Δ‖, the angle and the largest change between tensors of the same shape."""
+    x, y = one.value().flatten(), other.value().flatten()
+    if not bool(x.isfinite().all()) or not bool(y.isfinite().all()) or not len(x):
+        return {}
+    step = y - x
+    size, moved = float(x.norm()), float(step.norm())
+    cosine = float(x @ y) / (size * float(y.norm())) if size and float(y.norm()) else 1.0
+    found: dict[str, float | None] = {
+        "change": moved / size if size else math.inf if moved else 0.0,
+        "rotation": math.degrees(math.acos(max(-1.0, min(1.0, cosine)))),
+        "largest_change": float(step.abs().max()),
+        "spectral_change": moved * (1 + gamma(len(x) + 8)),
+        "rank": None,
+    }
+    if len(one.shape) >= 2 and moved and min(one.shape[0], len(x) // one.shape[0]) <= MOST_GRAM:
+        largest = float(step.abs().max())
+        exponent = math.frexp(largest)[1]
+        matrix = Matrix(step.reshape(one.shape[0], -1), exponent)
+        norm = gram_norm(matrix.gram(), matrix.terms) * 2.0**exponent
+        found |= {"spectral_change": norm, "rank": (moved / norm) ** 2}
+    return found

@@ -1,0 +1,286 @@
+"""`ns.fold`: normalization moved into the weights beside it, proved by equal outputs in float64.
+
+(1) BN with running statistics into the convolution or linear map before it. (2) γ and β of LN and RMSNorm into the linear maps that
+read them: W (γ x̂ + β) + b = (W diag γ) x̂ + (W β + b). (3) LN's removal of the mean into what writes to its input: where a symmetry
+lets every writer be shifted by a constant, their means can go, and then LN is RMSNorm.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope._checkpoint.architecture import Flat, Found
+from normscope._checkpoint.entries import Held
+from normscope._checkpoint.running import TOLERANCE, inputs_like, outputs_apart, ran, without_dropout
+from normscope._checkpoint.structure import Pair
+from normscope.certify.fold import foldable
+from normscope.core.data import Call, Example
+from normscope.core.errors import InputError, InternalError, NormscopeError, Refusal, boundary, first_line
+from normscope.graph.graph import Constant, Node
+from normscope.graph.outlining import outline
+from normscope.rules.readings import LinearMap, Normalizer
+from normscope.rules.registry import registry
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.groups import ShiftGroup
+
+KINDS = ("batch", "affine", "mean")
+PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+CENTERED = 1e-9  # mean over root mean square of what enters LN, once it is removed before
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What `ns.fold` did: places with what was done, and others with why nothing was."""
+
+    done: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    defect: float = 0.0
+
+
+@boundary
+def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) -> nn.Module:
+    """A new model that computes the same in eval mode, with normalization folded into the weights beside it.
+
+    model: stays as it is. The new one has an attribute `folded`: what was done where, and why not elsewhere.
+    example: inputs of the right shapes, on which outputs are compared in float64, with random ones like it.
+    kinds: of "batch" (BN into the map before it), "affine" (γ and β into the maps behind), "mean" (LN becomes RMSNorm).
+
+    Raises a Refusal where nothing can be folded, with the reason for each normalizer.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fold takes a module, not {type(model).__name__}")
+    if not kinds or any(kind not in KINDS for kind in kinds):
+        raise InputError(f"kinds are some of {', '.join(KINDS)}, not {kinds!r}")
+    made = copy.deepcopy(model).eval()
+    work = made.double()
+    call = Call.of(example)
+    calls = inputs_like(call)
+    before = [ran(without_dropout(copy.deepcopy(work)), one) for one in calls]
+    done: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    if "batch" in kinds:
+        _fold_batch_norms(work, _structure(work, calls[0]), done, refused)
+    if "affine" in kinds:
+        _fold_affine(work, _structure(work, calls[0]), done, refused)
+    if "mean" in kinds:
+        _fold_means(work, calls, done, refused)
+    if not done:
+        raise Refusal("nothing can be folded", [f"{path}: {why}" for path, why in refused.items()] or ["there is no normalizer"])
+    defect = outputs_apart(before, [ran(work, one) for one in calls])
+    if not defect <= TOLERANCE:
+        raise InternalError(f"folding changes the outputs by {defect:.2g} of their size")
+    _as_stored(work, model)
+    work.train(model.training)
+    work.folded = Folded(done, refused, defect)  # type: ignore[assignment]
+    return work
+
+
+def _as_stored(made: nn.Module, like: nn.Module) -> None:
+    """Back to the types of the model, parameter by parameter; a new one has the type of the model's first."""
+    own = {**dict(like.named_parameters()), **dict(like.named_buffers())}
+    first = next((value.dtype for value in like.parameters() if value.is_floating_point()), torch.float32)
+    for name, value in [*made.named_parameters(), *made.named_buffers()]:
+        if value.is_floating_point():
+            value.data = value.data.to(own[name].dtype if name in own else first)
+
+
+def _structure(model: nn.Module, call: Call) -> Found:
+    graph = outline(Flat(model), call.samples(slice(0, 1)) if call.batch_size > 1 else call)
+    entries = {
+        name: Held(name, value) for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)
+    }
+    return Found(model, graph, ("", ""), entries)
+
+
+# batch normalization -------------------------------------------------------------------------------------------------------------
+
+
+def _fold_batch_norms(model: nn.Module, found: Found, done: dict[str, str], refused: dict[str, str]) -> None:
+    possible = foldable(found.graph)
+    for node in found.graph:
+        normalizer = registry.reading(node, Normalizer)
+        if normalizer is None or not normalizer.fixed:
+            continue
+        path = _path(node)
+        if node not in possible:
+            refused[path] = "something else reads what it normalizes, or no linear map stands right before it"
+            continue
+        reading = registry.reading(possible[node], LinearMap)
+        owner, module = _owner(found, reading), _submodule(model, path)
+        if type(module) not in BATCH:
+            refused[path] = f"it is a {type(module).__name__}, which may do more than normalize"
+        elif owner is None or reading is None:
+            refused[path] = "the map before it is no plain layer with a weight of its own"
+        else:
+            scaled = reading.scaled(*normalizer.affine)
+            assert isinstance(scaled.weight, Constant) and isinstance(scaled.bias, Constant)
+            _assign(owner, scaled.weight.value, scaled.bias.value)
+            _replace(model, path, nn.Identity())
+            done[path] = f"folded into {_name(found, owner)}"
+
+
+def _owner(found: Found, reading: LinearMap | None) -> nn.Module | None:
+    """The layer whose weight a map is, if it is used there alone."""
+    if reading is None or not isinstance(reading.weight, Constant) or len(reading.weight.sources) != 1:
+        return None
+    name = reading.weight.sources[0].removeprefix("inner.")
+    module = found.model.get_submodule(name.rpartition(".")[0])
+    alone = len(found.uses.get(name, ())) == 1 and type(module) in PLAIN and name.endswith(".weight")
+    return module if alone else None
+
+
+# γ and β -----------------------------------------------------------------------------------------------------------------------
+
+
+def _fold_affine(model: nn.Module, found: Found, done: dict[str, str], refused: dict[str, str]) -> None:
+    structure = found.structure()
+    for pair in structure.pairs:
+        path = pair.gamma.rpartition(".")[0]
+        if path in done or pair.kind not in ("layer", "rms"):
+            continue
+        why = _not_affine(model, pair)
+        if why:
+            refused[path] = why
+            continue
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        gamma = state[pair.gamma].detach().flatten()
+        gamma = gamma + 1 if pair.plus_one else gamma
+        beta = state[pair.beta].detach().flatten() if pair.beta is not None else None
+        for reader in pair.readers:
+            layer = model.get_submodule(reader.rpartition(".")[0])
+            weight: torch.Tensor = layer.weight.detach()  # type: ignore[union-attr,operator]
+            shape = (-1, 1) if reader in pair.transposed else (1, -1, *[1] * (weight.dim() - 2))
+            bias = layer.bias
+            moved = None
+            if beta is not None and bool(beta.any()):
+                matrix = weight.T if reader in pair.transposed else weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+                moved = matrix @ beta + (bias.detach() if isinstance(bias, torch.Tensor) else 0)
+            _assign(layer, weight * gamma.reshape(shape), moved)
+        with torch.no_grad():
+            state[pair.gamma].fill_(0.0 if pair.plus_one else 1.0)
+            if pair.beta is not None:
+                state[pair.beta].zero_()
+        done[path] = f"γ{' and β' if beta is not None else ''} folded into {', '.join(r.rpartition('.')[0] for r in pair.readers)}"
+
+
+def _not_affine(model: nn.Module, pair: Pair) -> str:
+    """Why γ and β cannot move, or nothing."""
+    if not pair.readers:
+        return "no weight reads its output directly"
+    if not pair.complete:
+        return "something else reads its output too, or a weight that is used elsewhere (tied)"
+    if pair.plus_one is None:
+        return "it is not known whether it stores γ or γ − 1"
+    for reader in pair.readers:
+        layer = model.get_submodule(reader.rpartition(".")[0])
+        plain = type(layer) in PLAIN[:4] or (type(layer).__name__ == "Conv1D" and reader in pair.transposed)
+        if not plain or not reader.endswith(".weight"):
+            return f"{reader} belongs to a {type(layer).__name__}, which may do more than multiply"
+        padded = any(getattr(layer, "padding", (0,))) if not isinstance(getattr(layer, "padding", 0), (int, str)) else False
+        if padded and pair.beta is not None and bool(dict(model.named_parameters())[pair.beta].any()):
+            return f"{reader} pads with zeros, where β would have to be"
+    return ""
+
+
+# the mean -----------------------------------------------------------------------------------------------------------------------
+
+
+def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refused: dict[str, str]) -> None:
+    """Writers lose their means by shifts that a symmetry allows; each LN that is then given centered inputs becomes RMSNorm."""
+    norms = {
+        path: module for path, module in model.named_modules() if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+    }
+    if not norms:
+        return
+    try:
+        report = symmetries(model, calls[0].args or calls[0].kwargs, mode="eval")  # type: ignore[arg-type]
+    except NormscopeError as error:
+        refused |= {path: f"its mean stays: symmetries were not found ({first_line(error)})" for path in norms if path not in done}
+        return
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for group in report.of_kind("shift", "weight-shift"):
+            free = isinstance(group, ShiftGroup) and group.normal is None and group.compensation is None and len(group.actions) == 1
+            if free and group.path and group.path[-1] in norms:
+                action = group.actions[0]
+                members = torch.as_tensor(action.members).expand(action.shape).flatten().clone()
+                value = parameters[action.parameter]
+                kept = members >= 0
+                flat = value.detach().flatten().clone()
+                total = torch.zeros(int(members.max()) + 1, dtype=flat.dtype).index_add_(0, members[kept], flat[kept])
+                count = torch.zeros_like(total).index_add_(0, members[kept], torch.ones_like(flat[kept]))
+                flat[kept] -= (total / count.clamp(min=1))[members[kept]]
+                value.copy_(flat.reshape(value.shape))
+    worst = _means(model, norms, calls)
+    for path, module in norms.items():
+        if worst.get(path, 1.0) > CENTERED:
+            refused.setdefault(path, "its mean stays: something that writes to its input cannot be centered")
+            continue
+        if module.bias is not None and bool(module.bias.any()):
+            refused.setdefault(path, "its mean stays: it has a β, which RMSNorm has not")
+            continue
+        new = nn.RMSNorm(module.normalized_shape[0], eps=module.eps, elementwise_affine=module.weight is not None).double()
+        if module.weight is not None:
+            new.weight = module.weight
+        _replace(model, path, new.train(module.training))
+        refused.pop(path, None)
+        done[path] = f"{done[path]}; " * (path in done) + "LN is RMSNorm, as what it is given has no mean"
+
+
+def _means(model: nn.Module, norms: Mapping[str, nn.Module], calls: list[Call]) -> dict[str, float]:
+    """The largest |mean|/rms of what enters each normalizer."""
+    found: dict[str, float] = {}
+
+    def watch(path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            x = args[0].detach()
+            ratio = (x.mean(-1).abs() / x.square().mean(-1).sqrt().clamp(min=1e-300)).max()
+            found[path] = max(found.get(path, 0.0), float(ratio))
+
+        return hook
+
+    handles = [module.register_forward_pre_hook(watch(path)) for path, module in norms.items()]
+    try:
+        for call in calls:
+            ran(model, call)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+# modules -----------------------------------------------------------------------------------------------------------------------
+
+
+def _path(node: Node) -> str:
+    return node.path.removeprefix("inner.").removeprefix("inner")
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _name(found: Found, module: nn.Module) -> str:
+    return next((path for path, one in found.model.named_modules() if one is module), "")
+
+
+def _assign(layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    with torch.no_grad():
+        layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=bool(layer.weight.requires_grad))
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=bool(layer.weight.requires_grad))
+
+
+def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)

@@ -1,0 +1,412 @@
+"""Ways in which two checkpoints can be the same function though their numbers differ; each is proved on the numbers of every layer.
+
+A hypothesis rewrites the views of B so that they should be those of A, and says what that means. What a configuration declares
+(how γ is read, how rotary embeddings pair dimensions) is held against it: equal numbers under different readings are not the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from normscope._checkpoint.equality import apart, same_numbers
+from normscope._checkpoint.opening import Checkpoint
+from normscope._checkpoint.structure import Pair
+from normscope._checkpoint.views import View, Views
+from normscope.core.rounding import UNIT_ROUNDOFF, gamma
+
+PLAUSIBLE = 0.5  # the largest median |w| of a γ that is stored as w, γ = 1 + w
+COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
+INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4")  # of HF: neighbours are paired, not halves
+GGUF_INTERLEAVED = ("llama",)  # llama.cpp permutes q and k of these
+LLAMA_BLOCK = re.compile(r"^(.*\.?layers\.\d+\.)")
+LLAMA_MEMBERS = frozenset(
+    f"{module}.{kind}"
+    for module in ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo"), "self_attn.q_norm",
+                   "self_attn.k_norm", *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
+    for kind in ("weight", "bias")
+)  # fmt: skip
+
+
+@dataclass
+class Comparison:
+    """Two checkpoints under comparison: what is left to explain, what was explained and how, and what contradicts."""
+
+    a: Checkpoint
+    b: Checkpoint
+    one: Views
+    other: Views
+    gammas: Mapping[str, tuple[bool | None, bool | None]]  # γ by name: whether A and B read it as 1 + w
+    pairs: Sequence[Pair]
+    heads: int | None = None
+    how: dict[str, str] = field(default_factory=dict)  # name → why it is the same
+    against: dict[str, str] = field(default_factory=dict)  # name → why equal numbers are not the same
+    contradicted: set[str] = field(default_factory=set)  # equal numbers that both sides read differently: nothing explains them
+    said: list[str] = field(default_factory=list)
+    conditions: list[str] = field(default_factory=list)
+    unsaid: list[str] = field(default_factory=list)  # conditions that no configuration confirms: without them nothing is decided
+    defect: float = 0.0
+
+    @property
+    def left(self) -> list[str]:
+        """Names in both that nothing explains yet."""
+        return [name for name in self.one if name in self.other and name not in self.how and name not in self.contradicted]
+
+    def contradict(self, name: str, why: str) -> None:
+        if self.how.pop(name, None) is not None:
+            self.contradicted.add(name)
+            self.against[name] = why
+
+    def accept(self, name: str, why: str, defect: float) -> None:
+        if name in self.contradicted:
+            return
+        self.how[name] = why
+        self.against.pop(name, None)
+        self.defect = max(self.defect, defect)
+
+
+def plainly(found: Comparison) -> None:
+    """Equal numbers, or the other's as its type stores them."""
+    rounded: dict[str, int] = {}
+    for name in found.left:
+        one, other = found.one[name], found.other[name]
+        same, defect = same_numbers(one, other)
+        if same and defect and max(one.roundoff, other.roundoff) > COARSE:
+            found.against[name] = f"is rounded from {one.dtype} to {other.dtype}"
+        elif same:
+            found.accept(name, "equal" if not defect else f"rounded: {one.dtype} in A, {other.dtype} in B", defect)
+            if defect:
+                rounded[f"{one.dtype} in A and {other.dtype} in B"] = rounded.get(f"{one.dtype} in A and {other.dtype} in B", 0) + 1
+    found.said += [f"{count} tensors are stored as {how}" for how, count in rounded.items()]
+
+
+def by_group(names: Sequence[str]) -> dict[str, list[str]]:
+    """Names that differ in their numbers alone: the same tensor in every layer."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    return groups
+
+
+def transposed(found: Comparison) -> None:
+    """Stored as (in, out) in one and (out, in) in the other, in every layer; square ones only beside others that show it."""
+    tried: dict[str, View] = {}
+    for name in found.left:
+        one, other = found.one[name], found.other[name]
+        if len(one.shape) == 2 and one.shape == other.shape[::-1]:
+            turned = other.changed("transposed", one.shape, lambda value: value.T)
+            if same_numbers(one, turned)[0]:
+                tried[name] = turned
+    groups = by_group([name for name in found.one if name in found.other])
+    whole = {name for names in groups.values() if all(name in tried for name in names) for name in names}
+    if any(found.one[name].shape[0] != found.one[name].shape[1] for name in whole):
+        for name in whole:
+            found.other[name] = tried[name]
+            found.accept(name, "stored transposed", same_numbers(found.one[name], tried[name])[1])
+        found.said.append(f"{len(whole)} matrices are stored transposed")
+
+
+def conventions(found: Comparison) -> None:
+    """γ stored as w in one and as 1 + w in the other: in every layer, and as the configurations say, where they do."""
+    shared = [name for name in found.gammas if name in found.one and name in found.other]
+    for name in shared:
+        reads = found.gammas[name]
+        if name in found.how and None not in reads and reads[0] != reads[1]:
+            said = ["1 + w" if read else "w" for read in reads]
+            found.contradict(name, f"equal numbers, which A reads as γ = {said[0]} and B as γ = {said[1]}")
+    moved: dict[int, list[str]] = {1: [], -1: []}
+    for names in by_group(shared).values():
+        for shift in (1, -1):
+            outcomes = [same_numbers(found.one[name], found.other[name], float(shift)) for name in names]
+            if not all(same for same, _ in outcomes):
+                continue
+            if not all(_allowed(found, name, shift) for name in names):
+                alike = "γ differs by exactly 1, and both are read alike: w is taken for 1 + w, or 1 + w for w"
+                found.against |= {name: alike for name in names if name not in found.how}
+            else:
+                moved[shift] += names
+                for name, (_, defect) in zip(names, outcomes, strict=True):
+                    found.accept(name, f"γ is stored as {_forms(shift)}", defect)
+                    found.other[name] = found.other[name].changed("γ", found.one[name].shape, _shifted(shift))
+    for shift, names in moved.items():
+        if names:
+            found.said.append(f"γ of {len(names)} norms is stored as {_forms(shift)}")
+            if any(None in found.gammas[name] for name in names):
+                zero, plain = ("B", "A") if shift > 0 else ("A", "B")
+                found.unsaid.append(f"{zero} is read with γ = 1 + w and {plain} with γ = w, which no configuration says")
+
+
+def _forms(shift: int) -> str:
+    return "1 + w in A and w in B" if shift > 0 else "w in A and 1 + w in B"
+
+
+def _shifted(shift: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda value: value.to(torch.float64) + shift
+
+
+def _allowed(found: Comparison, name: str, shift: int) -> bool:
+    """Whether A = B + shift can be a convention: the side that is smaller by 1 is read as 1 + w, the other as w."""
+    reads = found.gammas[name]
+    expected = (False, True) if shift > 0 else (True, False)
+    if any(read is not None and read != wanted for read, wanted in zip(reads, expected, strict=True)):
+        return False
+    zero_centered = (found.other if shift > 0 else found.one)[name].value()
+    return None not in reads or float(zero_centered.abs().median()) <= PLAUSIBLE
+
+
+def rotary(found: Comparison) -> None:
+    """Rows of q and k permuted between halves and neighbours, in every layer, with their biases and norms."""
+    names = [
+        name for name in found.one if name in found.other and re.search(r"self_attn\.[qk]_(?:proj|norm)\.(?:weight|bias)$", name)
+    ]
+    reads = _pairing(found.a), _pairing(found.b)
+    if not names or not found.heads:
+        return
+    size = _head_size(found)
+    if size is None or size % 2:
+        return
+    for to_halves in (True, False):
+        turned = {name: _permuted(found.other[name], size, to_halves) for name in names if found.other[name].shape[0] % size == 0}
+        outcomes = {name: same_numbers(found.one[name], view) for name, view in turned.items()}
+        if len(turned) < len(names) or not all(same for same, _ in outcomes.values()):
+            continue
+        expected = ("halves", "neighbours") if to_halves else ("neighbours", "halves")
+        if any(read is not None and read != wanted for read, wanted in zip(reads, expected, strict=True)):
+            break
+        if all(name in found.how for name in names) and None in reads:
+            return  # both ways are the same numbers, and nobody asks for the other
+        for name, view in turned.items():
+            found.other[name] = view
+            found.accept(name, f"rotary dimensions are {expected[0]} in A and {expected[1]} in B", outcomes[name][1])
+        found.said.append(f"rotary dimensions of {len(names)} tensors are paired as {expected[0]} in A and {expected[1]} in B")
+        if None in reads:
+            found.unsaid.append("each is read with its own pairing of rotary dimensions, which no configuration says")
+        return
+    if None not in reads and reads[0] != reads[1]:
+        for name in names:
+            found.contradict(name, f"equal numbers, whose rotary dimensions A pairs as {reads[0]} and B as {reads[1]}")
+
+
+def _pairing(opened: Checkpoint) -> str | None:
+    """How rotary embeddings pair the dimensions of a head, as far as the format or the configuration says."""
+    if opened.format == "gguf":
+        return "neighbours" if opened.about.get("general.architecture") in GGUF_INTERLEAVED else None
+    kind = opened.config.get("model_type")
+    return None if not isinstance(kind, str) else "neighbours" if kind in INTERLEAVED else "halves"
+
+
+def _head_size(found: Comparison) -> int | None:
+    query = next((view for name, view in found.one.items() if name.endswith("self_attn.q_proj.weight")), None)
+    return query.shape[0] // found.heads if query is not None and found.heads and query.shape[0] % found.heads == 0 else None
+
+
+def _permuted(view: View, size: int, to_halves: bool) -> View:
+    def turn(value: torch.Tensor) -> torch.Tensor:
+        shape = (-1, size // 2, 2) if to_halves else (-1, 2, size // 2)
+        return value.reshape(*shape, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+
+    return view.changed("rotary", view.shape, turn)
+
+
+def permuted_heads(found: Comparison) -> None:
+    """Heads in another order: rows of q, k and v, and columns of o, by one permutation that keeps groups of queries together."""
+    size = _head_size(found)
+    if size is None:
+        return
+    blocks = {match[1] for name in found.left if "self_attn." in name and (match := LLAMA_BLOCK.match(name))}
+    explained = 0
+    for block in sorted(blocks):
+        members = {name.removeprefix(block) for name in found.one if name.startswith(block)}
+        if not members <= LLAMA_MEMBERS:  # anything else in the block may tell heads apart
+            continue
+        order = _order(found, block, size)
+        if order is None:
+            continue
+        explained += 1
+        for name, view in order.items():
+            found.other[name] = view
+            found.accept(name, "heads are permuted", same_numbers(found.one[name], view)[1])
+    if explained:
+        found.said.append(f"the heads of {explained} layers are permuted")
+
+
+def _order(found: Comparison, block: str, size: int) -> dict[str, View] | None:
+    """The views of B in A's order of heads, if there is one permutation that explains all of them."""
+    path = f"{block}self_attn."
+    if any(found.one[n].shape != (size,) for n in (f"{path}q_norm.weight", f"{path}k_norm.weight") if n in found.one):
+        return None
+    weights = {
+        letter: (found.one.get(f"{path}{letter}_proj.weight"), found.other.get(f"{path}{letter}_proj.weight")) for letter in "qkvo"
+    }
+    if any(one is None or other is None or one.shape != other.shape for one, other in weights.values()):
+        return None
+    rows: dict[str, list[int]] = {}
+    for letter in "qkv":
+        one, other = weights[letter]
+        assert one is not None and other is not None
+        x, y = other.rounded(one.value()), one.rounded(other.value())
+        if one.shape[0] % size:
+            return None
+        mine, theirs = x.reshape(-1, size, x.shape[1]), y.reshape(-1, size, y.shape[1])
+        rows[letter] = [next((j for j in range(len(theirs)) if torch.equal(head, theirs[j])), -1) for head in mine]
+        if sorted(rows[letter]) != list(range(len(mine))):
+            return None
+    shared = len(rows["q"]) // len(rows["k"])
+    if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != [
+        rows["k"][place // shared] for place in range(len(rows["q"]))
+    ]:
+        return None
+    made = {}
+    for letter in "qkvo":
+        for kind in ("weight", "bias") if letter != "o" else ("weight",):
+            name = f"{path}{letter}_proj.{kind}"
+            if name in found.other:
+                axis = 1 if letter == "o" else 0
+                made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, axis)
+    return made if all(same_numbers(found.one[name], view)[0] for name, view in made.items()) else None
+
+
+def _reordered(view: View, order: list[int], size: int, axis: int) -> View:
+    places = torch.tensor([head * size + i for head in order for i in range(size)])
+    return view.changed("heads", view.shape, lambda value: value.index_select(axis, places))
+
+
+def folded(found: Comparison) -> None:
+    """γ (and β) moved between a norm and all weights that read it: W diag γ, and W β + b, are the same on both sides.
+
+    Where some weights agree and others do not, γ is right if most entries of each of its columns agree; then the others are named.
+    """
+    moved = 0
+    for pair in found.pairs:
+        names = (pair.gamma, *pair.readers)
+        here = all(name in found.one and name in found.other for name in names)
+        if not pair.complete or not here or (pair.gamma in found.how and (pair.beta is None or pair.beta in found.how)):
+            continue
+        masks = _agreeing(found, pair)
+        if masks is None:
+            continue
+        agree = [bool(mask.all()) and _same_offsets(found, pair, reader) for reader, mask in zip(pair.readers, masks, strict=True)]
+        columns = torch.cat([mask.reshape(-1, mask.shape[-1]) for mask in masks]).double().mean(0)
+        if not bool((columns > 0.5).all()):
+            continue
+        moved += 1
+        beta = [pair.beta] if pair.beta is not None and pair.beta in found.one and all(agree) else []
+        for name in (pair.gamma, *beta):
+            found.accept(name, "γ is folded into the weights that read it", 0.0)
+        for reader, fits in zip(pair.readers, agree, strict=True):
+            bias = reader.removesuffix("weight") + "bias"
+            for name in (reader, bias) if fits else ():
+                if name in found.one or name in found.other:
+                    found.accept(name, "γ is folded into the weights that read it", _defect(found, pair, reader))
+            if not fits:
+                found.how.pop(reader, None)
+                found.against[reader] = "differs, also with γ folded into it"
+    if moved:
+        found.said.append(f"γ of {moved} norms is moved into the weights that read it")
+
+
+def _effective(found: Comparison, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """W diag γ on both sides, γ along the last axis."""
+    reads = found.gammas.get(pair.gamma, (pair.plus_one, pair.plus_one))
+    sides = []
+    for views, read in ((found.one, reads[0]), (found.other, reads[1])):
+        gamma = views[pair.gamma].value()
+        gamma = gamma + 1 if read and "γ" not in views[pair.gamma].steps else gamma
+        weight = views[reader].value()
+        weight = weight.T if reader in pair.transposed else weight.movedim(1, -1)
+        sides.append(weight * gamma)
+    return sides[0], sides[1]
+
+
+def _defect(found: Comparison, pair: Pair, reader: str) -> float:
+    return apart(*_effective(found, pair, reader))
+
+
+def _agreeing(found: Comparison, pair: Pair) -> list[torch.Tensor] | None:
+    """For each reader, which entries of W diag γ agree; None where the numbers cannot be compared.
+
+    What stands in one file is exact; the other was made of it with one product and one rounding each of W and γ.
+    """
+    masks = []
+    for reader in pair.readers:
+        one, other = found.one[reader], found.other[reader]
+        finite = all(bool(views[pair.gamma].value().isfinite().all()) for views in (found.one, found.other))
+        if one.shape != other.shape or math.isnan(one.roundoff + other.roundoff) or not finite:
+            return None
+        if found.one[pair.gamma].shape != found.other[pair.gamma].shape:
+            return None
+        x, y = _effective(found, pair, reader)
+        tolerance = 1.01 * (2 * max(one.roundoff, other.roundoff) + 4 * UNIT_ROUNDOFF)
+        masks.append((x - y).abs() <= tolerance * torch.maximum(x.abs(), y.abs()) + 1e-42)
+    return masks
+
+
+def _offset(views: Views, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """W β + b of a reader, and what was added up to make it."""
+    weight = views[reader].value()
+    weight = weight.T if reader in pair.transposed else weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+    total, size = torch.zeros(len(weight), dtype=torch.float64), torch.zeros(len(weight), dtype=torch.float64)
+    if pair.beta is not None:
+        if pair.beta not in views or (views[reader].shape[2:] and bool(views[pair.beta].value().any())):
+            return None  # a kernel with padding reads β at some taps only
+        total, size = weight @ views[pair.beta].value(), weight.abs() @ views[pair.beta].value().abs()
+    bias = reader.removesuffix("weight") + "bias"
+    if bias in views:
+        total, size = total + views[bias].value(), size + views[bias].value().abs()
+    return total, size
+
+
+def _same_offsets(found: Comparison, pair: Pair, reader: str) -> bool:
+    one, other = _offset(found.one, pair, reader), _offset(found.other, pair, reader)
+    if one is None or other is None:
+        return False
+    roundoff = max(found.one[reader].roundoff, found.other[reader].roundoff)
+    allowed = (2 * roundoff + gamma(64)) * torch.maximum(one[1], other[1]) + 1e-42
+    return bool(((one[0] - other[0]).abs() <= allowed).all())
+
+
+# configurations ---------------------------------------------------------------------------------------------------------------
+
+IRRELEVANT = re.compile(
+    r"^(?:_.*|architectures|transformers_version|torch_dtype|dtype|use_cache|.*token_id|.*token_ids|id2label|label2id|.*dropout.*|"
+    r"initializer_.*|max_length|min_length|output_.*|return_dict.*|tie_word_embeddings|max_position_embeddings|pretraining_tp|"
+    r"problem_type|gradient_checkpointing|attn_implementation|task_specific_params|auto_map|quantization_config|vocab_size|chunk_.*|"
+    r"bos.*|eos.*|pad.*|sep.*|name_or_path|is_decoder|add_cross_attention|pruned_heads|summary_.*|scale_attn.*|model_type)$"
+)
+MEANS = re.compile(r"eps|epsilon|theta|rope|rotary|heads?$|head_dim|activation|hidden_act|window|multiplier|scalar|softcap")
+GGUF_KEYS = {
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "layer_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+}  # fmt: skip
+
+
+def settings(opened: Checkpoint) -> dict[str, Any]:
+    """What a configuration says about the function, under the names of config.json."""
+    if opened.format == "gguf":
+        arch = opened.about.get("general.architecture")
+        given = {name: opened.about.get(f"{arch}.{key}") for key, name in GGUF_KEYS.items()}
+        return {name: value for name, value in given.items() if value is not None}
+    found = {name: value for name, value in opened.config.items() if not IRRELEVANT.match(name) and value is not None}
+    nested = found.get("rope_parameters")
+    if isinstance(nested, dict) and "rope_theta" in nested:
+        found.setdefault("rope_theta", nested["rope_theta"])
+    return found
+
+
+def configured_apart(a: Checkpoint, b: Checkpoint) -> tuple[list[str], list[str]]:
+    """Settings that make another function, and others that differ and may."""
+    one, other = settings(a), settings(b)
+    certain: list[str] = []
+    possible: list[str] = []
+    for name in sorted(one.keys() & other.keys()):
+        x, y = one[name], other[name]
+        close = isinstance(x, (int, float)) and isinstance(y, (int, float)) and abs(x - y) <= 1e-6 * max(abs(x), abs(y))
+        if x != y and not close:
+            (certain if MEANS.search(name) else possible).append(f"{name} is {str(x)[:40]} in A and {str(y)[:40]} in B")
+    return certain, possible

@@ -1,0 +1,53 @@
+"""Low-rank updates beside a weight in one checkpoint, merged into it in the other: W + s B A."""
+
+from __future__ import annotations
+
+import re
+
+from normscope._checkpoint.equality import apart
+from normscope._checkpoint.hypotheses import Comparison
+from normscope._checkpoint.views import Views
+from normscope.core.rounding import gamma
+
+FACTOR = re.compile(r"^(.*)\.lora_A(?:\.\w+)?\.weight$")
+
+
+def merged_lora(found: Comparison) -> None:
+    """W_B = W_A + s B A wherever factors stand beside W_A, with one s for all layers, as lora_alpha / r is."""
+    for letter, views, against in (("A", found.one, found.other), ("B", found.other, found.one)):
+        scales = []
+        explained = {}
+        for name in list(views):
+            match = FACTOR.match(name)
+            if match is None:
+                continue
+            merged, base = f"{match[1]}.weight", _base(match[1], views)
+            up = name.replace("lora_A", "lora_B")
+            if merged not in against or base is None or up not in views:
+                return
+            weight, target = views[base], against[merged]
+            product = views[up].value() @ views[name].value()
+            step = target.value() - weight.value()
+            if step.shape != product.shape or not float(product.norm()):
+                return
+            scale = float((step * product).sum() / product.square().sum())
+            made = weight.value() + scale * product
+            u = max(target.roundoff, weight.roundoff)
+            allowed = 1.01 * (
+                u * made.abs() + (u + gamma(product.shape[0])) * (views[up].value().abs() @ views[name].value().abs()) * abs(scale)
+            )
+            if not bool(((made - target.value()).abs() <= allowed).all()):
+                return
+            scales.append(scale)
+            explained[merged] = (apart(made, target.value()), [base, name, up])
+        if scales and max(scales) - min(scales) <= 1e-2 * abs(scales[0]):
+            for merged, (defect, parts) in explained.items():
+                for part in (merged, *parts):
+                    found.accept(part, "the low-rank update is merged", defect)
+            found.said.append(f"the low-rank updates of {len(scales)} weights in {letter} are merged with scale {scales[0]:.4g}")
+            found.conditions.append(f"{letter} is read with lora_alpha / r = {scales[0]:.4g}")
+            return
+
+
+def _base(module: str, views: Views) -> str | None:
+    return next((name for name in (f"{module}.base_layer.weight", f"{module}.weight") if name in views), None)

@@ -1,0 +1,74 @@
+"""What happens to a row on the writer's thread, just before it is written and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from normscope._watch.columns import PRODUCTS
+from normscope._watch.distributed import ShardedSpectra
+from normscope._watch.guard import Guard
+from normscope._watch.preparation import Table
+from normscope._watch.rows import products
+from normscope.findings.finding import Finding
+from normscope.findings.over_time import Chronicle, Recent, line
+from normscope.findings.rows import ROW_RULES
+
+OnRow = Callable[[Mapping[str, Any], list[str]], None]
+
+
+class Completion:
+    """Adds what needs other processes or other rows, looks for early warnings, and calls the user's own function."""
+
+    def __init__(
+        self, table: Table, guard: Guard, said: Callable[[Finding], None], spectra: ShardedSpectra | None, on_row: OnRow | None
+    ) -> None:
+        self.table, self.guard, self.said, self.spectra, self.on_row = table, guard, said, spectra, on_row
+        self.chronicle = Chronicle(table.rows, ROW_RULES)
+        self._products = {name: Recent() for name in PRODUCTS}
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.chronicle.findings
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self._add_spectral_norms(row)
+        row.update(self.guard.run("trends", self._trends, row) or {})
+        for finding in self.guard.run("findings", self.chronicle.look, row) or []:
+            self.said(finding)
+
+    def end(self) -> None:
+        """Say until when findings held that were told when they began."""
+        for finding in self.guard.run("findings", self.chronicle.untold) or []:
+            self.said(finding)
+
+    def _trends(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """Slope of each log10 product over the recent steps, in decades per step."""
+        for name, recent in self._products.items():
+            if math.isfinite(value := row.get(name, math.nan)):
+                recent.add(row["step"], value)
+        return {f"{name}_trend": line(list(recent.held))[0] for name, recent in self._products.items()}
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Call the user's own function with a row that has been written: a copy, whatever it does with it."""
+        if self.on_row is not None:
+            self.guard.run("on_row", self._show, self.on_row, row)
+
+    def _show(self, on_row: OnRow, row: Mapping[str, Any]) -> None:
+        try:
+            on_row(deepcopy(dict(row)), list(self.table.names))
+        except Exception:
+            raise
+        except BaseException as error:  # sys.exit() would end this thread, and with it the recording
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    def _add_spectral_norms(self, row: dict[str, Any]) -> None:
+        shards = row.pop("shards", None)
+        if self.spectra is None or shards is None:
+            return
+        found = self.guard.run("spectral norms of shards", self.spectra.norms, shards, row["step"]) or {}
+        for index, (norm, residual) in found.items():
+            row["spectral_norm"][index], row["spectral_residual"][index] = norm, residual
+        row.update(products(row, self.table.layers))

@@ -1,0 +1,169 @@
+"""The forward pass of a sampled step, through torch's global module hooks: nothing is attached to the model itself."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from normscope._watch.backward import Span, key_of_tensor, next_number
+from normscope._watch.layers import (
+    CHANNELS_SECOND,
+    MULTIPLYING,
+    NORMALIZING,
+    PLAIN,
+    Handwritten,
+    Seen,
+    is_observable,
+    is_own_leaf,
+)
+from normscope._watch.statistics import input_statistics
+
+DEVICES = ("cpu", "cuda")
+OWN_HOOKS: set[int] = set()  # on all modules, of every recording that is under way
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What is computed here is the recorder's own: no gradient, no autocast, and unseen by modes that count or trace."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_disable_current_modes())
+        for device in DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what torch.compile returned, or was compiled in place."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_traced() -> bool:
+    """Whether somebody traces or transforms the code that runs, so that what a hook computes would become a part of it."""
+    return bool(torch._C._get_tracing_state()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class ForwardView:
+    """Statistics of what enters every normalizer and activation in the first training pass of a step.
+
+    Later passes of the step (micro-batches, recomputation under checkpointing), passes without gradients (evaluation) and those
+    of other threads are not looked at. look: called as look(function, *args) so that the caller can guard and time it.
+    """
+
+    def __init__(self, model: nn.Module, look: Callable[..., None]) -> None:
+        self.model, self.look = model, look
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.handwritten: Mapping[str, Handwritten] = {}
+        self.seen = Seen()
+        self.inputs: dict[tuple[str, int], torch.Tensor] = {}
+        self._handles: list[Any] = []
+
+    def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
+        """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
+        self.seen, self.inputs, self._spans = Seen(), {}, spans
+        self._calls: Counter[str] = Counter()
+        self._began: dict[str, int] = {}
+        self._over = False  # the first training pass
+        self._pass = threading.local()  # inside: a training pass of the whole model; outside: one without gradients
+        self._thread: int | None = None  # the first that trains
+        self._channel_axis = 1
+        self._handles.append(register_module_forward_pre_hook(guarded(self._entering)))
+        self._handles.append(register_module_forward_hook(guarded(self._leaving)))
+        _global_forward_hooks.move_to_end(self._handles[-1].id, last=False)  # others may change what a module returns
+        OWN_HOOKS.update(handle.id for handle in self._handles)
+
+    def stop(self) -> None:
+        while self._handles:
+            handle = self._handles.pop()
+            handle.remove()
+            OWN_HOOKS.discard(handle.id)
+
+    def _entering(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        path = self.paths.get(module)
+        if path is None or is_traced():
+            return
+        if self._spans and self._thread in (None, threading.get_ident()):
+            self._began[path] = next_number()
+        if self._over:
+            return
+        training = torch.is_grad_enabled()
+        if path == "":
+            self._pass.inside, self._pass.outside = training, not training
+        inside, outside = getattr(self._pass, "inside", False), getattr(self._pass, "outside", False)
+        if outside or not (training or inside):  # inside, checkpointed parts run without gradients
+            return
+        self._thread = self._thread or threading.get_ident()
+        if self._thread != threading.get_ident():
+            return
+        self._calls[path] += 1
+        self.seen.calls.append((path, self._calls[path]))
+        self.seen.training.setdefault(path, bool(vars(module).get("training")))
+        value = args[0] if args and type(args[0]) in PLAIN else None
+        if value is not None and (is_observable(module) or path in self.handwritten):
+            self.look(self._statistics, module, path, value)
+        if isinstance(module, (*MULTIPLYING, *NORMALIZING)):
+            self._channel_axis = 1 if isinstance(module, CHANNELS_SECOND) else -1
+
+    def _statistics(self, module: nn.Module, path: str, value: torch.Tensor) -> None:
+        if value.numel() == 0 or not value.is_floating_point() or value.is_meta or value.is_sparse:
+            return
+        known = self.handwritten.get(path)
+        with unrecorded():
+            statistics = input_statistics(module, value, self._channel_axis, known.now(module) if known else None)
+        self.inputs[path, self._calls[path]] = statistics
+
+    def _leaving(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        path = self.paths.get(module)
+        if path is None or is_traced() or self._thread != threading.get_ident():
+            return
+        if self._spans:
+            self._add_span(module, path, args, output)
+        if path == "" and getattr(self._pass, "inside", False):
+            self.seen.whole = self._over = True
+            self.seen.hooked = not OWN_HOOKS.issuperset((*_global_forward_hooks, *_global_forward_pre_hooks))
+            if not self._spans:
+                self.stop()
+        if path == "":
+            self._pass.inside = self._pass.outside = False
+
+    def _add_span(self, module: nn.Module, path: str, args: tuple[Any, ...], output: Any) -> None:
+        """args: as the module's own hooks left them."""
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self.seen.parameters.setdefault(id(parameter), (prefix + name, parameter))
+        spans = self.seen.spans
+        if path == "":
+            spans.outputs |= {key for tensor in tensors_in(output) if (key := key_of_tensor(tensor)) is not None}
+        if not args or type(args[0]) not in PLAIN or type(output) not in PLAIN or output.grad_fn is None or path not in self._began:
+            return
+        left = key_of_tensor(output)
+        assert left is not None
+        span = Span(path, self._began[path], key_of_tensor(args[0]), left)
+        if is_observable(module):
+            spans.observed.append(span)
+        elif is_own_leaf(module):
+            spans.others.append(span)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those of tuples, lists and dictionaries, whose own methods are not run."""
+    if type(value) in PLAIN:
+        yield value
+    kinds = [kind for kind in (tuple, list, dict) if isinstance(value, kind)]
+    for entry in dict.values(value) if isinstance(value, dict) else kinds[0].__iter__(value) if kinds else ():
+        yield from tensors_in(entry)

@@ -1,0 +1,460 @@
+"""A recording in progress: what is looked at in a sampled step, and when."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from normscope._watch.account import account, in_words
+from normscope._watch.backward import Routes, Spans, roots_of_this_pass, routes
+from normscope._watch.beginning import earlier, say_resumed
+from normscope._watch.budget import Budget
+from normscope._watch.columns import schema
+from normscope._watch.completion import Completion, OnRow
+from normscope._watch.distributed import Processes, placement
+from normscope._watch.every_step import EveryStep
+from normscope._watch.forward import ForwardView, is_compiled
+from normscope._watch.gradients import GradientView, active_scaler
+from normscope._watch.guard import Guard, warn
+from normscope._watch.layers import is_plain, weight_names
+from normscope._watch.life import Life, ending
+from normscope._watch.pairing import listed
+from normscope._watch.preparation import Table, make_table, manifest, sharded_spectra
+from normscope._watch.probes import Probe
+from normscope._watch.reaction import Action, Reaction
+from normscope._watch.rows import assemble
+from normscope._watch.stepping import StepView
+from normscope._watch.store import Writer
+from normscope._watch.transfer import Transfer
+from normscope.core.errors import InputError
+from normscope.core.wrapping import unwrapped
+from normscope.findings.finding import Finding
+from normscope.symmetry.report import SymmetryReport, check_report
+
+PROBED = "a probe runs the model's own forward between steps: what counts calls or draws from its own generators goes on"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `watch` was asked for, beside the cadence."""
+
+    layers: str | None = None
+    symmetries: SymmetryReport | None = None
+    scaler: torch.amp.GradScaler | None = None
+    probe: Probe | None = None
+    on_row: OnRow | None = None
+    start_step: int | None = None
+    quiet: bool = False
+    resume: bool = False
+    overwrite: bool = False
+
+
+class Watch:
+    """A recording in progress: a context manager; `close` ends it, `findings` holds its early warnings."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
+        named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
+        self._foreign = sorted(named.keys() - self.parameters.keys())
+        self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
+        if options.symmetries is not None:
+            check_report(options.symmetries, self.model)
+        self.steps = self.sampled_steps = self.step_number = 0
+        self.closed = False
+        self._life: Life | None = None  # how it ended
+        self.table: Table | None = None
+        self.every: EveryStep | None = None
+        self.processes = Processes.here(self.model, run)
+        self.guard = Guard(self._event, self._stop)
+        self.reaction = Reaction(self.guard)
+        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
+        self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
+        self._sampling = False
+        self._routes: list[Routes] = []  # one for each backward pass of the first sample
+        self._pending: dict[str, Any] | None = None  # a row that waits for its loss
+        self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
+        self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
+        self._early: list[Any] = []  # losses that came before there was a table
+        self._shards: dict[int, Any] | None = None
+        self._written = 0  # the last step of which there is a row
+        self._probed: dict[str, float] = {}
+        self._handles: list[Any] = []
+        self.writer: Writer | None = None
+        try:
+            self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
+            self._begin(self.writer)
+        except BaseException as error:
+            self.guard.run("end of hooks", self._detach)
+            self.guard.run("other processes", self.processes.leave)
+            if self.writer is not None:
+                self.writer.close(None)  # and with it the lock: the next call may be right
+            if isinstance(error, InputError) or not isinstance(error, Exception):
+                raise
+            self._recording_failed(error)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The early warnings so far, each with the steps at which it was seen first and last."""
+        found = [*self._completion.findings, *self.every.chronicle.findings] if self.every is not None else []
+        return sorted(found, key=lambda finding: finding.first_step or 0)
+
+    def on(self, kind: str, action: Action) -> None:
+        """Call a function of yours with each finding of a kind ("spike", "not-finite", "finding") when it begins, in the loop."""
+        self.reaction.on(kind, action)
+
+    # life --------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, writer: Writer) -> None:
+        options = self.options
+        goes_on = options.resume or bool(options.start_step)
+        before = earlier(self.run, self.processes, self.parameters, goes_on, options.overwrite)
+        self._recorded_layers = before.layers
+        last = before.life.step or 0
+        self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
+        self.budget.begun = self._written = self.step_number
+        self.schedule = self.processes.schedule(self.budget)
+        self.budget.elsewhere = lambda: writer.cost
+        self._event("started", step=self.step_number, process=self.processes.rank)
+        if before.rows:
+            aloud = not options.quiet and self.processes.rank == 0
+            say_resumed(self.run, before, self.step_number, lambda message: self._event("note", message=message), aloud)
+        if self.processes.problem:
+            self._event("note", message=self.processes.problem)
+        if self._foreign:
+            self._event("note", message=f"of a type that runs code of its own, so they are not recorded: {listed(self._foreign)}")
+        if self.compiled:
+            self._without_inputs("the model is compiled")
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)),
+            self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
+        ]
+        atexit.register(self._left)
+        if self.options.probe is not None:
+            self._event("note", message=PROBED)
+        self._start_sample()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(error)
+
+    def _left(self) -> None:
+        """At the interpreter's exit; what ended a script is still known there."""
+        self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take all hooks away, write what is left, and say what it cost. error: what ended the training, if anything did."""
+        self.guard.outermost(self._close, error)
+        if not self.closed:
+            self.guard.outermost(self._close, error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.closed:
+            return
+        again, self._life = self._life is not None, self._life or self.guard.run("how it ended", ending, error)
+        self.guard.over = True
+        self.guard.insist("end of hooks", self._detach)
+        self.guard.run("last row", self._emit)
+        self.guard.run("last steps", self._say_until)
+        if self._life is not None and not again:
+            self.guard.run("summary", self._say_closed, self._life)
+        if self.writer is not None:
+            self.guard.insist(
+                "end of the run", self.writer.close, self._life, self._completion.end if self.table is not None else None
+            )
+        self.closed = True  # only now: whoever interrupts it may close it again
+        atexit.unregister(self._left)
+        if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
+            self.guard.run("summary", lambda: print(in_words(self), file=sys.stderr))
+
+    def _say_until(self) -> None:
+        """What the last steps showed, and until when findings of single steps held."""
+        if self.every is not None:
+            self.every.finish()
+            self._write_kept(self.step_number + 1) if self.reaction.begun else None
+            for finding in self.every.chronicle.untold():
+                self._event("finding", **finding.to_dict())
+
+    def _say_closed(self, life: Life) -> None:
+        self._event("closed", step=self.step_number, state=life.state, error=life.error, **account(self))
+
+    def _stop(self) -> None:
+        """End the recording before the training's end."""
+        self.guard.over = True
+        self.guard.insist("end of hooks", self._detach)
+        self.guard.run("other processes", self._leave)
+
+    def _detach(self) -> None:
+        self._sampling = False
+        while self._handles:
+            self._handles.pop().remove()
+        self.guard.insist("end of the forward hooks", self.forward.stop)
+        self.guard.insist("end of the gradient hooks", self.gradients.stop)
+
+    def summary(self) -> dict[str, Any]:
+        """Steps, samples and cost so far."""
+        return self.guard.outermost(account, self) or {}
+
+    # the loop ----------------------------------------------------------------------------------------------------------
+
+    def step(self, loss: Any = None, accuracy: Any = None) -> None:
+        """Give the loss (and accuracy) of a step, always before or always after the optimizer's step; tensors are read late."""
+        self.guard.outermost(self._give, loss, accuracy)
+
+    def _give(self, loss: Any, accuracy: Any) -> None:
+        if self._given_after is None:
+            self._given_after = self.steps > 0
+        if loss is not None:
+            self._read_loss(loss)
+        if self._given_after and self._pending is None:
+            return
+        given = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
+        given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+        if not self._given_after:
+            self._given = given
+        elif self._pending is not None and self._pending["step"] == self.step_number:
+            with self.budget.charged():
+                self.guard.run("loss", self._complete, given)
+                self.guard.run("rows", self._emit)
+        if self.reaction.begun:
+            self._react()
+
+    def _read_loss(self, loss: Any) -> None:
+        start = self.budget.clock()
+        if self.every is not None:
+            self.guard.run("losses", self.every.loss, self.step_number + (not self._given_after), loss)
+        elif not self._given_after:
+            self._early = [loss]
+        self.budget.charge(self.budget.clock() - start)
+
+    def _complete(self, given: Mapping[str, Any]) -> None:
+        assert self._pending is not None
+        self._pending |= {**{name: float(value) for name, value in given.items()}, "loss_given": "loss" in given}
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._sampling:
+            with self.budget.charged():
+                self._transfer = Transfer()
+                self.guard.run("rows", self._look_before)
+        if self.every is not None and (self._sampling or self.every.affordable()):
+            start = self.budget.clock()
+            rate = self.optimizer.param_groups[0].get("lr")
+            self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, rate)
+            self.budget.charge(self.budget.clock() - start)
+        if self.reaction.begun:
+            with self.budget.charged(once=True):
+                self.guard.run("samples of what happened", self._sample_now)
+            self._react()
+
+    def _sample_now(self) -> None:
+        """Of a step that was not to be sampled all but the inputs of its layers, which have passed."""
+        self._emit()
+        self._write_kept(self.step_number + 1)
+        if not self._sampling and self._spectra is None:  # shards are measured by all processes together, or not at all
+            self._transfer, self._shards = Transfer(), None
+            self.forward.inputs = {}
+            self.gradients.read_now()
+            self._view.before(self._transfer)
+            self._sampling = True
+
+    def _react(self) -> None:
+        """Something began: keep the steps before it, sample the next ones, and call the user's own actions."""
+        self._write_kept(self.step_number + 1)
+        self.reaction.run()
+
+    def _write_kept(self, before: int) -> None:
+        """The last steps that were not sampled, as rows."""
+        if self.every is not None and self.writer is not None and self._pending is None:
+            for row in self.every.kept(self._written, before):
+                self.writer.row({**row, "samples": self.sampled_steps})
+                self._written = row["step"]
+
+    def _found(self, finding: Finding) -> None:
+        self._event("finding", **finding.to_dict())
+        self.reaction.note(finding)
+
+    def _look_before(self) -> None:
+        self._ensure_table()
+        self._notice_replaced()
+        scaler = self.options.scaler or active_scaler()
+        if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
+            self._transfer.add("loss_scale", scaler._scale)
+        self._view.before(self._transfer)
+        self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
+
+    def _notice_replaced(self) -> None:
+        """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
+        now = dict(self.model.named_parameters())
+        gone = [name for name, p in self.parameters.items() if now.get(name) is not p and placement(p) is None]
+        if gone:
+            assert self.table is not None
+            for name in gone:
+                del self.parameters[name]
+            self.gradients.forget(gone)
+            self._view = StepView(self.parameters, self.optimizer, self.table.layers, self._look)
+            message = f"others were put in their place, so they are no longer recorded: {listed(gone)}"
+            self._event("note", step=self.step_number, message=message)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.steps += 1
+        self.step_number += 1
+        if self._sampling or self._pending is not None:
+            with self.budget.charged():
+                self.guard.run("rows", self._end_sample)
+        self._given = {}
+        probe = self.options.probe
+        if probe is not None and self.step_number % probe.every == 0:
+            self.guard.run("probe", self._run_probe, probe)
+        if self.reaction.begun:  # found by the writer
+            self.reaction.run()
+        start = self.budget.clock()
+        self._begin_step()
+        self.budget.charge(self.budget.clock() - start)
+
+    def _end_sample(self) -> None:
+        self._emit()  # of an earlier step that was given no loss
+        if self._sampling:
+            self._sampling = False
+            self.forward.stop()
+            self.gradients.stop()
+            self._finish_row()
+            self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
+        if self.budget.dense_now and self.step_number - self.budget.begun >= self.budget.dense:
+            self.budget.end_dense()
+
+    def _begin_step(self) -> None:
+        gone = self.writer is not None and not self.writer.failed and not self.writer._thread.is_alive()
+        if gone:
+            self._recording_failed(RuntimeError("the thread that writes has ended"))
+        if gone or self.writer is None or self.writer.failed or "rows" in self.guard.off:
+            self._stop()
+        elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1) or (
+            self.reaction.samples > 0 and self._spectra is None
+        ):
+            self.reaction.samples = max(0, self.reaction.samples - 1)
+            self._start_sample()
+
+    def _leave(self) -> None:
+        """Tell the other processes that no sample will come from here."""
+        self.processes.leave()
+        self.schedule.end()
+
+    def _run_probe(self, probe: Probe) -> None:
+        with torch._C._EnableTorchFunction():
+            self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
+        self._event("probe", step=self.step_number, **self._probed)
+
+    def _start_sample(self) -> None:
+        if any(is_lazy(parameter) for parameter in self.parameters.values()):
+            return  # shapes are not known before the first forward pass
+        self._sampling = True
+        if not self.compiled:
+            self.forward.start(self.guard.hook, spans=self.table is None)
+        self.gradients.start(self.guard.hook)
+
+    def _backward_began(self) -> None:
+        if self.table is None:
+            with self.budget.charged(once=True):
+                self.guard.run("pairs of weights and normalizers", self._follow)
+
+    def _follow(self) -> None:
+        """Inside of a backward pass of the first sample, while its graph is there to be read."""
+        roots, seen = roots_of_this_pass(), self.forward.seen
+        if roots is not None:
+            names = {id(parameter): name for name, parameter in self.parameters.items()}
+            names |= {key: name for key, (name, _) in seen.parameters.items()}
+            self._routes.append(routes(roots, names, weight_names(self.model), seen.spans))
+
+    def _ensure_table(self) -> None:
+        """Once, when the first batch has been seen."""
+        if self.table is None and self.writer is not None:
+            with self.budget.charged(once=True):
+                self._prepare(self.writer)
+
+    def _prepare(self, writer: Writer) -> None:
+        seen, report = self.forward.seen, self.options.symmetries
+        read = Routes.together(self._routes, self.gradients.passes) if self._routes else None
+        table = make_table(self.model, self.parameters, self.optimizer, seen, read, report, self.options.layers)
+        seen.spans, seen.parameters = Spans(), {}
+        if self._recorded_layers and self._recorded_layers != table.names:
+            raise InputError(f"{self.run} has other layers than this model: choose another run=")
+        self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
+        self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
+        self._completion = Completion(table, self.guard, self._found, self._spectra, self.options.on_row)
+        self.forward.handwritten = table.handwritten
+        names = {layer.parameter for layer in table.layers}
+        self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
+        content = manifest(
+            self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
+        )
+        writer.begin(content, schema(table.rows), self._completion, self._completion.show)
+        self.table = table
+        self.every = EveryStep(table.layers, table.rows, self.budget, self._found)
+        for loss in self._early:
+            self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
+        for message in filter(None, [*table.notes, note]):
+            self._event("note", message=message)
+
+    def _without_inputs(self, why: str) -> None:
+        """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
+        self.compiled = True
+        self._event("note", step=self.step_number, message=f"{why}: inputs of layers are not recorded, only weights and gradients")
+
+    def _finish_row(self) -> None:
+        assert self.table is not None
+        if not self.compiled and not self.forward.seen.calls:
+            self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
+        self._view.after(self._transfer)
+        for key, statistics in self.forward.inputs.items():
+            self._transfer.add(key, statistics)
+        if self.gradients.values is not None:
+            self._transfer.add("gradients", self.gradients.values)
+        if self.every is not None and self.every.latest is not None and self.every.latest[0] == self.step_number:
+            self._transfer.add("total_gradient_norm", torch.linalg.vector_norm(self.every.latest[1]))
+        for name, value in self._given.items():
+            self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
+        row = assemble(self.table.layers, self._view, self._transfer.fetch(), self.gradients.names)
+        overhead = self.budget.overhead if self.sampled_steps else 0.0  # the first sample is the set-up
+        self.sampled_steps += 1
+        assert self.every is not None
+        counts = {name: getattr(self.every, name) for name in ("losses_read", "gradients_read")} | {"samples": self.sampled_steps}
+        row.update(step=self.step_number, time=time.time(), overhead=overhead, shards=self._shards, **counts, **self._probed)
+        self._pending, self._probed = row, {}
+        if row["loss_given"]:
+            self._emit()
+
+    def _emit(self) -> None:
+        """Hand the pending row to the writer."""
+        if self._pending is not None and self.writer is not None:
+            self._written = self._pending["step"]
+            self.writer.row(self._pending)
+            self._pending = None
+
+    # failures and notes ------------------------------------------------------------------------------------------------
+
+    def _look(self, what: str, function: Callable[..., None], *args: Any) -> None:
+        with self.budget.charged():
+            self.guard.run(what, function, *args)
+
+    def _event(self, kind: str, **content: Any) -> None:
+        if self.writer is not None:
+            self.writer.event(kind, **content)
+
+    def _recording_failed(self, error: BaseException) -> None:
+        warn(f"normscope.watch records no more, training goes on: {error}")

@@ -1,0 +1,78 @@
+"""From what was fetched of a sampled step to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from normscope._watch.columns import INPUT_METRICS, METRICS, PRODUCTS
+from normscope._watch.layers import Layer
+from normscope._watch.motion import derived, effective_learning_rate
+from normscope._watch.stepping import StepView
+
+
+def assemble(
+    layers: Sequence[Layer], view: StepView, fetched: Mapping[Any, np.ndarray], gradient_names: Sequence[str]
+) -> dict[str, Any]:
+    """Every list column of a row, NaN where a metric does not apply or was not seen, and the scalars that follow from them."""
+    row: dict[str, Any] = {name: np.full(len(layers), np.nan) for name in METRICS}
+    rows = np.array(view.rows, dtype=int)
+    for index, layer in enumerate(layers):
+        inputs = fetched.get((layer.module, layer.call)) if layer.role != "weight" else None
+        for name, value in zip(INPUT_METRICS, inputs if inputs is not None else (), strict=False):
+            row[name][index] = value
+        for name, metric in (("weight", "gamma"), ("bias", "beta")):
+            if (name, index) in fetched:
+                row[f"{metric}_min"][index], row[f"{metric}_max"][index] = fetched[name, index]
+    if "frobenius_norm" in fetched:
+        row["frobenius_norm"][rows] = fetched["frobenius_norm"]
+    if "spectral" in fetched:
+        places = list(view.spectral)
+        row["spectral_norm"][places], row["spectral_residual"][places] = fetched["spectral"].T
+    if "updates" in fetched:
+        row["update_norm"][rows], row["update_dot_weight"][rows] = fetched["updates"]
+    row["weights_seen"] = "frobenius_norm" in fetched
+    _add_gradients(row, layers, fetched, gradient_names)
+    row.update(derived(row))
+    _add_effective_rates(row, layers, rows, fetched)
+    row.update(products(row, layers))
+    row["loss"], row["accuracy"] = (float(fetched[name]) if name in fetched else np.nan for name in ("loss", "accuracy"))
+    row["loss_given"] = "loss" in fetched
+    return row
+
+
+def _add_gradients(row: dict[str, Any], layers: Sequence[Layer], fetched: Mapping[Any, np.ndarray], names: Sequence[str]) -> None:
+    scale = float(fetched.get("loss_scale", np.array(1.0)))
+    row["loss_scale"] = scale
+    if "total_gradient_norm" in fetched:
+        row["total_gradient_norm"] = float(fetched["total_gradient_norm"])
+    row["gradient_seen"] = np.zeros(len(layers), bool)
+    places = {layer.parameter: index for index, layer in enumerate(layers) if layer.parameter}
+    for column, name in enumerate(names):
+        index = places.get(name)
+        if index is not None and "gradients" in fetched:
+            row["gradient_norm"][index], row["gradient_dot_weight"][index] = fetched["gradients"][:, column] / scale
+            row["gradient_seen"][index] = True
+
+
+def _add_effective_rates(row: dict[str, Any], layers: Sequence[Layer], rows: np.ndarray, fetched: Mapping[Any, np.ndarray]) -> None:
+    if "rates" not in fetched:
+        return
+    row["learning_rate"] = float(fetched["learning_rate"][0])
+    for place, rate in zip(rows, fetched["rates"], strict=True):
+        layer = layers[place]
+        if layer.scale_free and layer.effective_power is not None:
+            row["effective_lr"][place] = effective_learning_rate(rate, row["frobenius_norm"][place], layer.effective_power)
+
+
+def products(row: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, float]:
+    """log10 of the product over depth: of the weights that multiply, and of every normalizer; 0 where there are none."""
+    found = {}
+    with np.errstate(all="ignore"):
+        for name, metric in PRODUCTS.items():
+            role = "weight" if metric == "spectral_norm" else "normalizer"
+            chosen = [i for i, layer in enumerate(layers) if layer.role == role and (layer.in_product or role == "normalizer")]
+            found[name] = float(np.log10(np.asarray(row[metric], np.float64)[chosen]).sum())
+    return found

@@ -1,0 +1,102 @@
+"""Weights around the optimizer's step: their norms before it, and how far it moved them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from normscope._watch.forward import unrecorded
+from normscope._watch.layers import Layer
+from normscope._watch.motion import group_rate
+from normscope._watch.transfer import Transfer
+from normscope._watch.weights import PowerIteration, dots, local, norms
+
+
+class StepView:
+    """The weights and γ of a layer table that are among `parameters`.
+
+    look: as in ForwardView, with the name of what is measured first.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        layers: Sequence[Layer],
+        look: Callable[..., None],
+    ) -> None:
+        self.optimizer, self.look = optimizer, look
+        named = {row: layer.parameter for row, layer in enumerate(layers) if layer.parameter}
+        known = {row: parameters[name] for row, name in named.items() if name in parameters}
+        self.rows, self.tensors = list(known), list(known.values())
+        self.spectral = {  # row → warm-started iteration
+            row: PowerIteration(local(tensor), seed=row)
+            for row, tensor in zip(self.rows, self.tensors, strict=True)
+            if has_spectral_norm(layers[row]) and not layers[row].sharded and tensor.numel() and not tensor.is_complex()
+        }
+        self.affine = {  # (weight or bias, row) → γ or β
+            (name, row): parameters[f"{layer.module}.{name}".lstrip(".")]
+            for row, layer in enumerate(layers)
+            for name in ("weight", "bias")
+            if layer.role == "normalizer" and f"{layer.module}.{name}".lstrip(".") in parameters
+        }
+        self._before: list[torch.Tensor] = []
+
+    def before(self, transfer: Transfer) -> None:
+        """Norms of the weights as the forward pass used them, and a copy to compare with."""
+        self._before = []
+        with unrecorded():
+            tensors = [local(tensor) for tensor in self.tensors]
+            self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
+            self.look("spectral norms", self._spectral_norms, transfer)
+            self.look("affine ranges", self._ranges, transfer)
+            self.look("learning rates", self._rates, transfer)
+            self.look("updates", self._copy, tensors)
+
+    def after(self, transfer: Transfer) -> None:
+        """‖Δ‖ and ⟨Δ, w⟩ of the step just made."""
+        with unrecorded():
+            self.look("updates", self._updates, transfer)
+        self._before = []
+
+    def _spectral_norms(self, transfer: Transfer) -> None:
+        by_row = dict(zip(self.rows, self.tensors, strict=True))
+        found = [iteration.step(local(by_row[row])) for row, iteration in self.spectral.items()]
+        if found:
+            transfer.add("spectral", torch.stack(found))  # (rows, 2)
+
+    def _ranges(self, transfer: Transfer) -> None:
+        for key, tensor in self.affine.items():
+            held = local(tensor)
+            if held.numel():
+                transfer.add(key, torch.stack(torch.aminmax(held)))
+
+    def _rates(self, transfer: Transfer) -> None:
+        by_parameter = {id(p): group_rate(group) for group in self.optimizer.param_groups for p in group["params"]}
+        rates = [by_parameter.get(id(tensor), torch.nan) for tensor in self.tensors]
+        first = self.optimizer.param_groups[0]["lr"]
+        if rates:
+            transfer.add("rates", torch.stack([torch.as_tensor(rate, dtype=torch.float64).reshape(()) for rate in rates]))
+        transfer.add("learning_rate", torch.as_tensor(first, dtype=torch.float64).reshape(1))
+
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._before = [_wide(tensor).clone() for tensor in tensors]
+
+    def _updates(self, transfer: Transfer) -> None:
+        """With Δ = w' − w, ⟨Δ, w⟩ = ⟨Δ, w'⟩ − ‖Δ‖², so that the copy of w can become −Δ in place."""
+        if not self._before:
+            return
+        now = [_wide(local(tensor)) for tensor in self.tensors]
+        torch._foreach_sub_(self._before, now)
+        lengths = norms(self._before).to(torch.float64)
+        transfer.add("updates", torch.stack([lengths, -dots(self._before, now).to(torch.float64) - lengths.square()]))  # (2, rows)
+
+
+def has_spectral_norm(layer: Layer) -> bool:
+    """Weights that multiply; an embedding is a table, and γ is a diagonal."""
+    return layer.role == "weight" and layer.kind not in ("Embedding", "EmbeddingBag")
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

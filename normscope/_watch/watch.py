@@ -1,0 +1,76 @@
+"""`ns.watch`: one line in a training loop, and what normalization does is on record."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from normscope._watch.beginning import numbered
+from normscope._watch.budget import Budget
+from normscope._watch.completion import OnRow
+from normscope._watch.probes import Probe
+from normscope._watch.recording import Options, Watch
+from normscope.core.data import Example
+from normscope.core.errors import InputError
+from normscope.symmetry.report import SymmetryReport
+
+DENSE = 50
+
+
+def watch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: str | Path,
+    budget: float = 0.01,
+    *,
+    every: int | None = None,
+    layers: str | None = None,
+    symmetries: SymmetryReport | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    probe: Probe | None = None,
+    on_row: OnRow | None = None,
+    start_step: int | None = None,
+    quiet: bool = False,
+    dense: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    example: Example | None = None,
+    graph: bool | None = None,
+) -> Watch:
+    """Record how weights, activations, gradients and normalizers develop while `optimizer` trains `model`.
+
+        with ns.watch(model, optimizer, run="runs/name") as w:
+            for x, y in batches:
+                loss = criterion(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                w.step(loss=loss)  # optional: the optimizer's hooks drive it
+
+    Training is bit-identical with and without it, and your code is never run a second time. It never raises into the loop: a
+    part of it that fails is switched off and noted in events.jsonl. budget: the share of wall time it may take; every: a fixed
+    cadence instead. dense: so many steps at the beginning are all sampled, outside of the budget: 50, or none with `every`.
+
+    run: a directory; one that holds a run already is refused unless resume (go on after its last step) or overwrite is true, and
+    "auto" numbers runs: runs/name, runs/name-2, …, by the model's class.
+
+    layers: a regular expression for the names to record. symmetries: a report of `ns.symmetries`, made before training, that says
+    which weights are scale-free and which modules of your own normalize; without it most are not judged. scaler: found by itself
+    where it calls the optimizer. probe: a batch for slow measurements, which do run the model. on_row: called with every row and
+    the layers' names, on a thread of its own. start_step: steps done before, by default the last one on record in `run`.
+    example, graph: no longer used; the model is not traced.
+    """
+    if example is not None or graph is not None:
+        warnings.warn(
+            "ns.watch no longer traces the model, so example= and graph= do nothing and will go; pass symmetries=… instead",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    if resume and overwrite:
+        raise InputError("resume=True goes on with a run, overwrite=True replaces it: pass one of them")
+    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite)
+    first = (0 if every else DENSE) if dense is None else dense
+    return Watch(model, optimizer, numbered(run, model), Budget(budget, every, dense=first), options)

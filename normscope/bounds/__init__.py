@@ -1,0 +1,5 @@
+"""What theory guarantees about unseen data, and whether it says anything."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

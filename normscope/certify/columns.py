@@ -1,0 +1,164 @@
+"""Columns of a linearized graph: unit vectors at some node, carried forward through every node behind it.
+
+Forward only: a node's linear part is the operation itself without what it adds, a slope per entry, or torch's forward-mode
+derivative at the computed middle, so that nothing depends on torch's backward being the adjoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normscope.certify.kernels import linear_map, terms
+from normscope.core.errors import InternalError
+from normscope.graph.graph import Graph, Node, _OverBatch
+from normscope.rules.affine import without_offset
+from normscope.rules.normalizers import channel_tensor
+from normscope.rules.readings import LinearMap, Normalizer
+from normscope.rules.registry import registry
+
+CALL = 30_000  # entries that cost as much as one call of a node's map
+PRODUCTS = 200  # of a sum, that cost as much as an entry
+PATCHES = 600_000  # entries of the patches that are multiplied by a kernel in one go: they stay in the cache
+
+Map = Callable[..., torch.Tensor]  # of (columns, *shape) for each distinct input
+Visit = Callable[[Node, torch.Tensor], None]
+
+
+def slope_map(slope: torch.Tensor) -> Map:
+    return lambda columns: columns * slope
+
+
+def zero_map(node: Node) -> Map:
+    return lambda *columns: torch.zeros((len(columns[0]), *node.shape), dtype=torch.float64)
+
+
+def derivative_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map:
+    """The linear part of a node at the middle; of an affine node, what it does without what it adds."""
+    sources = list(dict.fromkeys(node.inputs))
+    rule, normalizer = registry.find(node), registry.reading(node, Normalizer)
+    if normalizer is not None and normalizer.fixed:
+        return slope_map(channel_tensor(node, normalizer, normalizer.affine[0], 1.0))
+    product = linear_map(node)
+    if product is not None and _plainly_convolved(product):
+        return _convolution_map(product)
+    plain = without_offset(node)
+    if rule is not None and rule.linear(node) and not bool(plain.apply(*(_zeros(source) for source in sources)).any()):
+        return _OverBatch(plain.apply)
+    found = [center(source) for source in sources]
+    middles = tuple(middle.contiguous() for middle in found if middle is not None)  # some kernels refuse what was expanded
+
+    def derivative(*changes: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
+            return torch.func.jvp(node.apply, middles, changes)[1]
+
+    if rule is not None and rule.linear(node):
+        _check(node, derivative)
+    return _OverBatch(derivative)
+
+
+def _plainly_convolved(product: LinearMap) -> bool:
+    how = product.kernel
+    plain = how is not None and how.groups == 1 and not how.transposed and how.mode == "zeros" and how.pad is None
+    return plain and how is not None and len(how.size) == 2 and set(how.dilation) == {1}
+
+
+def _convolution_map(product: LinearMap) -> Map:
+    """A convolution as patches times a matrix, which is two to three times as fast in float64 as torch's kernel."""
+    how, weight = product.kernel, product.matrix()
+    assert how is not None
+    (down, right), (top, left), (rows, columns) = how.stride, how.padding, product.weight.shape[2:]
+    matrix = weight.reshape(len(weight), -1, rows, columns).permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()
+
+    def convolved(batch: torch.Tensor) -> torch.Tensor:
+        """(columns, 1, channels, height, width), kept in memory with channels last."""
+        padded = functional.pad(batch.squeeze(1).permute(0, 2, 3, 1), (0, 0, *left, *top)).contiguous()
+        count, height, width, channels = padded.shape
+        across, along = (height - rows) // down + 1, (width - columns) // right + 1
+        one, line, pixel, _ = padded.stride()
+        shape = (count, across, along, rows, columns * channels)
+        patches = padded.as_strided(shape, (one, down * line, right * pixel, line, 1))
+        step = max(1, PATCHES // max(math.prod(shape[1:]), 1))
+        made = padded.new_empty(count, across, along, matrix.shape[1])
+        buffer = padded.new_empty(min(step, count), *shape[1:])
+        for first in range(0, count, step):
+            part = patches[first : first + step]
+            copied = buffer[: len(part)].copy_(part)
+            torch.mm(copied.view(-1, len(matrix)), matrix, out=made[first : first + step].view(-1, matrix.shape[1]))
+        return made.permute(0, 3, 1, 2)[:, None]
+
+    return convolved
+
+
+def _check(node: Node, derivative: Map) -> None:
+    """Torch's derivative of an affine node is what the node does to differences, at a random point."""
+    generator = torch.Generator().manual_seed(0)
+    sources = list(dict.fromkeys(node.inputs))
+    change = [torch.randn(source.shape, generator=generator, dtype=torch.float64) for source in sources]
+    offset, moved = node.apply(*map(_zeros, sources)), node.apply(*change)
+    found = derivative(*change)
+    if not bool((((moved - offset) - found).abs() <= 1e-9 * (1 + moved.abs() + offset.abs())).all()):
+        raise InternalError(f"torch's forward-mode derivative of {node.label} is not what it does to differences")
+
+
+def _zeros(node: Node) -> torch.Tensor:
+    return torch.zeros(node.shape, dtype=torch.float64)
+
+
+def cost(node: Node) -> float:
+    """What one column costs at a node, in entries."""
+    product = linear_map(node)
+    return math.prod(node.shape) * (1 + (0 if product is None else terms(product)) / PRODUCTS)
+
+
+class Linearized:
+    """A graph whose every node is replaced by a linear map."""
+
+    def __init__(self, graph: Graph, maps: Mapping[Node, Map], most_entries: int) -> None:
+        """most_entries: of all columns of one node together, in one go."""
+        self.graph, self.maps = graph, maps
+        self.last_reader = {source: node for node in graph.nodes for source in node.inputs}
+        self.most_entries = most_entries
+        self.costs = {node: cost(node) for node in graph.nodes}
+
+    def chunk(self, nodes: Sequence[Node]) -> int:
+        """How many columns go together."""
+        return max(1, self.most_entries // max((math.prod(node.shape) for node in nodes), default=1))
+
+    def work(self, columns: int, nodes: Sequence[Node]) -> float:
+        """What it costs to carry so many columns through these nodes, in entries: those of all columns, and a fee per call."""
+        chunks = -(-columns // self.chunk(nodes))
+        return sum(columns * self.costs[node] + chunks * CALL for node in nodes)
+
+    def carry(self, starts: Mapping[Node, torch.Tensor], behind: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:
+        """Show `visit` the columns at every node behind the starting ones; return those that something else may read."""
+        values = dict(starts)
+        count = len(next(iter(values.values())))
+        with torch.no_grad():
+            for node in behind:
+                arriving = [
+                    values[source] if source in values else torch.zeros((count, *source.shape), dtype=torch.float64)
+                    for source in dict.fromkeys(node.inputs)
+                ]
+                values[node] = self.maps[node](*arriving)
+                visit(node, values[node])
+                for source in set(node.inputs):
+                    if self.last_reader[source] is node:
+                        values.pop(source, None)
+        return values
+
+
+def behind(graph: Graph, starts: Sequence[Node], last: Node | None = None) -> list[Node]:
+    """The nodes that depend on some of `starts`, in order, up to the last one."""
+    reached, found = set(starts), []
+    for node in graph.nodes:
+        if node not in reached and any(source in reached for source in node.inputs):
+            reached.add(node)
+            found.append(node)
+        if node is last:
+            break
+    return found

@@ -1,0 +1,126 @@
+"""J, the derivative of a linearized graph: carried in chunks of columns, of which norms of rows and of sets of them are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from normscope.certify.columns import Linearized, behind
+from normscope.core.rounding import SQUARES_LOST, length
+from normscope.graph.graph import Node
+from normscope.operators.dense import gram_norms
+from normscope.rules.remainder import Sets
+
+LARGEST_GRAM = 1100  # entries of a set up to which its norm is found exactly
+MOST_OUTPUTS = 640  # up to which columns at the output are kept
+MOST_GRAM = 40_000_000  # entries of all Gram matrices of one node
+SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
+PROBES = 6  # random columns that tell about how long rows are
+
+
+@dataclass
+class Jacobian:
+    """Norms of J from the inputs to each node, per entry and per set; across: Σ_j |J_ij| width_j on a box.
+
+    size: Frobenius norms. matrix: (outputs, inputs), where it is small enough. wanted, rows: entries of some nodes, and their rows.
+    """
+
+    norms: dict[Node, torch.Tensor] = field(default_factory=dict)
+    across: dict[Node, torch.Tensor] = field(default_factory=dict)
+    sets: dict[tuple[Node, Sets], torch.Tensor] = field(default_factory=dict)
+    size: dict[Node, float] = field(default_factory=dict)
+    matrix: torch.Tensor | None = None
+    wanted: Mapping[Node, torch.Tensor] = field(default_factory=dict)
+    rows: dict[Node, torch.Tensor] = field(default_factory=dict)
+
+    def straight(self, node: Node, reach: float) -> torch.Tensor:
+        """How far JΔx can move each entry, ‖Δx‖ ≤ reach."""
+        rows = self.norms[node] * reach
+        return torch.minimum(rows, self.across[node]) if node in self.across else rows
+
+
+def carried(
+    linearized: Linearized,
+    watched: Mapping[Node, Collection[Sets]],
+    measured: Collection[Node],
+    widths: torch.Tensor | None,
+    wanted: Mapping[Node, torch.Tensor],
+    spend: Callable[[float], None],
+) -> Jacobian:
+    """watched: nodes and sets whose norms are wanted; measured: nodes whose Frobenius norm is. widths: of a box, per input."""
+    graph, made = linearized.graph, Jacobian(wanted=wanted)
+    sizes = [math.prod(node.shape) for node in graph.inputs]
+    total, reached = sum(sizes), behind(graph, graph.inputs)
+    made.size = dict.fromkeys(measured, 0.0)
+    grams: dict[tuple[Node, Sets], torch.Tensor] = {}
+    squares: dict[Node, torch.Tensor] = {}
+    at_output: list[torch.Tensor] = []
+    kept: dict[Node, list[torch.Tensor]] = {node: [] for node in wanted}
+    step = linearized.chunk([*graph.inputs, *reached])
+    for first in range(0, total, step):
+        last = min(first + step, total)
+        spend(linearized.work(last - first, reached))
+
+        def visit(node: Node, columns: torch.Tensor, first: int = first, last: int = last) -> None:
+            if node in made.size:
+                made.size[node] = math.hypot(made.size[node], float(torch.linalg.vector_norm(columns)) + SQUARES_LOST)
+            if node not in watched and node not in kept:
+                return
+            flat = columns.reshape(len(columns), -1)
+            if node in watched:
+                squares[node] = squares.get(node, 0.0) + torch.linalg.vector_norm(flat, dim=0).square()
+                if widths is not None:
+                    made.across[node] = made.across.get(node, 0.0) + widths[first:last] @ flat.abs()
+                for sets in watched[node]:
+                    if sets.size <= LARGEST_GRAM and flat.shape[1] * sets.size <= MOST_GRAM:
+                        rows = sets.split(columns).permute(1, 2, 0)
+                        grams[node, sets] = grams.get((node, sets), 0.0) + rows @ rows.mT
+            if node in kept:
+                kept[node].append(flat[:, wanted[node]])
+            if node is graph.output and flat.shape[1] <= MOST_OUTPUTS:
+                at_output.append(flat)
+
+        units = torch.zeros(last - first, total, dtype=torch.float64)
+        units[torch.arange(last - first), torch.arange(first, last)] = 1.0
+        columns = _split(linearized, units)
+        for node, part in columns.items():
+            visit(node, part)
+        linearized.carry(columns, reached, visit)
+    made.size = {node: size * SUMMED for node, size in made.size.items()}
+    for node in watched:
+        nothing = torch.zeros(math.prod(node.shape), dtype=torch.float64)
+        made.norms[node] = squares.get(node, nothing).sqrt().add(SQUARES_LOST)
+        for sets in watched[node]:
+            gram = grams.get((node, sets))
+            rows = made.norms[node].reshape(node.shape)
+            made.sets[node, sets] = length(sets.split(rows), -1) if gram is None else gram_norms(gram, total)
+    made.matrix = torch.cat(at_output).T if at_output else None
+    made.rows = {node: torch.cat(parts).T for node, parts in kept.items() if parts}
+    return made
+
+
+def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, torch.Tensor]:
+    """About how long the rows of J at some nodes are, from a few random columns: no bound."""
+    graph, found = linearized.graph, dict[Node, torch.Tensor]()
+    total = sum(math.prod(node.shape) for node in graph.inputs)
+    columns = torch.randn(PROBES, total, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def visit(node: Node, columns: torch.Tensor) -> None:
+        if node in nodes:
+            found[node] = columns.square().mean(0).sqrt()
+
+    starts = _split(linearized, columns)
+    for node, part in starts.items():
+        visit(node, part)
+    linearized.carry(starts, behind(graph, graph.inputs), visit)
+    return found
+
+
+def _split(linearized: Linearized, columns: torch.Tensor) -> dict[Node, torch.Tensor]:
+    """Columns over all inputs, as those of each."""
+    inputs = linearized.graph.inputs
+    parts = columns.split([math.prod(node.shape) for node in inputs], 1)
+    return {node: part.reshape(-1, *node.shape) for node, part in zip(inputs, parts, strict=True)}

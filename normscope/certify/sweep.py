@@ -1,0 +1,422 @@
+"""A sweep over a linearized graph: J and the columns of all symbols, carried forward in chunks, and the sizes that they give.
+
+Columns are carried as soon as they are known, node by node, so that all that comes before a node is complete when its turn comes.
+What is computed is taken as J and G themselves: where a node's kernel rounds, the difference is part of κ, which gains carry on
+until a curved node, whose symbols take it in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from normscope.certify.bundles import Apart, Bundle, Together
+from normscope.certify.columns import Linearized, Map, behind, derivative_map, zero_map
+from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, guessed_rows
+from normscope.certify.kernels import column_error, linear_map, middle_error
+from normscope.certify.passing import Pass
+from normscope.certify.relays import Plan, together
+from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
+from normscope.core.region import Ball
+from normscope.core.rounding import above, length
+from normscope.graph.graph import Node
+from normscope.operators.dense import gram_norms
+from normscope.rules.readings import Activation
+from normscope.rules.registry import Rule, registry
+from normscope.rules.remainder import Remainder, Sets
+
+MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
+MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
+MOST_SYMBOLS = 60_000  # per node
+GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
+MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
+COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
+
+
+class _Fresh:
+    """A pass whose middles count as exact: what a rule then says about the error of its node is that of its own kernel."""
+
+    def __init__(self, facts: Pass) -> None:
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.facts, name)
+
+    def error(self, node: Node) -> float:
+        return 0.0
+
+
+def rule_of(node: Node) -> Rule:
+    rule = registry.find(node)
+    assert rule is not None, f"{node.label} has no rule"
+    return rule
+
+
+class Sweep:
+    """One linearization of a graph, and the sizes of changes that it gives: `Sizes` of every node that a curved node reads.
+
+    away: the sweep of distances from the computed middle, for the sweep of changes between any two points, per distance. None for
+    that first sweep itself, in absolute terms.
+    """
+
+    def __init__(
+        self,
+        facts: Pass,
+        away: Sweep | None,
+        most_symbols: int,
+        spend: Callable[[float], None],
+        plan: Plan,
+        chords: bool = False,
+    ) -> None:
+        """spend: told of work (`Linearized.work`) before it is done; it may raise.
+
+        chords: whether linear parts are the middle of the slopes that are possible, which asks for a J of their own, instead of
+        the derivative at the computed middle.
+        """
+        assert facts.region is not None
+        self.facts, self.graph, self.away, self.most_symbols = facts, facts.graph, away, most_symbols
+        self.plan, self.chords = plan, chords
+        self.spend, self.folded = spend, 0  # symbols that became part of κ for want of room
+        self.region, self.unit = facts.region, 1.0 if away is not None else facts.region.reach
+        self.watched: dict[Node, set[Sets]] = {}
+        for node in self.graph.nodes:
+            if not node.is_input and not rule_of(node).linear(node):
+                for source, sets in zip(node.inputs, rule_of(node).measured(node), strict=True):
+                    self.watched.setdefault(source, set()).update(sets)
+        for node in self.plan.relays:
+            self.watched.setdefault(node, set()).add(Sets.along(node.shape, (-1,)))
+        self.whole = Sets.whole(self.graph.output.shape)
+        self.watched.setdefault(self.graph.output, set()).add(self.whole)
+        self.bent: dict[Node, torch.Tensor] = {}
+        self.bent_sets: dict[tuple[Node, Sets], torch.Tensor] = {}
+        rounding = [node for node in self.graph.nodes if not node.is_input and (linear_map(node) or rule_of(node).terms(node))]
+        self.carried = {source: 0.0 for node in rounding for source in node.inputs}  # Frobenius norms of all columns, times sizes
+        self.left: dict[Node, float] = {}  # κ
+        self.most: dict[Node, torch.Tensor] = {}  # by what the pass knows without forms
+        self.parts: list[Part] = []
+        self.passed_on: dict[Node, Remainder] = {}
+        self.brought: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}  # to relays, and the scale of their remainder
+        self.jacobian = Jacobian()
+        own = away is None or chords
+        self.linearized: Linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES) if own else away.linearized  # type: ignore[union-attr]
+
+    # sizes -------------------------------------------------------------------------------------------------------------
+
+    def entries(self, node: Node) -> torch.Tensor:
+        found = never_nan((self._straight(node) + self.bent[node]) * SUMMED + self.left[node])
+        return torch.minimum(found.reshape(node.shape), self._most(node))
+
+    def _most(self, node: Node) -> torch.Tensor:
+        """What the pass knows without forms, entry by entry."""
+        if node not in self.most:
+            distances = self.facts.distances(node) if self.away is None else None
+            whole = torch.full(node.shape, self._whole(node), dtype=torch.float64)
+            self.most[node] = whole if distances is None else torch.minimum(whole, distances)
+        return self.most[node]
+
+    def _whole(self, node: Node) -> float:
+        return self.facts.deviation(node) if self.away is None else float(self.facts.at(node)) * SUMMED
+
+    def sets(self, node: Node, sets: Sets) -> torch.Tensor:
+        found = length(sets.split(self.entries(node)), -1).clamp(max=self._whole(node))
+        if (node, sets) in self.bent_sets:
+            measured = (self.straight_sets(node, sets) + self.bent_sets[node, sets]) * SUMMED + self.left[node]
+            found = torch.minimum(found, never_nan(measured))
+        return found
+
+    # linear parts --------------------------------------------------------------------------------------------------------
+
+    def _maps(self) -> dict[Node, Map]:
+        return {node: self._map(node) for node in self.graph.nodes if not node.is_input}
+
+    def _map(self, node: Node) -> Map:
+        rule = rule_of(node)
+        own = rule.linear_part(node, self.facts, self.away if self.chords else None)
+        if own is not None:
+            return own
+        curves = type(rule).remainder is not Rule.remainder or type(rule).curvature is not Rule.curvature
+        return derivative_map(node, self.facts.center) if rule.linear(node) or curves else zero_map(node)
+
+    def _guessed(self) -> dict[Node, torch.Tensor]:
+        """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess."""
+        kinked = {node: activation for node in self.graph.nodes if (activation := registry.reading(node, Activation))}
+        sources = [node.input for node, activation in kinked.items() if activation.kinked and len(node.inputs) == 1]
+        guessed = guessed_rows(self.linearized, sources)
+        places = {
+            source: (middle_of(self.facts, source).abs() <= GUESSED * self.unit * guessed[source]).reshape(-1).nonzero().reshape(-1)
+            for source in guessed
+        }
+        return self._affordable(places.items())
+
+    def _wanted_rows(self) -> dict[Node, torch.Tensor]:
+        """The entries whose rows of J are kept: those that symbols of the first sweep are multiples of."""
+        assert self.away is not None
+        places = []
+        for part in self.away.parts:
+            multiples = (
+                None if part.columns is None else rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
+            )
+            if multiples is not None:
+                places.append((part.node.input, multiples.places[part.symbols.places].reshape(-1)))
+        return self._affordable(places)
+
+    def _affordable(self, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
+        wanted: dict[Node, torch.Tensor] = {}
+        room, width = MOST_ROWS_KEPT, sum(math.prod(node.shape) for node in self.graph.inputs)
+        for source, more in places:
+            both = torch.cat([more, wanted.get(source, more[:0])]).unique()
+            if len(more) and len(both) * width <= room:
+                room -= (len(both) - len(wanted.get(source, ()))) * width
+                wanted[source] = both
+        return wanted
+
+    # the sweep -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Sweep:
+        self.carry_inputs()
+        for node in self.graph.nodes:
+            self.settle(node)
+        return self
+
+    def carry_inputs(self) -> None:
+        """J, or that of the first sweep where the linear parts are the same."""
+        if self.away is not None and not self.chords:
+            self.jacobian = self.away.jacobian
+        else:
+            wanted = self._guessed() if self.away is None else self._wanted_rows()
+            self.jacobian = carried(self.linearized, self.watched, self.carried, self._half_widths(), wanted, self.spend)
+        for node in self.carried:
+            self.carried[node] = self.jacobian.size[node] * self.unit
+        for node, partitions in self.watched.items():
+            self.bent[node] = torch.zeros_like(self.jacobian.norms[node])
+            for sets in partitions:
+                self.bent_sets[node, sets] = torch.zeros_like(self.jacobian.sets[node, sets])
+
+    def _straight(self, node: Node) -> torch.Tensor:
+        return self.jacobian.straight(node, self.unit) if self.away is None else self.jacobian.norms[node]
+
+    def straight_sets(self, node: Node, sets: Sets) -> torch.Tensor:
+        return self.jacobian.sets[node, sets] * self.unit
+
+    def _half_widths(self) -> torch.Tensor | None:
+        """Of a box, how far each entry can be from the middle: Σ |J_ij| width_j may be less than ‖J_i‖ times the diagonal."""
+        if self.away is not None or isinstance(self.region, Ball):
+            return None
+        pairs = zip(self.region.intervals(), self.region.middle, strict=True)
+        away = [above(torch.maximum(bounds.high - middle, middle - bounds.low)) for bounds, middle in pairs]
+        return torch.cat([part.reshape(-1) for part in away])
+
+    def settle(self, node: Node) -> None:
+        """Everything before a node is known: what it leaves out becomes symbols, which are carried on."""
+        if node.is_input:
+            self.left[node] = 0.0 if self.away is not None else self._reading(node)
+            return
+        rule = rule_of(node)
+        factors = [float(factor) for factor in self.facts.gain(node).factors]
+        rest = sum(_times(factor, self.left[source]) for factor, source in zip(factors, node.inputs, strict=True))
+        self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
+        remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
+        if node in self.plan.relays:
+            remainder = self._relayed(node, remainder)
+        elif remainder is None or self._pass_on(node, remainder):
+            return
+        symbols = self._symbols(node, remainder)
+        if symbols is not None:
+            self._carry_symbols(node, symbols)
+
+    def _rounding(self, node: Node, rule: Rule, factors: Sequence[float]) -> float:
+        """What the node's kernel adds to κ: the rounding of columns, and in the first sweep that of the value at the middle."""
+        product = linear_map(node)
+        if product is not None:
+            columns = column_error(node, product, self.facts.known) * self.carried[node.input]
+        else:
+            passed = sum(_times(factor, self.carried.get(source, 1.0)) for factor, source in zip(factors, node.inputs, strict=True))
+            # a gain may be infinite because the node is no function that a derivative describes: then nothing is known
+            columns = 8 * rule.roundoff(node) * passed if rule.terms(node) or math.isinf(passed) else 0.0
+        if self.away is not None:
+            return columns
+        if product is not None:
+            return columns + middle_error(node, product, middle_of(self.facts, node.input)) + self._reading(node)
+        return columns + rule.center_error(node, _Fresh(self.facts)) + self._reading(node)
+
+    def _pass_on(self, node: Node, remainder: Remainder) -> bool:
+        """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
+        readers = self.facts.users[node]
+        if node in self.watched or len(readers) != 1 or remainder.sets is None:
+            return False
+        last = self.plan.last(self.graph, node)
+        reached = behind(self.graph, [node], last)
+        if last is not None and together(self.graph, node, reached) == len(reached):  # it costs little as it is
+            return False
+        (reader,), (sets, sizes) = readers, remainder.sets
+        reading = linear_map(reader)
+        if reading is None or reading.kernel is not None or reading.input_axis != -1:
+            return False
+        many = math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
+        if not many or sets != Sets.along(node.shape, (-1,)) or not bool(remainder.entries.isfinite().all()):
+            return False
+        matrix, scale = reading.matrix(), sets.split(remainder.scale)  # (outputs, inputs), (tokens, inputs)
+        entries = (scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED
+        entries = never_nan(entries)
+        scaled = matrix * scale[:, None]
+        limits = never_nan(sizes * gram_norms(scaled @ scaled.mT, matrix.shape[1]))
+        ones = torch.ones(reader.shape, dtype=torch.float64)
+        self.passed_on[reader] = Remainder(ones, entries.reshape(reader.shape), (Sets.along(reader.shape, (-1,)), limits * SUMMED))
+        return True
+
+    def _reading(self, node: Node) -> float:
+        """2κ'‖ŷ‖: what the readers of a node may add to the error of its value at the middle (certify/passing.py)."""
+        roundoffs = [rule_of(user).roundoff(user) for user in self.facts.users[node] if linear_map(user) is None]
+        return 2 * max(roundoffs, default=0.0) * float(length(middle_of(self.facts, node)))
+
+    def _remainder(self, node: Node, rule: Rule, factors: Sequence[float]) -> Remainder:
+        if self.away is None:
+            found = rule.remainder(node, self.facts, self, None)
+        elif rule.multiples(node, self.facts, self.away, self.chords) is None:
+            found = rule.remainder(node, self.facts, self.away, self)
+        else:  # Δf = SΔy with ‖S‖ at most the gain: the part of Δy that is κ stays one error in ℓ2, whatever S is
+            found = rule.remainder(node, self.facts, self.away, _Bare(self))
+        if found is not None and bool(found.entries.isfinite().all() and found.scale.isfinite().all()):
+            return found
+        # by gains: of the change itself, and of the derivative at the middle
+        arriving = [self.sets(source, Sets.whole(source.shape)) for source in node.inputs]
+        size = torch.zeros(1, dtype=torch.float64)
+        for factor, part in zip(factors, arriving, strict=True):
+            size = size + above(2 * factor * part.to(torch.float64))
+        size = never_nan(above(size))
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
+
+    def _symbols(self, node: Node, remainder: Remainder) -> Symbols | None:
+        found, self.left[node], folded = symbols_of(remainder, self.left[node], self.most_symbols)
+        self.folded += folded
+        return found
+
+    def _relayed(self, node: Node, own: Remainder | None) -> Remainder:
+        """All that columns bring to a relay, and what the node itself leaves out, as a remainder of the node."""
+        sets = Sets.along(node.shape, (-1,))
+        entries, limits = self.bent[node].reshape(node.shape), self.bent_sets[node, sets]
+        if own is not None:
+            scaled = own.scale * own.entries
+            if own.sets is not None and own.sets[0] == sets:
+                size = sets.split(own.scale).amax(-1) * own.sets[1]
+            else:
+                size = length(sets.split(scaled), -1)
+            self.brought[node] = self.bent[node], own.scale.reshape(-1)
+            entries, limits = entries + scaled, limits + size
+        self.bent[node] = torch.zeros_like(self.bent[node])
+        for partition in self.watched[node]:
+            self.bent_sets[node, partition] = torch.zeros_like(self.bent_sets[node, partition])
+        ones = torch.ones(node.shape, dtype=torch.float64)
+        return Remainder(ones, never_nan(entries * SUMMED), (sets, never_nan(limits * SUMMED)))
+
+    def _carry_symbols(self, node: Node, symbols: Symbols) -> None:
+        """To the nodes behind, up to the next relay."""
+        last = self.plan.last(self.graph, node)
+        reached = behind(self.graph, [node], last)
+        tally, at_output = Tally(), list[torch.Tensor]()
+        whole = together(self.graph, node, reached) if symbols.by_token(node.shape) else 0
+        width = node.shape[-1] if node.shape else 1
+        if self.graph.output in reached[:whole]:  # where columns are wanted one by one
+            whole = reached.index(self.graph.output)
+        alike, rest = reached[:whole], reached[whole:]
+        self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest))
+        starts: dict[Node, torch.Tensor] = {}
+        if alike:
+            tokens = symbols.scale.reshape(-1, width)
+            shape = (len(tokens), width) if symbols.single else (len(tokens),)
+            bundle = Together(symbols.sizes.reshape(-1, width), symbols.group_sizes.reshape(shape))
+            visit = partial(self._visit, bundle, tally, None)
+            starts[node] = torch.diag_embed(tokens).transpose(0, 1).reshape(width, *node.shape)
+            visit(node, starts[node])
+            starts = self.linearized.carry(starts, alike, visit)
+            read = {source for one in rest for source in one.inputs}
+            starts = {one: columns for one, columns in starts.items() if one in read}
+        step = self.linearized.chunk([node, *rest])
+        for chunk in symbols.chunks(step) if rest or not alike else ():
+            visit = partial(self._visit, Apart.of(symbols, chunk), tally, at_output)
+            places = symbols.places[chunk]
+            if alike:
+                some = {one: bundle.apart(columns, chunk) for one, columns in starts.items()}
+            else:
+                some = {node: torch.zeros(len(places), math.prod(node.shape), dtype=torch.float64)}
+                some[node][torch.arange(len(places)), places] = symbols.scale[chunk]
+                some[node] = some[node].reshape(-1, *node.shape)
+                visit(node, some[node])
+            self.linearized.carry(some, rest, visit)
+        for one, least in tally.entries.items():
+            self.bent[one] += least
+            for sets in self.watched[one]:
+                self.bent_sets[one, sets] += torch.minimum(tally.sets[one, sets], length(sets.split(least.reshape(one.shape)), -1))
+        if last is None and self.graph.output not in (node, *reached):  # a decision reads it, and the output does not
+            return
+        passed = 0.0 if last is None or last not in tally.entries else float(length(tally.entries[last]))
+        part = Part(node, symbols, torch.cat(at_output) if at_output else None, last, passed)
+        if self.away is not None and at_output:
+            self._find_multiples(part)
+        self.parts.append(part)
+
+    def _visit(self, bundle: Bundle, tally: Tally, at_output: list[torch.Tensor] | None, node: Node, columns: torch.Tensor) -> None:
+        if node not in self.carried and node not in self.watched:
+            return
+        flat = columns.reshape(len(columns), -1)
+        if node in self.carried:
+            self.carried[node] += bundle.size(flat)
+        if node in self.watched:
+            tally.entries[node] = tally.entries.get(node, 0.0) + bundle.entries(flat)
+            for sets in self.watched[node]:
+                tally.sets[node, sets] = tally.sets.get((node, sets), 0.0) + bundle.sets(columns, sets)
+        if at_output is not None and node is self.graph.output and flat.shape[1] <= MOST_OUTPUTS:
+            at_output.append(flat)
+
+    def _find_multiples(self, part: Part) -> None:
+        """The rows of J that a node's symbols are multiples of, and what is left of their sizes."""
+        assert self.away is not None
+        if len(part.node.inputs) != 1 or part.node.input not in self.jacobian.rows:
+            return
+        found = rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
+        if found is None:
+            return
+        source, symbols = part.node.input, part.symbols
+        kept = self.jacobian.wanted[source]
+        places, weights, known = (values[symbols.places] for values in (found.places, found.weights, found.known))
+        where = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
+        known = known & (kept[where] == places).all(1)
+        weights = weights * known[:, None]
+        brought = torch.zeros((), dtype=torch.float64)
+        if part.node in self.brought:  # a relay: its symbols are scale ⊙ ε and what columns bring, and not ε
+            brought, scale = (values[symbols.places] for values in self.brought[part.node])
+            weights = weights * scale[:, None]
+        part.rows = torch.einsum("uk,ukd->ud", weights, self.jacobian.rows[source][where])
+        part.least, part.most = (ends[symbols.places] for ends in (found.least, found.most))
+        bent = (weights.abs() * self.bent[source][places]).sum(1) * SUMMED + brought * SUMMED + symbols.added
+        part.rest = torch.where(known, bent, symbols.sizes)
+
+
+class _Bare:
+    """The sizes of a sweep without κ: of JΔx + Gη."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, self.chords = sweep, sweep.chords
+
+    def entries(self, node: Node) -> torch.Tensor:
+        return never_nan((self.sweep._straight(node) + self.sweep.bent[node]) * SUMMED).reshape(node.shape)
+
+    def sets(self, node: Node, sets: Sets) -> torch.Tensor:
+        found = length(sets.split(self.entries(node)), -1)
+        if (node, sets) not in self.sweep.bent_sets:
+            return found
+        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_sets[node, sets]) * SUMMED))
+
+
+def _times(factor: float, size: float) -> float:
+    return factor * size if size and factor else 0.0
+
+
+def middle_of(facts: Pass, node: Node) -> torch.Tensor:
+    middle = facts.center(node)
+    assert middle is not None, f"{node.label} has no value at the middle"
+    return middle

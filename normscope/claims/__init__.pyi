@@ -1,0 +1,3 @@
+from .ledger import run_claims
+
+__all__ = ["run_claims"]

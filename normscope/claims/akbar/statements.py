@@ -1,0 +1,216 @@
+"""What Akbar states, in our words: source, place, quantifier, assumptions, statement, correction, hedge."""
+
+from __future__ import annotations
+
+from normscope.claims.statement import AKBAR, DOUBTED, FOR_ALL, OBSERVED, SUGGESTED, Statement
+
+BATCH_STATISTICS = "statistics of the batch, ε = 0"
+ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a, σ with ε inside"
+
+STATEMENTS = {
+    "A-P4.1": Statement(
+        AKBAR, "Proposition 4.1, second version", FOR_ALL, f"c > 0, {BATCH_STATISTICS}",
+        "With BN, (W, b) → (cW, cb) leaves the output unchanged.",
+    ),
+    "A-P4.1-gamma": Statement(
+        AKBAR, "Section 2.1, key property of BN (as Proposition 4.1's first version, which Section 4.1 withdraws)", FOR_ALL,
+        f"c > 0, {BATCH_STATISTICS}", "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
+        "γ stays as it is, as Proposition 4.1 then says: BN has removed the scale already. Section 2.1 still has the first "
+        "version.",
+    ),
+    "A-S4.1-group": Statement(
+        AKBAR, "Section 4.1, geometry of BN's invariance", FOR_ALL, f"{BATCH_STATISTICS}, independent layers",
+        "With BN in k layers the group of scale symmetries might be (ℝ⁺)^k.",
+        "Every neuron has a scale of its own, as Section 3.1 and Table 1 say: the group is (ℝ⁺)^N for N neurons with BN.",
+        SUGGESTED,
+    ),
+    "A-S9.1-bias": Statement(
+        AKBAR, "Section 9.1, first paragraph", FOR_ALL, "a bias before BN",
+        "Leaving it out slightly reduces the model's capacity.",
+        "It represents exactly the same functions: BN subtracts b in training, and in eval mode the running mean holds it. (The "
+        "same "
+        "sentence says that BN would remove it anyway.)",
+    ),
+    "A-C4.1.1": Statement(
+        AKBAR, "Corollary 4.1.1", FOR_ALL, BATCH_STATISTICS, "With BN, ⟨∇_W L, W⟩ + ⟨∇_b L, b⟩ = 0.",
+    ),
+    "A-P4.2": Statement(
+        AKBAR, "Proposition 4.2 and the paragraph after its proof", FOR_ALL, "c > 0, ε = 0",
+        "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged.",
+    ),
+    "A-P4.3": Statement(
+        AKBAR, "Proposition 4.3; also Sections 2.2 and 3.1 and Table 1", FOR_ALL, "α > 0, g > 0",
+        "In weight normalization (v, g) → (αv, g/α) leaves w = gv/‖v‖ unchanged.",
+        "It gives w/α; the symmetry is v → αv with g fixed, since w depends on the direction of v alone. Example: v = (1, 0), g "
+        "= 2, "
+        "α = 2 gives w = (1, 0) instead of (2, 0).",
+    ),
+    "A-Tab1": Statement(
+        AKBAR, "Table 1", FOR_ALL, "ε = 0; per BN neuron, LN layer, WN vector",
+        "The free directions are scale and shift for BN, scale and common shift for LN, one scale for WN.",
+        "They are free, but for LN there are more: W → W + 1vᵀ adds the same number to every neuron, so (W, b) has 2 + d_in.",
+    ),
+    "A-Eq1": Statement(
+        AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, ONE_UNIT, "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
+        "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends.",
+    ),
+    "A-A.1.1-end": Statement(
+        AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, ONE_UNIT, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
+    ),
+    "A-A.1.1-W": Statement(
+        AKBAR, "Appendix A.1.1, ∂L/∂W", FOR_ALL, ONE_UNIT,
+        "∂L/∂W_j = (γ/σ)[Σ_k δ_k x_kj − (1/m) Σ_k Σ_n δ_n x_kj − (1/m) Σ_k ẑ_k x_kj Σ_n δ_n ẑ_n], orthogonal to W.",
+    ),
+    "A-A.1.1": Statement(
+        AKBAR, "Appendix A.1.1, ∂ẑ_n/∂z_k", FOR_ALL, ONE_UNIT, "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
+        "The last term lacks 1/m: it is (z_n − μ)(z_k − μ)/(mσ³), for ∂σ/∂z_k = (z_k − μ)/(mσ). Example: z = (1, −1), where ẑ does "
+        "not move along (1, −1); as printed it would, by −1·(1, −1).",
+    ),
+    "A-LN-backward": Statement(
+        AKBAR, "Section 3.2, formula of LN", FOR_ALL, "one sample, d neurons, δ = ∂L/∂a",
+        "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
+        "The free index is i: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
+    ),
+    "A-WN-3.2": Statement(
+        AKBAR, "Section 3.2, weight norm", FOR_ALL, "w = gv/‖v‖",
+        "∂L/∂v_k = ∂L/∂w_k (g/‖v‖ − g v_k²/‖v‖³), and ∂L/∂g = Σ_k ∂L/∂w_k v_k/‖v‖.",
+        "∂L/∂g is right. ∂L/∂v_k lacks the cross terms, for every w_j depends on v_k through ‖v‖: "
+        "∂L/∂v = (g/‖v‖)(I − vvᵀ/‖v‖²) ∂L/∂w, as Section 4.3 has it. Example: v = (1, 1), g = √2, ∂L/∂w = (0, 1): stated "
+        "∂L/∂v_1 = 0, true −½.",
+    ),
+    "A-WN-4.3": Statement(
+        AKBAR, "Section 4.3, after Proposition 4.3", FOR_ALL, "w = gv/‖v‖; given as something like this",
+        "∂L/∂v = (g/‖v‖)P_⊥v ∂L/∂w, and ∂L/∂g = (1/‖v‖)(∂L/∂w·v/‖v‖).",
+        "∂L/∂v is right. ∂L/∂g has a spare 1/‖v‖; it is ∂L/∂w·v/‖v‖, as Section 3.2 has it.", SUGGESTED,
+    ),
+    "A-WN-radial": Statement(
+        AKBAR, "Section 4.3, after Proposition 4.3", FOR_ALL, "w = gv/‖v‖", "∇_v L·v = g ∂L/∂g.",
+        "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free.",
+    ),
+    "A-A.1.2": Statement(
+        AKBAR, "Appendix A.1.2, last paragraph", FOR_ALL, "one BN unit at δ = 0, squared error ½Σ(a − y)²",
+        "The Hessian in z has the eigenvalues 0 and 0, along 1 and ẑ, and m − 2 times γ²/σ².",
+    ),
+    "A-A.1.2-matrix": Statement(
+        AKBAR, "Appendix A.1.2, matrix and eigenvector ẑ", FOR_ALL, "as A-A.1.2, γ fixed",
+        "That Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ), with 1 − m along ẑ.",
+        "It is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with 0 along ẑ, γ fixed or not. The appendix doubts 1 − m and ends with 0.", DOUBTED,
+    ),
+    "A-A.1.2-gradient": Statement(
+        AKBAR, "Appendix A.1.2, first paragraph", FOR_ALL, "one BN unit with Σδ = 0 and Σδ(z − μ) = 0",
+        "∂L/∂z = 0 for all samples.",
+        "There ∂L/∂z = (γ/σ)δ, which vanishes only where every δ does. Example: z = (−1, −1, 1, 1), δ = (1, −1, 1, −1).",
+    ),
+    "A-S3.2-flat": Statement(
+        AKBAR, "Section 3.2, Hessian considerations", FOR_ALL, f"a BN neuron, {BATCH_STATISTICS}",
+        "The second derivative of L along w is 0: wᵀHw = 0.",
+    ),
+    "A-S3.2-eigen": Statement(
+        AKBAR, "Section 1.4, item 3; Sections 3.2 and 5.1", FOR_ALL, f"a BN neuron, {BATCH_STATISTICS}, any w",
+        "The Hessian has eigenvalue 0 along w: Hw = 0.",
+        "At critical points. Elsewhere differentiating ∇L(w)·w = 0 gives Hw = −∇L(w); only wᵀHw = 0.",
+    ),
+    "A-S6.1": Statement(
+        AKBAR, "Section 6.1", FOR_ALL, "a BN neuron a, μ and σ treated as constant, which the paper calls inexact",
+        "∇_w a = (x − x̄)/σ is orthogonal to w.",
+        "w·(x − x̄)/σ = ẑ, which is not 0: it is the change of σ with w that makes the gradient orthogonal to w, by the term "
+        "−ẑ mean(ẑx)/σ. Without it the Hessian has no zero along w.", DOUBTED,
+    ),
+    "A-S7.1": Statement(
+        AKBAR, "Section 7.1, convergence speed", FOR_ALL, "a linear model on inputs normalized by BN",
+        "The inputs have unit variance in each direction.",
+        "They have unit variance along each axis: along u it is uᵀRu with R the correlations, from 1 − |ρ| to 1 + |ρ| for two "
+        "features. κ = 1 is said of whitening, to which BN is called akin; with BN κ = (1 + |ρ|)/(1 − |ρ|).",
+    ),
+    "A-metric": Statement(
+        AKBAR, "Section 4.1, metric tensor, after Cho & Lee", FOR_ALL, "k > 0",
+        "g_y(Δ₁, Δ₂) = Δ₁ᵀΔ₂/yᵀy satisfies g_ky(kΔ₁, kΔ₂) = g_y(Δ₁, Δ₂), and the gradient on the sphere is the projected one.",
+    ),
+    "A-grad-scale": Statement(
+        AKBAR, "Section 3.2 after Eq. (1), end of Section 4.3, Section 5", FOR_ALL, BATCH_STATISTICS,
+        "With BN the gradient scales as 1/‖w‖ and the curvature as 1/‖w‖².",
+    ),
+    "A-Ex5.1": Statement(
+        AKBAR, "Example 5.1", FOR_ALL, f"{BATCH_STATISTICS}, large ‖w‖",
+        "With BN ‖∇_w L‖ is about O(1) and does not grow with ‖w‖.",
+        "It falls: the rate is Θ(1/‖w‖), as the paper itself says elsewhere, so that small weights get large gradients.",
+    ),
+    "A-L5.1": Statement(
+        AKBAR, "Lemma 5.1", FOR_ALL, f"one neuron before BN, {BATCH_STATISTICS}, gradient flow without decay",
+        "d‖w‖²/dt = 0.",
+    ),
+    "A-L5.1-LN": Statement(
+        AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "LN with weights and biases, ε = 0, gradient flow",
+        "The Frobenius norm of the layer's weight matrix is conserved.",
+        "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right.",
+    ),
+    "A-L5.1-WN": Statement(
+        AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "weight normalization, gradient flow in (v, g)",
+        "d‖v‖²/dt = 0.",
+    ),
+    "A-WD": Statement(
+        AKBAR, "Section 5.1, after the remark", FOR_ALL, "the penalty (λ/2)‖w‖² added to a scale-invariant loss, gradient flow",
+        "d‖w‖²/dt = −λ‖w‖².", "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖²; it is ½‖w‖² that has the rate −λ‖w‖².",
+    ),
+    "A-R5.1": Statement(
+        AKBAR, "Remark after Lemma 5.1, (iii)", FOR_ALL, "mini-batches with their own statistics",
+        "Mini-batch noise may give the gradient a small component along w, and ‖w‖ a random walk.",
+        "The loss of every batch is itself scale-invariant at ε = 0, so each gradient is orthogonal to w (at ε > 0 up to about "
+        "ε/σ²); what grows ‖w‖² is the finite step, by exactly η²‖∇L‖².", SUGGESTED,
+    ),
+    "A-S4.3-fisher": Statement(
+        AKBAR, "Section 4.3, metric and natural gradient viewpoint", FOR_ALL, f"a BN network, {BATCH_STATISTICS}",
+        "The Fisher information has the directions of scale in its null space, so that a natural gradient has no part along them.",
+        hedge=SUGGESTED,
+    ),
+    "A-S7.1-rate": Statement(
+        AKBAR, "Section 7.1, convergence to critical points", FOR_ALL,
+        "L convex and L-smooth, κ = L/μ; strong convexity is not asked for",
+        "Gradient descent converges in O(κ ln(1/ε)) iterations.",
+        "It needs μ > 0, strong convexity. x⁴/4 on [−1, 1] is convex and 3-smooth, and gradient descent with step ⅓ takes about "
+        "1.5/ε² steps to |x| ≤ ε: every factor 10 in ε costs a hundred times the steps, not a constant more.",
+    ),
+    "A-S7.2-margin": Statement(
+        AKBAR, "Section 7.2, generalization bound via margin", FOR_ALL, "the complexity of the network stays as it is",
+        "The bound is about (1/margin)√(complexity/N): twice the margin, half of the bound.",
+        "At fixed complexity. The margin of raw outputs doubles with the last layer, and so does the complexity ∏‖W_k‖: their "
+        "quotient stays. Only the normalized margin counts.", SUGGESTED,
+    ),
+    "A-S10-VC": Statement(
+        AKBAR, "Section 10, future work, asked as a question", FOR_ALL, "parameters that give one function are counted once",
+        "BN may lower the VC dimension by identifying parameters of equal functions.",
+        "No: the VC dimension depends on the set of functions alone. A linear threshold shatters d points in ℝ^d whether w is any "
+        "vector or a unit one.", SUGGESTED,
+    ),
+    "A-E1": Statement(
+        AKBAR, "Section 8, Experiment 1", OBSERVED, "a linear classifier in the plane",
+        "With BN the norm of w changes by less than 1 % in training; without, it moves.",
+    ),
+    "A-E2": Statement(
+        AKBAR, "Section 8, Experiment 2", OBSERVED, "3 layers of 10 units, regression",
+        "With BN λ_max is 5 times smaller, κ about 20 instead of 200, and training takes under 100 iterations.",
+    ),
+    "A-E3": Statement(
+        AKBAR, "Section 8, Experiment 3", OBSERVED, "a 50-20-1 ReLU network",
+        "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",
+    ),
+    "A-E4": Statement(
+        AKBAR, "Section 8, Experiment 4", OBSERVED, "5 layers, ReLU, all weights very large or very small",
+        "With BN training goes smoothly from weights far too large or too small; without, it fails or starts late.",
+    ),
+    "A-noise": Statement(
+        AKBAR, "Section 5.1, saddle-point escape", OBSERVED, "mini-batch statistics; two equal tanh neurons here",
+        "The noise of BN's statistics can push parameters off saddles.",
+        "Not off a saddle of symmetry: equal neurons see the same noise and stay equal. What leaves it is a difference that is "
+        "there "
+        "already, and it grows without noise too.", SUGGESTED,
+    ),
+    "A-large-lr": Statement(
+        AKBAR, "Sections 1.1 and 5.1, after Bjorck et al.", OBSERVED, "a 5-layer network on digits here",
+        "BN widens the range of learning rates at which training is stable; without it a small rate reaches a similar accuracy.",
+    ),
+    "A-smooth": Statement(
+        AKBAR, "Sections 2.3 and 6, after Santurkar et al.", OBSERVED, "a 5-layer network on digits here",
+        "With BN the loss and the gradient vary less along the descent direction.",
+    ),
+}  # fmt: skip

@@ -1,0 +1,49 @@
+"""Contrary voices: networks whose constants normalization makes larger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from normscope.claims.calculus import normal, scalar, spectral_norm
+from normscope.claims.ledger import claim
+from normscope.claims.verdicts import Case, Outcome, lower_bound
+
+
+@claim("L-explosion")
+def constants_that_explode(
+    generator: torch.Generator, stated: Callable[[int], float] = lambda depth: 2.0 ** (depth - 1)
+) -> Outcome:
+    """Two units (z, −z) per layer and W_k = ½[1 1; −1 −1], of norm 1, so that behind the ReLU each layer folds: z ↦ ±|z|.
+
+    Of data that are uniform on an interval |z| is uniform on half of it, and BN stretches it to unit variance again: the slope
+    doubles in every layer. Without BN the same network has ∏‖W_k‖ = 1. stated: against the slope of the first layer's units.
+    """
+    fold = 0.5 * torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+    data = torch.linspace(-1, 1, 2**14 + 1, dtype=torch.float64)[:-1] + 2.0**-14
+    weights = [torch.tensor([[1.0], [-1.0]], dtype=torch.float64) * 0.5**0.5, *[fold] * 9]
+    values, first, cases = data[:, None], 0.0, []
+    for depth, weight in enumerate(weights, 1):
+        before = values.relu() if depth > 1 else values
+        values = before @ weight.T
+        values = (values - values.mean(0)) / values.std(0, correction=0)
+        slope = float((values.diff(dim=0).norm(dim=1) / data.diff()).max())
+        first = first or slope
+        cases.append(Case(f"depth {depth} (slope over that of depth 1)", scalar(stated(depth)), scalar(slope / first)))
+    return lower_bound(cases, **{"slope at depth 10": slope})
+
+
+@claim("L-rank")
+def rank_is_created(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda thickness: 1 / thickness) -> Outcome:
+    """Data x = (t + s·u, t − s·u)/√2 with t, u of unit variance: W turns by 45°, and BN divides the second unit by s."""
+    cases, turn = [], torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) * 0.5**0.5
+    along, across = normal(generator, 2, 200)
+    across = across / across.std(correction=0)
+    for thickness in (1.0, 1e-2, 1e-4):
+        data = torch.stack([along + thickness * across, along - thickness * across], 1) * 0.5**0.5
+        deviation = (data @ turn.T).std(0, correction=0)
+        gain = spectral_norm(turn / deviation[:, None])
+        cases.append(Case(f"thickness {thickness:g}", stated(scalar(thickness)), gain))
+    return lower_bound(cases)

@@ -1,0 +1,268 @@
+"""NS2xx: what the stored numbers of normalizers say."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from normscope.core.answers import right_answers
+from normscope.findings.finding import Evidence
+from normscope.findings.subject import BatchNorm, Subject
+from normscope.findings.table import Hit, rule
+from normscope.findings.weights import HasWeights, StoredNormalizer
+
+DEAD = 1e-4  # |γ| against the median, below which a channel is switched off
+DOMINATED = 100.0  # largest gain against the median one
+STOPPED = 0.5  # share of the variance that ε is, from which the normalizer hardly normalizes
+FAR = 1.0  # distance of running and batch statistics, in standard deviations or in log variance
+RUNNING = ("running_mean", "running_var")  # what NS201 judges
+HALF = (torch.float16, torch.bfloat16)
+USUAL_EPSILON = 1e-5  # of a normalizer in a file that does not say it
+SLOW = 0.1  # share of the initial statistics that is still left
+
+
+@rule(
+    "NS201", "running statistics that no training has set", "error",
+    fix="Recompute them: ns.recalibrate(model, data).",
+    reference="Ioffe & Szegedy 2015, algorithm 2", needs=("weights",),
+)  # fmt: skip
+def unset_statistics(subject: HasWeights) -> Iterator[Hit]:
+    """In eval mode BN divides by its running variance. If that is NaN, zero, or still the initial 1 although the layer's own
+    parameters were trained, the model that is evaluated is not the model that was trained."""
+    for path, stored in subject.weights.normalizers().items():
+        variance, mean = stored.running_var, stored.running_mean
+        if variance is None or mean is None:
+            continue
+        if not bool(variance.isfinite().all() and mean.isfinite().all()):
+            yield Hit(path, "its running statistics are not finite", {"channels": int((~variance.isfinite()).sum())})
+        elif bool((variance <= 0).any()):
+            dead = int((variance <= 0).sum())
+            yield Hit(path, f"the running variance of {dead} channels is zero or negative", {"channels": dead}, severity="warning")
+        elif bool((variance == 1).all() and (mean == 0).all()) and _was_trained(stored):
+            yield Hit(path, "its running statistics are the initial ones, its γ and β are not")
+
+
+def _was_trained(stored: StoredNormalizer) -> bool:
+    gamma, beta = stored.gamma, stored.beta
+    changed = gamma is not None and gamma.numel() > 1 and bool((gamma != gamma.flatten()[0]).any())
+    return changed or (beta is not None and bool((beta != 0).any()))
+
+
+@rule(
+    "NS202", "collapsed or negative γ", "info",
+    fix="Prune the channels that are off; look for weight decay on γ (NS301).",
+    reference="Liu et al. 2017 (network slimming)", needs=("weights",),
+)  # fmt: skip
+def collapsed_scale(subject: HasWeights) -> Iterator[Hit]:
+    """A channel whose γ is zero is switched off for good where a ReLU follows, and carries no information anyway. A few are
+    common; many mean wasted width, or a weight decay that acts on γ. γ that is zero in all channels is also how the last
+    normalizer of a residual branch starts, so by itself it is no more than information; after training the branch is dead.
+    Negative γ flips a channel and is rarely meant."""
+    for path, stored in subject.weights.normalizers().items():
+        if stored.gamma is None or not stored.gamma.numel() or not bool(stored.gamma.isfinite().all()):
+            continue
+        sizes = stored.gamma.abs().flatten().double()
+        alive = sizes[sizes > DEAD * sizes.max()]
+        dead = len(sizes) - len(alive)
+        if dead:
+            evidence: Evidence = {"dead": dead, "channels": len(sizes)}
+            if dead < len(sizes):
+                severity = "warning" if dead > len(sizes) / 4 else ""
+                yield Hit(path, f"γ of {dead} of {len(sizes)} channels has collapsed", evidence, severity=severity)
+            else:
+                severity = "warning" if subject.weights.trained else ""
+                yield Hit(path, f"γ of all {len(sizes)} channels is zero: nothing of its input passes", evidence, severity=severity)
+        negative = int((stored.gamma < 0).sum())
+        if negative > len(sizes) / 4:
+            yield Hit(path, f"γ of {negative} of {len(sizes)} channels is negative", {"negative": negative, "channels": len(sizes)})
+
+
+@rule(
+    "NS203", "ε out of proportion", "warning",
+    fix="Lower ε below a hundredth of the variance; for half precision keep it above the smallest normal number.",
+    reference="Arora, Li & Lyu 2019; the defect of scale invariance is ε/(σ² + ε)",
+)  # fmt: skip
+def epsilon_out_of_proportion(subject: Subject) -> Iterator[Hit]:
+    """Where ε is as large as the variance it is added to, the normalizer has stopped normalizing: it scales by a constant, and
+    scale invariance is gone. Where ε is below the resolution of the type that the statistics are computed in, it is zero, and
+    a constant channel gives NaN."""
+    for path, module in subject.torch_normalizers.items():
+        epsilon = module.eps
+        dtype = module.weight.dtype if module.weight is not None else None
+        if epsilon is not None and dtype == torch.float16 and epsilon < torch.finfo(torch.float16).smallest_normal:
+            yield Hit(path, f"ε = {epsilon:g} is below the smallest normal float16", {"epsilon": epsilon})
+        variance = getattr(module, "running_var", None)
+        if epsilon is None or variance is None or not bool(variance.isfinite().all()):
+            continue
+        typical = float(variance.median())
+        if typical > 0 and epsilon > STOPPED * (typical + epsilon):
+            yield Hit(
+                path, f"ε = {epsilon:g} outweighs the median variance {typical:.3g}", {"epsilon": epsilon, "variance": typical}
+            )
+
+
+@rule(
+    "NS204", "a gain that a few dead channels dominate", "warning",
+    fix="Prune or reset the channels with almost no variance, or raise ε for this layer.",
+    reference="Than 2025, Lemma 1, with the maximum instead of the norm", needs=("weights",),
+)  # fmt: skip
+def dominated_gain(subject: HasWeights) -> Iterator[Hit]:
+    """The Lipschitz gain of BN in eval mode is max |γ|/√(v + ε). A channel whose input hardly varied in training has a tiny v
+    and so an enormous gain: the certified bound, and the sensitivity to inputs unlike the training data, hang on it."""
+    for path, stored in subject.weights.normalizers().items():
+        variance = stored.running_var
+        if variance is None or not bool(variance.isfinite().all() and (variance >= 0).all()) or len(variance) < 4:
+            continue
+        epsilon = USUAL_EPSILON if stored.epsilon is None else stored.epsilon
+        gains = (variance.double() + epsilon).rsqrt() * (1 if stored.gamma is None else stored.gamma.double().abs())
+        largest, typical = float(gains.max()), float(gains.median())
+        if typical > 0 and largest > DOMINATED * typical:
+            count = int((gains > DOMINATED * typical).sum())
+            yield Hit(path, f"{count} of {len(gains)} channels have a gain {largest / typical:.0f} times the median",
+                      {"largest_gain": largest, "median_gain": typical, "channels": count})  # fmt: skip
+
+
+@rule(
+    "NS205", "running statistics far from those of the data", "warning",
+    fix="Recompute the statistics on this data, or find why it differs from the training data (preprocessing, augmentation).",
+    reference="Ioffe 2017; Summers & Dinneen 2020", needs=("data",),
+)  # fmt: skip
+def statistics_gap(subject: Subject) -> Iterator[Hit]:
+    """In eval mode BN trusts its running statistics. Where the data's own mean or variance is far from them, the layers behind
+    see inputs that they were not trained on. With labels the finding says what the gap costs in accuracy."""
+    hits = []
+    for path, module in subject.batch_norms.items():
+        seen = subject.entering[path]
+        if module.running_var is None or not seen.count or not bool((module.running_var > 0).all()) or _initial(module):
+            continue
+        variance = module.running_var.double() + module.eps
+        shift = float(((seen.mean - module.running_mean.double()).abs() * variance.rsqrt()).median())
+        stretch = float(((seen.variance + module.eps) / variance).log().abs().median())
+        if max(shift, stretch) > FAR:
+            hits.append(Hit(path, "the data's statistics are far from its running ones",
+                            {"median_shift_in_deviations": shift, "median_log_variance_ratio": stretch}))  # fmt: skip
+    if hits and subject.labelled:
+        stored, fresh = accuracy(subject, batch_statistics=False), accuracy(subject, batch_statistics=True)
+        yield Hit(hits[0].where, f"accuracy is {stored:.1%} with running and {fresh:.1%} with batch statistics",
+                  {"accuracy_running": stored, "accuracy_batch": fresh, "layers": len(hits)},
+                  severity="error" if fresh - stored > 0.05 else "info")  # fmt: skip
+    yield from hits
+
+
+def _initial(module: Any) -> bool:
+    """Whether its statistics are still those that it was made with: no training has set them, so they cannot be wrong (NS201)."""
+    return bool((module.running_var == 1).all() and (module.running_mean == 0).all())
+
+
+def accuracy(subject: Subject, batch_statistics: bool) -> float:
+    """On the labelled data, with running or with batch statistics in every BN."""
+    twin = copy.deepcopy(subject.model).eval()
+    for module in twin.modules():
+        if isinstance(module, BatchNorm):
+            module.train(batch_statistics)
+    assert isinstance(subject.data, tuple)
+    labels = subject.data[len(subject.call.tensors)]
+    right = total = 0
+    with torch.no_grad():
+        for call in subject.batches():
+            outputs = twin(*call.args, **call.kwargs)
+            if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
+                return float("nan")
+            part = labels[total : total + len(outputs)]
+            right, total = right + int(right_answers(outputs, part).sum()), total + len(outputs)
+    return right / max(total, 1)
+
+
+@rule(
+    "NS206", "a batch normalizer that is half frozen", "warning",
+    fix="Freeze both or neither: module.eval() and requires_grad_(False) together (`.apply()` stops the gradient).",
+    reference="Wu & Johnson 2021, section 3",
+)  # fmt: skip
+def half_frozen(subject: Subject) -> Iterator[Hit]:
+    """A BN whose γ and β are fixed but which is in train mode still changes its running statistics and still mixes the samples
+    of a batch; one in eval mode with trainable γ and β is no longer normalizing while its parameters drift."""
+    modules = list(subject.batch_norms.items())
+    training = {path for path, module in modules if module.training}
+    for path, module in modules:
+        parameters = [p for p in (module.weight, module.bias) if p is not None]
+        if path in training and parameters and not any(p.requires_grad for p in parameters):
+            yield Hit(path, "γ and β are frozen, but it is in train mode and keeps updating its statistics")
+        if path not in training and training and any(p.requires_grad for p in parameters):
+            yield Hit(path, "it is in eval mode while others train, but its γ and β are trainable")
+
+
+@rule(
+    "NS207", "a momentum that never converges", "error",
+    fix="Use a momentum between 0.01 and 0.5, or None for a cumulative average.",
+    reference="torch.nn.BatchNorm2d",
+)  # fmt: skip
+def idle_momentum(subject: Subject) -> Iterator[Hit]:
+    """Running statistics move by `momentum` of the way to the batch's at each step. With 0 they never move, with 1 they are the
+    last batch's, and with a small one and few steps the initial values still count when training ends. (torch's momentum is the
+    weight of the new value; other frameworks mean the weight of the old one, so 0.99 is a likely mistake in a port.)"""
+    for path, module in subject.batch_norms.items():
+        momentum, steps = module.momentum, module.num_batches_tracked
+        if momentum is None or module.running_var is None:
+            continue
+        if momentum == 0 or momentum >= 0.9:
+            effect = "its statistics never move" if momentum == 0 else "its statistics are almost only the last batch's"
+            yield Hit(path, f"momentum {momentum:g}: {effect}", {"momentum": momentum})
+        elif steps is not None and int(steps) > 0 and (1 - momentum) ** int(steps) > SLOW:
+            left = (1 - momentum) ** int(steps)
+            yield Hit(path, f"after {int(steps)} batches {left:.0%} of the initial statistics are left",
+                      {"momentum": momentum, "batches": int(steps), "left": left}, severity="warning")  # fmt: skip
+
+
+@rule(
+    "NS208", "batch statistics in eval mode", "info",
+    fix="Keep running statistics (track_running_stats=True), unless predictions may depend on the other samples of a batch.",
+    reference="torch.nn.BatchNorm2d",
+)  # fmt: skip
+def batch_statistics_in_eval(subject: Subject) -> Iterator[Hit]:
+    """Without running statistics a BN uses those of the batch in eval mode too: a prediction then depends on which other
+    samples are in its batch, and a batch of one fails or gives a constant."""
+    for path, module in subject.batch_norms.items():
+        if module.running_var is None:
+            yield Hit(path, "it has no running statistics, so predictions depend on the batch")
+
+
+@rule(
+    "NS209", "parameters or buffers that are not finite", "error",
+    fix="Load weights from before training diverged.",
+    reference="docs/audit.md", needs=("weights",),
+)  # fmt: skip
+def not_finite(subject: HasWeights) -> Iterator[Hit]:
+    """A single NaN or infinity in a weight makes outputs NaN, whatever the input; in a normalizer, those of its channel."""
+    for name, tensor in subject.weights.tensors():
+        if name.rpartition(".")[2] not in RUNNING and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            yield Hit(name.rpartition(".")[0], f"{bad} entries of {name} are NaN or infinite", {"entries": bad})
+
+
+@rule(
+    "NS210", "γ that never moved in training", "warning",
+    fix="Train γ in float32 (or with a float32 master copy), put it in the optimizer, and give it a gradient.",
+    reference="speculators #765, flame #47, axolotl #3670", needs=("weights",),
+)  # fmt: skip
+def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
+    """After training every γ has moved a little. One that is exactly 1 (or 0) in all entries was not trained: it was not in the
+    optimizer, got no gradient, or each step was rounded away because its type is too coarse. Published models were ruined by
+    the last. Where nothing says that the weights were trained, only a γ that stood still while others moved is reported."""
+    scales = {path: stored.gamma for path, stored in subject.weights.normalizers().items() if stored.gamma is not None}
+    scales = {path: gamma for path, gamma in scales.items() if gamma.numel() > 1}
+    still = [path for path, gamma in scales.items() if bool((gamma == 1).all())]
+    zero = [path for path, gamma in scales.items() if bool((gamma == 0).all())]
+    moved = len(scales) - len(still) - len(zero)
+    if not still or not (subject.weights.trained or moved):
+        return
+    half = [path for path in still if scales[path].dtype in HALF]
+    kind = f", {len(half)} of them in {str(scales[half[0]].dtype).removeprefix('torch.')}" if half else ""
+    where = still[0]
+    yield Hit(
+        where,
+        f"γ is exactly 1 in {len(still)} of {len(scales)} normalizers{kind}",
+        {"still": len(still), "normalizers": len(scales)},
+    )

@@ -1,0 +1,289 @@
+"""What is examined: a model with its graph, and what data, an optimizer or a recorded run add to it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope.certify.upper import upper
+from normscope.core.data import Call, Data, Example, calls
+from normscope.core.errors import NormscopeError, first_line
+from normscope.core.magnitude import Magnitude
+from normscope.core.statistics import RunningVariance
+from normscope.findings.finding import Finding
+from normscope.findings.rows import replayed
+from normscope.findings.table import NEEDS, RULES
+from normscope.findings.weights import StoredNormalizer
+from normscope.graph.graph import Constant, Graph, Node, check_finite
+from normscope.graph.trace import trace
+from normscope.operators.dense import spectral_norm
+from normscope.rules.normalizers import completed
+from normscope.rules.readings import LinearMap, Normalizer, learned
+from normscope.rules.registry import Gain, registry
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.report import SymmetryReport
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+InstanceNorm = nn.modules.instancenorm._InstanceNorm
+TORCH_NORMALIZERS = (BatchNorm, InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+MOST_BATCHES = 16  # of the data, for statistics
+FEW_STEPS = 10  # after which weights count as trained
+MOST_PARAMETERS, MOST_MODULES = 100_000_000, 2_000  # of a model whose symmetries are looked for unasked
+
+
+@dataclass(eq=False)
+class Subject:
+    """A model and everything that checks may ask about it; nothing here changes the model or random state."""
+
+    model: nn.Module
+    example: Example
+    optimizer: torch.optim.Optimizer | None = None
+    data: Data | None = None
+    run: Any = None
+    output: str | int | None = None
+    accumulation: int | None = None
+    given: SymmetryReport | None = None
+    why_no_graph: str = ""
+    why_no_symmetries: str = ""
+
+    # the graph -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> Graph | None:
+        """The model in eval mode, on token ids too; or None with `why_no_graph`."""
+        try:
+            return trace(self.model, self.example, "eval", self.output, ids=True)
+        except NormscopeError as error:
+            self.why_no_graph = str(error).splitlines()[0]
+            return None
+
+    @cached_property
+    def readers(self) -> dict[Node, list[Node]]:
+        assert self.graph is not None
+        return self.graph.users
+
+    @cached_property
+    def normalizers(self) -> list[tuple[Node, Normalizer]]:
+        """Every use of a normalizer; those written by hand have the γ and β that stand behind them."""
+        assert self.graph is not None
+        return [(node, found) for node in self.graph if (found := completed(node, self.readers)) is not None]
+
+    @cached_property
+    def weighted(self) -> dict[Node, LinearMap]:
+        """Every use of a linear layer or convolution with a learned weight."""
+        assert self.graph is not None
+        maps = ((node, registry.reading(node, LinearMap)) for node in self.graph)
+        return {node: found for node, found in maps if found is not None and found.fixed and learned(found.weight)}
+
+    @cached_property
+    def weight_norms(self) -> dict[Node, Magnitude]:
+        """Spectral norms of the weights as matrices (out, everything else); quick, and no bound for a convolution by itself."""
+        return {node: spectral_norm(found.matrix(), slack=1e-3) for node, found in self.weighted.items()}
+
+    @cached_property
+    def bound(self) -> Magnitude | None:
+        """A certified bound from quick norms; None without rules for all operations.
+
+        A zero-padded kernel reads an entry at most once a tap, so its norm is at most √taps that of its matrix; other padding may
+        repeat entries and is left to the rule itself.
+        """
+        assert self.graph is not None
+        quick: dict[object, Gain] = {}
+        for node, found in self.weighted.items():
+            if found.plain and (found.kernel is None or found.kernel.pad is None):
+                quick[found.key] = Gain((self.weight_norms[node] * math.sqrt(found.taps),), "quick")
+        try:
+            check_finite(self.graph)
+            return upper(self.graph, known=quick).bound
+        except NormscopeError:
+            return None
+
+    # modules and parameters --------------------------------------------------------------------------------------------
+
+    @property
+    def call(self) -> Call:
+        return Call.of(self.example)
+
+    @cached_property
+    def batch_norms(self) -> dict[str, Any]:
+        return {path: module for path, module in self.model.named_modules() if isinstance(module, BatchNorm)}
+
+    @cached_property
+    def torch_normalizers(self) -> dict[str, Any]:
+        return {path: module for path, module in self.model.named_modules() if isinstance(module, TORCH_NORMALIZERS)}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of what enters each of torch's normalizers on the example, up to where the model fails, if it does."""
+        twin = copy.deepcopy(self.model).eval()
+        found: dict[str, tuple[int, ...]] = {}
+
+        def observe(path: str) -> Any:
+            return lambda module, args: found.update({path: tuple(args[0].shape)})
+
+        for path in self.torch_normalizers:
+            twin.get_submodule(path).register_forward_pre_hook(observe(path))
+        with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError):
+            twin(*self.call.args, **self.call.kwargs)
+        return found
+
+    @cached_property
+    def normalizer_parameters(self) -> dict[str, nn.Parameter]:
+        """γ and β of every normalizer, by name; those of hand-written ones from the graph."""
+        found = {
+            f"{path}.{name}" if path else name: parameter
+            for path, module in self.torch_normalizers.items()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        parameters = dict(self.model.named_parameters())
+        if self.graph is not None:
+            for part in (part for _, normalizer in self.normalizers for part in (normalizer.gamma, normalizer.beta)):
+                if isinstance(part, Constant):
+                    found.update({name: parameters[name] for name in part.sources if name in parameters})
+        return found
+
+    @cached_property
+    def handwritten_scales(self) -> dict[str, nn.Parameter]:
+        """γ of normalizers that are no module of torch's, by name, as far as the model could be traced."""
+        if self.graph is None:
+            return {}
+        own = {id(p) for module in self.torch_normalizers.values() for p in module.parameters(recurse=False)}
+        parameters = dict(self.model.named_parameters())
+        names = [name for _, found in self.normalizers if isinstance(found.gamma, Constant) for name in found.gamma.sources]
+        return {name: parameters[name] for name in names if name in parameters and id(parameters[name]) not in own}
+
+    @cached_property
+    def symmetries(self) -> SymmetryReport | None:
+        """Of the model in train mode, as given or found once; or None with `why_no_symmetries`."""
+        if self.given is not None:
+            return self.given
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        count = sum(1 for _ in self.model.modules())
+        if size > MOST_PARAMETERS or count > MOST_MODULES:
+            what = f"{size:,} parameters in {count:,} modules"
+            self.why_no_symmetries = f"it may take minutes for {what}: pass symmetries=ns.symmetries(model, example)"
+            return None
+        try:
+            return symmetries(self.model, self.example)
+        except NormscopeError as error:
+            self.why_no_symmetries = first_line(error)
+            return None
+
+    @cached_property
+    def scale_free(self) -> dict[str, nn.Parameter]:
+        """Weights whose length no output sees in training."""
+        assert self.symmetries is not None
+        parameters = dict(self.model.named_parameters())
+        return {name: parameters[name] for name in self.symmetries.scale_free_weights}
+
+    # data ------------------------------------------------------------------------------------------------------------
+
+    def batches(self) -> list[Call]:
+        assert self.data is not None
+        return list(itertools.islice(calls(self.data, self.call), MOST_BATCHES))
+
+    @property
+    def labelled(self) -> bool:
+        return isinstance(self.data, tuple) and len(self.data) > len(self.call.tensors)
+
+    @cached_property
+    def entering(self) -> dict[str, RunningVariance]:
+        """Mean and variance, channel by channel, of what enters each BN on the data, the model in eval mode."""
+        twin = copy.deepcopy(self.model).eval()
+        found = {path: RunningVariance() for path in self.batch_norms}
+
+        def observe(path: str) -> Any:
+            return lambda module, args: found[path].update(args[0], 1)
+
+        hooks = [twin.get_submodule(path).register_forward_pre_hook(observe(path)) for path in self.batch_norms]
+        with torch.no_grad():
+            for call in self.batches():
+                twin(*call.args, **call.kwargs)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    # a recorded run ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _over_time(self) -> dict[str, list[Finding]]:
+        """By rule: what its rows show, and what was seen as it trained, which counts where both say something of a place."""
+        found = {(finding.rule, finding.where): finding for finding in replayed(self.run)}
+        found |= {(finding.rule, finding.where): finding for finding in self.run.findings if finding.rule in RULES}
+        return {rule: [finding for (id, _), finding in found.items() if id == rule] for rule in RULES}
+
+    def over_time(self, rule: str) -> list[Finding]:
+        """What a rule on rows found in the run."""
+        return self._over_time[rule]
+
+    @cached_property
+    def weights(self) -> ModelWeights:
+        return ModelWeights(self)
+
+    def missing(self, needs: tuple[str, ...]) -> str:
+        """Why a check with these needs cannot run, or an empty string."""
+        have = {
+            "files": False,
+            "data": self.data is not None,
+            "labels": self.labelled,
+            "optimizer": self.optimizer is not None,
+            "rows": self.run is not None,
+            "judged weights": self.run is not None
+            and any(layer["role"] == "weight" and layer["scale_free"] is not None for layer in self.run.layers),
+            "accumulation": self.accumulation is not None,
+        }
+        for need in needs:
+            if need == "graph" and self.graph is None:
+                return f"{NEEDS[need]}: {self.why_no_graph}"
+            if need == "symmetries" and self.symmetries is None:
+                return f"{NEEDS[need]}: {self.why_no_symmetries}"
+            if not have.get(need, True):
+                return NEEDS[need]
+        return ""
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """What rules on weights alone ask of a model in memory."""
+
+    subject: Subject
+
+    @property
+    def trained(self) -> bool:
+        """An optimizer that has made steps with them says so; so do running statistics."""
+        optimizer, norms = self.subject.optimizer, self.subject.batch_norms.values()
+        stepped = optimizer is not None and any(_steps(state) >= FEW_STEPS for state in optimizer.state.values())
+        tracked = any(module.num_batches_tracked is not None and int(module.num_batches_tracked) >= FEW_STEPS for module in norms)
+        return stepped or tracked
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        model = self.subject.model
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            if tensor.is_floating_point() or tensor.is_complex():
+                yield name, tensor.detach()
+
+    def normalizers(self) -> dict[str, StoredNormalizer]:
+        """Torch's own, and those written by hand whose γ the graph shows."""
+        found = {path: _stored(module) for path, module in self.subject.torch_normalizers.items()}
+        for name, parameter in self.subject.handwritten_scales.items():
+            found.setdefault(name.rpartition(".")[0] or name, StoredNormalizer(gamma=parameter.detach()))
+        return found
+
+
+def _steps(state: Mapping[str, Any]) -> int:
+    return int(state["step"]) if "step" in state else FEW_STEPS if state.get("momentum_buffer") is not None else 0
+
+
+def _stored(module: Any) -> StoredNormalizer:
+    parts = (getattr(module, name, None) for name in ("weight", "bias", "running_mean", "running_var"))
+    gamma, beta, mean, variance = (None if part is None else part.detach() for part in parts)
+    return StoredNormalizer(gamma, beta, mean, variance, getattr(module, "eps", None))

@@ -1,0 +1,92 @@
+"""Operations that torch has for several at once, taken apart: lists of tensors, moments, products of many matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+
+from normscope.graph.graph import Constant, Node
+
+aten = torch.ops.aten
+
+Make = Callable[..., Any]  # from an operation and its arguments to a node, or to a constant
+FOREACH = "_foreach_"  # before the name of an operation on every tensor of a list
+UNARY = (
+    "abs", "neg", "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "sin", "cos",
+    "tan", "asin", "acos", "atan", "sinh", "cosh", "erf", "erfc", "floor", "ceil", "round", "trunc", "frac", "sign",
+)  # fmt: skip
+TENSORS: dict[str, Any] = {  # of two tensors, or of three
+    "add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "div": aten.div.Tensor, "pow": aten.pow.Tensor_Tensor,
+    "maximum": aten.maximum.default, "minimum": aten.minimum.default, "clamp_min": aten.clamp_min.Tensor,
+    "clamp_max": aten.clamp_max.Tensor, "lerp": aten.lerp.Tensor, "addcmul": aten.addcmul.default, "addcdiv": aten.addcdiv.default,
+}  # fmt: skip
+NUMBERS: dict[str, Any] = {  # where the last operand is a number
+    "add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor, "div": aten.div.Tensor, "pow": aten.pow.Tensor_Scalar,
+    "maximum": aten.clamp_min.default, "minimum": aten.clamp_max.default, "clamp_min": aten.clamp_min.default,
+    "clamp_max": aten.clamp_max.default, "lerp": aten.lerp.Scalar,
+}  # fmt: skip
+
+
+def expanded(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> Any:
+    """What the operation returns, made of ordinary operations; None where it is one itself."""
+    if op in ("var_mean", "std_mean"):
+        return _moments(op, target, args, kwargs, make)
+    if op == "linalg_multi_dot":
+        return reduce(lambda product, factor: make(aten.matmul.default, product, factor), args[0])
+    return _each(op.removeprefix(FOREACH), args, kwargs, make) if op.startswith(FOREACH) else None
+
+
+def _moments(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> list[Any]:
+    """The variance or deviation, in the same signature, and the mean."""
+    packet, overload = {"var_mean": aten.var, "std_mean": aten.std}[op], target._overloadname
+    axes = args[1] if overload in ("dim", "correction") else None
+    keep = args[3] if overload == "dim" else kwargs.get("keepdim", False)
+    mean = aten.mean.dim, args[0], list(range(len(args[0].shape))) if axes is None else axes, keep
+    return [make(getattr(packet, overload), *args, **kwargs), make(*mean)]
+
+
+def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> list[Any] | None:
+    """The operation on every tensor of the first list, with the entry of each further list that stands at its place."""
+    rows = list(
+        zip(*(operand if isinstance(operand, (list, tuple)) else [operand] * len(args[0]) for operand in args), strict=True)
+    )
+    if name in UNARY:
+        return [make(getattr(aten, name).default, row[0]) for row in rows]
+    if name in ("addcmul", "addcdiv"):
+        return [make(TENSORS[name], *row[:3], value=row[3] if len(row) > 3 else kwargs.get("value", 1)) for row in rows]
+    tensors = all(isinstance(row[-1], (Node, Constant)) for row in rows)
+    chosen = (TENSORS if tensors else NUMBERS).get(name)
+    return None if chosen is None else [make(chosen, *row, **kwargs) for row in rows]
+
+
+def grouped_product(node: Node) -> list[Node] | None:
+    """Rows in groups times one matrix per group, where the groups are known: slices, products, and their concatenation as the last.
+
+    None for other operations, and where rows belong to no group.
+    """
+    if node.op != "grouped_mm" or not isinstance(node.args[0], Node):
+        return None
+    rows, weight, ends = node.args[0], node.args[1], node.args[2]
+    if not isinstance(weight, Constant) or not isinstance(ends, Constant) or len(rows.shape) != 2 or len(weight.shape) != 3:
+        return None
+    stops = [int(end) for end in ends.value.tolist()]
+    if not stops or stops[-1] != rows.shape[0]:
+        return None
+    parts: list[Node] = []
+
+    def made(op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...]) -> Node:
+        name = f"{node.name}_part_{len(parts)}"
+        parts.append(Node(name, op, target, args, {}, node.path, node.source, shape, node.dtype))
+        return parts[-1]
+
+    products = []
+    for group, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+        if start < stop:
+            own = made("slice", aten.slice.Tensor, (rows, 0, start, stop, 1), (stop - start, rows.shape[1]))
+            matrix = Constant(weight.value[group], weight.sources, weight.learned, weight.rank)
+            products.append(made("mm", aten.mm.default, (own, matrix), (stop - start, node.shape[1])))
+    made("cat", aten.cat.default, (products, 0), node.shape)
+    return parts

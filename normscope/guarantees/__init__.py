@@ -1,1 +1,0 @@
-"""What theory guarantees about unseen data, and whether it says anything."""

@@ -1,0 +1,3 @@
+from .runner import load_experiment, run_experiment
+
+__all__ = ["load_experiment", "run_experiment"]

@@ -1,0 +1,61 @@
+"""Distances between vectors, and cosines of the angles between them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope.core.interval import Interval
+from normscope.core.rounding import length
+from normscope.graph.graph import Node
+from normscope.rules.arithmetic import copies
+from normscope.rules.registry import Context, Gain, Rule, rule
+
+
+@rule("cosine_similarity")
+class Cosine(Rule):
+    """⟨u, v⟩ with u = x/max(‖x‖, ε), a projection to a ball over ε, and v likewise: 1/ε in each, and 1/‖x‖ where ‖x‖ > ε."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        axis, epsilon = node.argument(2, "dim", 1), float(node.argument(3, "eps", 1e-8))
+        shape = torch.broadcast_shapes(*(operand.shape for operand in node.args[:2]))
+        factors = []
+        for source in node.inputs:
+            least = max(epsilon, self._least(source, axis - len(shape) if axis >= 0 else axis, context))
+            if least <= 0:
+                return Gain.infinite(node, "with ε = 0 a cosine is not Lipschitz near vectors of length 0")
+            factors.append(math.sqrt(copies(source.shape, shape)) / least * (1 + 2**-48))
+        return Gain.of(*factors, method="smallest length")
+
+    @staticmethod
+    def _least(source: Node, axis: int, context: Context) -> float:
+        """The least length of a vector along an axis: that at the middle, less how far it can be from it."""
+        middle, away = context.center(source), context.deviation(source)
+        if middle is None or not math.isfinite(away) or -axis > len(source.shape):
+            return 0.0
+        return float(length(middle, axis).min()) * (1 - 2**-40) - away * (1 + 2**-40)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(-1 - 2**-40, 1 + 2**-40, node.shape)
+
+
+@rule("cdist", "pairwise_distance")
+class Distance(Rule):
+    """‖x_i − y_j‖_p moves no more than ‖Δx_i‖_p + ‖Δy_j‖_p ≤ d^max(0, 1/p − 1/2) (‖Δx_i‖ + ‖Δy_j‖), for p ≥ 1."""
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        order = float(node.argument(2, "p", 2.0))
+        if not order >= 1:
+            return Gain.infinite(node, f"a distance of order p = {order:g} < 1 is not Lipschitz")
+        width = max(operand.shape[-1] for operand in node.args[:2])
+        factor = width ** max(0.0, 1 / order - 0.5) * (1 + 2**-48)
+        shapes = [tuple(operand.shape) for operand in node.args[:2]]
+        if node.op == "cdist":  # (…, rows, 1, d) and (…, 1, columns, d)
+            shapes = [(*shapes[0][:-1], 1, shapes[0][-1]), (*shapes[1][:-2], 1, *shapes[1][-2:])]
+        whole = tuple(torch.broadcast_shapes(*shapes))
+        used = [copies(shape, whole) for operand, shape in zip(node.args[:2], shapes, strict=True) if isinstance(operand, Node)]
+        return Gain.of(*(factor * math.sqrt(count) * (1 + 2**-50) for count in used), method="norm")
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(0.0, math.inf, node.shape)

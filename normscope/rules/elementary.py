@@ -1,0 +1,160 @@
+"""Elementary functions, entry by entry: powers, exponentials, logarithms, and those of angles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from normscope.core.errors import Refusal
+from normscope.core.interval import Interval
+from normscope.core.rounding import UNDERFLOW
+from normscope.graph.graph import Constant, Node
+from normscope.rules.activations import Entrywise, Fixed, number
+from normscope.rules.registry import Context, register
+from normscope.rules.scalars import UNBOUNDED, Function, Scalar, exponential, piecewise_linear, power, smooth
+
+NOWHERE = ((math.nan, math.nan), (math.nan, math.nan))  # ends of a function that has none
+BELOW_ONE = 1 - 2.0**-53
+FARTHEST = 1e6  # from zero, where the poles of the tangent are still told apart
+POLE = 1e-9  # how near to one of them nothing is claimed, in units of π
+
+
+def _power(node: Node) -> Scalar:
+    if node.op == "pow" and isinstance(node.args[0], Constant) and node.args[0].value.numel() > 1:
+        raise Refusal("no certificate: bases differ from entry to entry", [node.label], "Write it as exp(x · log(base)).")
+    if node.op == "pow" and not isinstance(node.args[0], Node):
+        return exponential(number(node.args[0], 1.0))
+    if node.op == "pow" and isinstance(node.args[1], Node):
+        raise Refusal("no certificate: an exponent depends on the input", [node.label], "Write it as exp(exponent · log(base)).")
+    if node.op == "pow" and isinstance(node.args[1], Constant) and node.args[1].value.numel() > 1:
+        raise Refusal("no certificate: exponents differ from entry to entry", [node.label], "Raise to one power at a time.")
+    exponent = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}.get(node.op)
+    if exponent is None:
+        exponent = number(node.args[1], 1.0)
+    return power(exponent)
+
+
+def _line(slope: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    return ((-math.inf, slope), (math.inf, slope))
+
+
+def _logarithm(function: Function, base: float) -> Scalar:
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return (x * math.log(base)).reciprocal()
+
+    return Scalar(function, slope, ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(UNDERFLOW, math.inf))
+
+
+def _inverse_sine(function: Function, sign: float) -> Scalar:
+    """arcsin and arccos: slopes ±1/√(1 − x²)."""
+    slope: Function = lambda x: sign * ((1 - x) * (1 + x)).rsqrt()  # noqa: E731
+    return Scalar(function, slope, turns=[(0.0, sign, sign)], ends=NOWHERE, domain=(-BELOW_ONE, BELOW_ONE))
+
+
+def _logit(node: Node) -> Scalar:
+    """log(x/(1 − x)) of x clamped to [ε, 1 − ε], or on 0 < x < 1 without ε."""
+    epsilon = number(node.argument(1, "eps"), 0.0)
+    slope: Function = lambda x: (x * (1 - x)).reciprocal()  # noqa: E731
+    if epsilon > 0.5:  # what is below ε is above 1 − ε
+        return UNBOUNDED
+    if epsilon <= 0:
+        return Scalar(torch.logit, slope, turns=[(0.5, 4.0, 4.0)], ends=NOWHERE, domain=(UNDERFLOW, BELOW_ONE))
+    steepest = 1 / (epsilon * (1 - epsilon)) * (1 + 2**-48)
+    top = float(torch.logit(torch.tensor(1.0, dtype=torch.float64), epsilon))
+
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        return torch.where((x < epsilon) | (x > 1 - epsilon), 0.0, slope(x)).to(torch.float64)
+
+    turns = [(epsilon, 0.0, steepest), (0.5, 4.0, 4.0), (1 - epsilon, steepest, 0.0)]
+    return Scalar(lambda x: torch.logit(x, epsilon), clamped, turns, ends=((-top, 0.0), (top, 0.0)))
+
+
+FUNCTIONS: dict[str, Callable[[], Scalar]] = {
+    "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "erfc": lambda: smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
+    "special_expit": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "deg2rad": lambda: Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
+    "rad2deg": lambda: Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
+    "sinh": lambda: Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
+    "cosh": lambda: Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
+    "exp2": lambda: exponential(2.0),
+    "log2": lambda: _logarithm(torch.log2, 2.0),
+    "log10": lambda: _logarithm(torch.log10, 10.0),
+    "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
+    "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
+    "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
+    "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
+    "log": lambda: _logarithm(torch.log, math.e),
+    "log1p": lambda: Scalar(
+        torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
+    ),
+    "asin": lambda: _inverse_sine(torch.asin, 1.0),
+    "acos": lambda: _inverse_sine(torch.acos, -1.0),
+    "atanh": lambda: Scalar(
+        torch.atanh,
+        lambda x: ((1 - x) * (1 + x)).reciprocal(),
+        turns=[(0.0, 1.0, 1.0)],
+        ends=NOWHERE,
+        domain=(-BELOW_ONE, BELOW_ONE),
+    ),
+    "acosh": lambda: Scalar(
+        torch.acosh, lambda x: ((x - 1) * (x + 1)).rsqrt(), ends=(NOWHERE[0], (math.inf, 0.0)), domain=(1 + 2.0**-52, math.inf)
+    ),
+}
+for _name, _make in FUNCTIONS.items():
+    register(_name, Fixed(_make))
+for _name in ("pow", "square", "sqrt", "rsqrt", "reciprocal"):
+    register(_name, Entrywise(_power))
+for _name in ("logit", "special_logit"):
+    register(_name, Entrywise(_logit))
+
+
+class Wave(Entrywise):
+    """sin and cos: slopes and values in [−1, 1], not followed any closer."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
+
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full(bounds.shape, -1.0, dtype=torch.float64), torch.full(bounds.shape, 1.0, dtype=torch.float64)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        return Interval.constant(-1.0, 1.0, node.shape)
+
+    def norm(self, node: Node, context: Context) -> float:
+        return math.sqrt(node.shape[-1] if node.shape else 1)
+
+
+class Tangent(Entrywise):
+    """tan between two of its poles, with the slope 1 + tan²; nothing is bounded where values may reach a pole."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda node: UNBOUNDED)
+
+    @staticmethod
+    def _between_poles(bounds: Interval) -> torch.Tensor:
+        turns = [side.clamp(-FARTHEST, FARTHEST) / math.pi for side in (bounds.low, bounds.high)]
+        middle = turns[0].round()
+        near = [(turn - middle).abs() < 0.5 - POLE for turn in turns]
+        return near[0] & near[1] & (bounds.low > -FARTHEST) & (bounds.high < FARTHEST)
+
+    def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        inside = self._between_poles(bounds)
+        low, high = (side.clamp(-FARTHEST, FARTHEST) for side in (bounds.low, bounds.high))
+        flattest = (low / math.pi - POLE).ceil() <= high / math.pi + POLE  # where tan is 0
+        ends = [1 + side.tan().square() for side in (low, high)]
+        least = torch.where(flattest, 1.0, torch.minimum(*ends) * (1 - 1e-12))
+        return torch.where(inside, least, -math.inf), torch.where(inside, torch.maximum(*ends) * (1 + 1e-12), math.inf)
+
+    def interval(self, node: Node, context: Context) -> Interval:
+        bounds = context.interval(node.input)
+        inside = self._between_poles(bounds)
+        found = Interval(*(side.nan_to_num(0, 0, 0).tan() for side in (bounds.low, bounds.high))).widened(1e-12)
+        return Interval(torch.where(inside, found.low, -math.inf), torch.where(inside, found.high, math.inf))
+
+
+for _name in ("sin", "cos"):
+    register(_name, Wave())
+register("tan", Tangent())

@@ -1,0 +1,236 @@
+"""Columns that end at relays, or travel together: bounds hold all the same, and whoever forgets a part is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from normscope.certify import forms, relays, sweep
+from normscope.certify.bundles import block_norms
+from normscope.certify.columns import derivative_map
+from normscope.certify.forms import AffineForms, affine_forms
+from normscope.certify.relays import Plan, cut_vertices, together
+from normscope.certify.sweep import Sweep
+from normscope.core.region import Ball
+from normscope.graph.graph import Graph
+from normscope.graph.trace import trace
+from normscope.rules.registry import registry
+from normscope.rules.remainder import Remainder
+from tests.certify.test_forms import Transformer, regions, residual, violations
+from tests.networks import Function
+
+
+class Encoder(nn.Module):
+    """Two layers, normalizers behind the branches, tokens averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(6, 2, 10, 0.0, activation, batch_first=True) for activation in ("gelu", "relu")]
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def stacked() -> nn.Module:
+    """Two pre-norm layers with a gate; their residual streams are read by all that follows."""
+    return nn.Sequential(Stream(), Stream(), Transformer())
+
+
+class Stream(Transformer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mixed(self.norms[0](x)).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        x = x + functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+CASES = {"pre-norm": (stacked, (1, 3, 6)), "post-norm": (Encoder, (1, 4, 6)), "residual": (residual, (1, 2, 5, 5))}
+
+
+def drawn(name: str, seed: int) -> tuple[nn.Module, torch.Tensor, Graph]:
+    make, shape = CASES[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().double().eval()
+        return model, (x := torch.randn(shape, dtype=torch.float64)), trace(model, x, "eval", None)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay wherever one can be."""
+    monkeypatch.setattr(relays, "STRIDES", (1,))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 12))])
+@pytest.mark.parametrize("name", CASES)
+def test_no_pair_of_points_exceeds_a_bound(name: str, seed: int, always: None) -> None:
+    model, x, graph = drawn(name, seed)
+    for radius in (1e-3, 0.3):
+        for region in regions(x, radius):
+            found = affine_forms(graph, region)
+            assert found.plan.relays and not violations(graph, model, region, found, seed, pairs=2, steps=6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_relays_cost_little_where_nothing_bends(name: str, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, graph = drawn(name, 0)
+    with_relays = affine_forms(graph, Ball(x[0], 1e-7))
+    monkeypatch.setattr(relays, "STRIDES", (0,))
+    without = affine_forms(graph, Ball(x[0], 1e-7))
+    assert with_relays.plan.relays and not without.plan.relays
+    assert float(with_relays.bound) == pytest.approx(float(without.bound), rel=1e-3)
+    shares = [part.bound for part in with_relays.parts]
+    assert all(share >= 0 for share in shares) and (sum(shares) > 0 or name == "residual")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_that_travel_together_arrive_as_if_alone(name: str, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, graph = drawn(name, 0)
+    region = Ball(x[0], 0.02)
+    one = affine_forms(graph, region)
+    monkeypatch.setattr(sweep, "together", lambda *_: 0)
+    other = affine_forms(graph, region)
+    assert float(one.bound) == pytest.approx(float(other.bound), rel=1e-6)
+    for node in one.away.watched:
+        assert torch.allclose(one.moves.entries(node), other.moves.entries(node), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokenwise_nodes_keep_tokens_apart(name: str) -> None:
+    _, x, graph = drawn(name, 0)
+    values = graph.run([x], torch.float64, capture=graph.nodes)[1]
+    generator, seen = torch.Generator().manual_seed(0), 0
+    for node in graph.nodes:
+        if node.is_input or not registry.find(node).tokenwise(node):
+            continue
+        sources = list(dict.fromkeys(node.inputs))
+        if any(source.shape[:-1] != node.shape[:-1] for source in sources):
+            continue
+        moved = [values[source].clone() for source in sources]
+        for part in moved:
+            part.reshape(-1, part.shape[-1])[0] += torch.randn(part.shape[-1], generator=generator, dtype=torch.float64)
+        changed = (node.apply(*moved) - node.apply(*(values[source] for source in sources))).abs()
+        assert float(changed.reshape(-1, changed.shape[-1])[1:].sum()) == 0
+        seen += 1
+    assert seen or name == "residual"
+
+
+def test_a_relay_is_on_every_path() -> None:
+    for name in CASES:
+        _, _, graph = drawn(name, 0)
+        for cut in cut_vertices(graph):
+            reached = set(graph.inputs)  # without passing the cut
+            for node in graph.nodes:
+                if node is not cut and any(source in reached for source in node.inputs):
+                    reached.add(node)
+            assert graph.output not in reached
+
+
+def test_norms_of_blocks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((3, 7), (7, 3), (5, 5), (1, 4)):
+        blocks = (
+            torch.randn(20, rows, columns, generator=generator, dtype=torch.float64) * torch.logspace(-160, 3, 20)[:, None, None]
+        )
+        frobenius = torch.linalg.matrix_norm(blocks) + 1e-150
+        found, exact = block_norms(blocks, frobenius), torch.linalg.matrix_norm(blocks, 2)
+        assert bool((found >= exact * (1 - 1e-12)).all()) and bool((found <= frobenius * (1 + 1e-9)).all())
+        assert float(found[-1]) == pytest.approx(float(exact[-1]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((2, 3), (1, 2), (0, 1)), (3, 1, "same")]
+)
+def test_convolutions_of_columns(kernel: object, stride: object, padding: object) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 5, kernel, stride, padding).double()
+    graph = trace(model, torch.randn(1, 2, 6, 7, dtype=torch.float64), "eval", None)
+    columns = torch.randn(4, 1, 2, 6, 7, dtype=torch.float64)
+    found = derivative_map(graph.output, lambda node: torch.zeros(node.shape, dtype=torch.float64))(columns)
+    expected = functional.conv2d(columns[:, 0], model.weight, None, stride, padding)
+    assert torch.allclose(found[:, 0], expected, rtol=1e-12, atol=1e-12)
+
+
+# mutants of a relay: the middle is a kink or curved, and a relay stands behind it
+
+
+def behind_a_relay() -> nn.Module:
+    """Twice x ↦ relu(x) + relu(x)/2, which is 1.5-Lipschitz with 0.75 ± 0.75 at the kink."""
+    return Function(lambda x: (lambda y: y + 0.5 * y * 1.0)(functional.relu(x)) * 2.0)
+
+
+def forgets_columns(patch: pytest.MonkeyPatch) -> None:
+    original = Sweep._relayed
+
+    def relayed(self, node, own):
+        found = original(self, node, own)
+        return Remainder(found.scale, found.entries * 0.01, (found.sets[0], found.sets[1] * 0.01))
+
+    patch.setattr(Sweep, "_relayed", relayed)
+
+
+def halves_blocks(patch: pytest.MonkeyPatch) -> None:
+    original = Sweep._visit
+
+    def visit(self, bundle, tally, at_output, node, columns):
+        original(self, bundle, tally, at_output, node, columns / 2)
+
+    patch.setattr(Sweep, "_visit", visit)
+
+
+@pytest.mark.parametrize("change", [forgets_columns, halves_blocks])
+def test_mutants_are_caught(change, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = behind_a_relay(), torch.zeros(1, 2, 3, dtype=torch.float64)
+    graph, region = trace(model, x, "eval", None), Ball(x[0], 0.5)
+    found = affine_forms(graph, region)
+    assert found.plan.relays and not violations(graph, model, region, found, pairs=6, steps=30)
+    change(monkeypatch)
+    assert violations(graph, model, region, affine_forms(graph, region), pairs=6, steps=30)
+
+
+def test_a_first_bound_outlives_an_interrupt_of_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, graph = drawn("residual", 0)
+    region, whole = Ball(x[0], 0.3), AffineForms._bound
+    calls = []
+
+    def bound(self, facts, chords):
+        calls.append(chords)
+        if chords:
+            raise KeyboardInterrupt
+        whole(self, facts, chords)
+
+    monkeypatch.setattr(AffineForms, "_bound", bound)
+    found = affine_forms(graph, region)
+    assert calls == [False, True] and found.bound.finite and any("best so far" in note for note in found.notes)
+    assert not violations(graph, model, region, found, pairs=3)
+
+
+def test_too_little_effort_keeps_the_first_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, graph = drawn("residual", 0)
+    region = Ball(x[0], 0.3)
+    first = affine_forms(graph, region)
+    monkeypatch.setattr(forms, "MOST_WORK", first.work * 0.7)
+    found = affine_forms(graph, region, effort=1.0)
+    assert found.bound.finite and any("may give a smaller bound" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("slope", [3.0, -2.0])
+def test_symbols_of_a_relay_are_no_multiples_of_its_input(slope: float, always: None) -> None:
+    """Those of an activation are; a relay's are that times how far slopes differ, and what columns bring."""
+    model = Function(lambda x: (lambda y: y + 0.5 * y)(functional.leaky_relu(x, slope)))
+    x = torch.full((1, 2, 3), 0.1, dtype=torch.float64)
+    found = affine_forms(trace(model, x, "eval", None), Ball(x[0], 0.5))
+    assert found.plan.relays and 1.5 * abs(slope) <= float(found.bound) <= 1.5 * abs(slope) * (1 + 1e-6)
+
+
+def test_where_columns_end() -> None:
+    _, _, graph = drawn("pre-norm", 0)
+    cuts = cut_vertices(graph)
+    plan = Plan(tuple(cuts))
+    assert plan.last(graph, graph.inputs[0]) is cuts[0] and plan.last(graph, cuts[0]) is cuts[1]
+    assert plan.last(graph, graph.output) is None and together(graph, graph.output, []) == 0

@@ -1,0 +1,134 @@
+"""Models moved by random elements of their symmetry groups are the same function; one weight changed by 1 % is named."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import normscope as ns
+from normscope.symmetry.groups import ScaleGroup
+from tests.checkpoint.models import built
+
+X = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+V = torch.randn(16, 12, generator=torch.Generator().manual_seed(0))
+
+
+def seeded(*layers: nn.Module) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(12), nn.Linear(12, 20), nn.Linear(20, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+MODELS = {
+    "conv BN": (lambda: seeded(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3)), X),
+    "conv GN": (lambda: seeded(nn.Conv2d(3, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)), X),
+    "conv IN": (lambda: seeded(nn.Conv2d(3, 6, 3), nn.InstanceNorm2d(6, affine=True), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)), X),
+    "LN": (lambda: seeded(nn.Linear(12, 20), nn.LayerNorm(20), nn.ReLU(), nn.Linear(20, 3)), V),
+    "RMS": (lambda: seeded(nn.Linear(12, 20), nn.RMSNorm(20, eps=1e-6), nn.Linear(20, 3)), V),
+    "BN1d": (lambda: seeded(nn.Linear(12, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 20), nn.BatchNorm1d(20), nn.Linear(20, 3)), V),
+    "leaky ReLU": (lambda: seeded(nn.Linear(12, 20), nn.LeakyReLU(), nn.Linear(20, 20), nn.LeakyReLU(), nn.Linear(20, 3)), V),
+    "residual": (lambda: seeded(nn.Linear(12, 12), Residual(), Residual(), nn.LayerNorm(12), nn.Linear(12, 3)), V),
+    "Llama": (lambda: copy.deepcopy(built("Llama")[0]), {"inputs_embeds": torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))}),
+    "GPT2": (lambda: copy.deepcopy(built("GPT2")[0]), {"inputs_embeds": torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))}),
+    "Qwen3": (lambda: copy.deepcopy(built("Qwen3")[0]), {"inputs_embeds": torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))}),
+}  # fmt: skip
+
+
+def moved(model: nn.Module, example: object, seed: int) -> tuple[nn.Module, bool]:
+    """A copy moved by a random element of every group, scales in [½, 2]; whether anything moved."""
+    report = ns.symmetries(model, example, mode="train")
+    generator = torch.Generator().manual_seed(seed)
+    twin = copy.deepcopy(model).double()
+    parameters = {name: value.detach() for name, value in twin.named_parameters()}
+    for group in report.groups:
+        if isinstance(group, ScaleGroup):
+            logs = (2 * torch.rand(group.count, generator=generator, dtype=torch.float64) - 1) * math.log(2)
+            parameters = {**parameters, **group.scaled(parameters, logs)}
+        else:
+            parameters = {**parameters, **group.transform(parameters, generator)}
+    with torch.no_grad():
+        for name, value in twin.named_parameters():
+            value.copy_(parameters[name])
+    return twin, len(report.groups) > 0
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", MODELS)
+def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
+    make, example = MODELS[name]
+    model = make().train()
+    twin, any_moved = moved(model, example, 1)
+    found = ns.diff(model.double(), twin, example, mode="train")
+    assert any_moved and found.same is True and found.first is None, found.explanation
+    assert "train" in found.mode and found.defect < 0.01
+    weights = [
+        key
+        for key, value in twin.named_parameters()
+        if value.dim() >= 2 and "embed" not in key and "wte" not in key and "wpe" not in key
+    ]
+    chosen = weights[len(weights) // 2]
+    with torch.no_grad():
+        value = dict(twin.named_parameters())[chosen].view(-1)
+        value[int(value.abs().argmax())] *= 1.01
+    changed = ns.diff(model, twin, example, mode="train")
+    assert changed.same is False and changed.first == chosen, (chosen, changed.explanation)
+
+
+def test_rows_of_a_vocabulary_that_no_input_reads_are_not_called_the_same():
+    """The example's ids reach few rows of an embedding: others may hold anything."""
+    model = nn.Sequential(nn.Embedding(50, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].weight[40] += torch.randn(8)
+    ids = torch.arange(10).reshape(2, 5)
+    assert ns.diff(model, twin, ids).same is not True
+    twin = copy.deepcopy(model)
+    assert ns.diff(model, twin, ids).same is True
+
+
+def test_a_dead_unit_is_not_called_the_same():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    with torch.no_grad():
+        model[0].bias[0] = -100.0
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[2].weight[:, 0] += 1.0
+    assert ns.diff(model, twin, torch.randn(4, 4)).same is not True
+
+
+def test_another_epsilon_is_another_function():
+    model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+    twin = copy.deepcopy(model)
+    twin[1].eps = 1e-3
+    found = ns.diff(model, twin, torch.randn(4, 4))
+    assert found.same is False and found.first == "1"
+
+
+def test_the_first_layer_that_adds_an_error_is_named():
+    model = seeded(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[2].weight += 1e-3
+    found = ns.diff(model, twin, torch.randn(4, 4), mode="eval")
+    assert found.first == "2.weight" and any("adds an error" in note and note.endswith("2") for note in found.notes)
+
+
+def test_an_example_is_for_modules(tmp_path):
+    with pytest.raises(ns.InputError, match="two modules"):
+        ns.diff(tmp_path, tmp_path, torch.randn(1, 4))

@@ -1,0 +1,41 @@
+"""Networks that nobody here wrote: a few always, every twelfth of the sweep in the full suite (`python -m bench wild`)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import normscope as ns
+from bench.wild import transformers_models
+from bench.wild.checks import Known
+from bench.wild.transformers_models import NotBuilt
+
+FAMILIES = ("bert", "gpt2", "mixtral", "mamba", "vit", "resnet", "gemma2")
+SWEPT = transformers_models.names()[5::12]
+
+
+def check(name: str) -> None:
+    try:
+        model, example = transformers_models.build(name)
+    except NotBuilt as reason:
+        pytest.skip(str(reason))
+    try:
+        audit = ns.audit(model, example, effort=0.1, local=False)
+    except ns.Refusal as refusal:
+        assert refusal.causes
+        return
+    assert list(Known(model, example, None).contradictions(audit)) == []
+    assert audit.bracket.upper is not None and (audit.bracket.upper.finite or "region" in audit.bracket.reason)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_of_each_family(name):
+    check(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_part_of_the_sweep(name):
+    check(name)

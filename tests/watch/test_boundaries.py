@@ -1,0 +1,308 @@
+"""Nothing leaves the recorder but an interrupt: faults at any of its calls, odd surroundings, forks, closed streams."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+import normscope as ns
+from normscope._watch import forward, guard, recording
+from tests.watch.loops import Loop, mlp
+from tests.watch.test_identity import same, state
+
+RECORDER = str(Path(forward.__file__).parent)
+STEPS = 3
+BOUNDARY = {  # what calls the rest, inside of a try
+    guard.Guard.outermost.__code__, guard.Guard._unless_over.__code__, recording.Watch.step.__code__, recording.Watch.close.__code__, recording.Watch.summary.__code__,
+    recording.Watch.__enter__.__code__, recording.Watch.__exit__.__code__,
+}  # fmt: skip
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5))
+
+
+def plain(make: Callable[[], nn.Module] = small, steps: int = STEPS) -> list[Any]:
+    loop = Loop(make)
+    for _ in range(steps):
+        loop.step()
+    return state(loop)
+
+
+@contextmanager
+def traced(tracer: Callable[[FrameType, str, Any], None], install: Callable[[Any], None]) -> Iterator[None]:
+    install(tracer)
+    try:
+        yield
+    finally:
+        install(None)
+
+
+class Faults:
+    """Raises at one call of the recorder: the n-th of a function, or of them all; counts all that there are."""
+
+    def __init__(self, code: CodeType | None = None, number: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+        self.code, self.number, self.error = code, number, error
+        self.calls: Counter[CodeType] = Counter()
+        self.total = 0
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code in BOUNDARY or not code.co_filename.startswith(RECORDER):
+            return
+        self.calls[code] += 1
+        self.total += 1
+        if (
+            not self.raised
+            and self.number == (self.total if self.code is None else self.calls[self.code])
+            and self.code in (None, code)
+        ):
+            self.raised = True
+            raise self.error("injected")
+
+
+def left_behind() -> Counter[str]:
+    """What a recording must take away with it."""
+    writers = sum(thread.name == "normscope-writer" for thread in threading.enumerate())
+    return Counter(writers=writers, hooks=len(hooks._global_forward_hooks) + len(hooks._global_forward_pre_hooks))
+
+
+def trained(run: Path, faults: Faults, on_the_thread: bool = False) -> list[Any]:
+    """The state after a training whose recorder has these faults: in the loop, or on the thread that writes."""
+    loop, before = Loop(small), left_behind()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if on_the_thread:
+            with traced(faults, threading.settrace):
+                made = loop.watch(run)
+        else:
+            made = loop.watch(run)
+        with traced(faults, (lambda tracer: None) if on_the_thread else sys.settrace), made:
+            for _ in range(STEPS):
+                made.step(loss=loop.step())
+            made.summary()
+        steps = made.steps
+        loop.step()
+    assert made.steps == steps and left_behind() == before
+    return state(loop)
+
+
+@pytest.mark.parametrize("on_the_thread", [False, True], ids=["loop", "writer"])
+def test_a_fault_in_any_function_of_the_recorder_stays_there(on_the_thread: bool, tmp_path: Path) -> None:
+    expected = plain(steps=STEPS + 1)
+    counting = Faults()
+    assert same(trained(tmp_path / "count", counting, on_the_thread), expected)
+    assert len(counting.calls) > (8 if on_the_thread else 50)
+    for index, (code, calls) in enumerate(counting.calls.items()):
+        number = calls if index % 2 else 1
+        assert same(trained(tmp_path / str(index), Faults(code, number), on_the_thread), expected), (code.co_qualname, number)
+        with suppress(ns.InputError):  # of a run that was never begun
+            ns.load_run(tmp_path / str(index)).table()
+
+
+@pytest.mark.full
+def test_a_fault_at_any_call_of_the_recorder_stays_there(tmp_path: Path) -> None:
+    expected = plain(steps=STEPS + 1)
+    counting = Faults()
+    trained(tmp_path / "count", counting)
+    for number in range(1, counting.total + 1):
+        assert same(trained(tmp_path / str(number), Faults(None, number)), expected), number
+
+
+def test_an_interrupt_reaches_the_loop_and_the_run_can_be_read(tmp_path: Path) -> None:
+    for index, code in enumerate((forward.ForwardView._entering, recording.Watch._look_before, recording.Watch._after_step)):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / str(index), Faults(code.__code__, 2, KeyboardInterrupt))
+        run = ns.load_run(tmp_path / str(index))
+        assert run.events("closed") and not run.events("error")
+
+
+def test_the_death_of_the_writing_thread_is_noticed(tmp_path: Path) -> None:
+    loop = Loop(small)
+    with pytest.warns(UserWarning, match="records no more"), loop.watch(tmp_path) as made:
+        assert made.writer is not None
+        made.writer._waiting.put(lambda: (_ for _ in ()).throw(SystemExit))
+        while not made.writer.failed:
+            time.sleep(0.001)
+        for _ in range(STEPS):
+            loop.step()
+        assert not loop.optimizer._optimizer_step_pre_hooks
+    assert same(state(loop), plain())
+
+
+# surroundings ----------------------------------------------------------------------------------------------------------
+
+
+def inference(loop: Loop, x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        return loop.model.eval()(x).tolist(), loop.model.train()
+
+
+def jit_trace(loop: Loop, x: torch.Tensor) -> Any:
+    traced_model = torch.jit.trace(loop.model.eval(), x, check_trace=False)
+    loop.model.train()
+    return str(traced_model.inlined_graph).count("aten::")
+
+
+def exported(loop: Loop, x: torch.Tensor) -> Any:
+    program = torch.export.export(loop.model.eval(), (x,))
+    loop.model.train()
+    return len(program.graph.nodes)
+
+
+def transformed(loop: Loop, x: torch.Tensor) -> Any:
+    parameters = {name: p.detach() for name, p in loop.model.named_parameters()}
+    loop.model.eval()
+    gradients = torch.func.grad(lambda p: torch.func.functional_call(loop.model, p, (x,)).sum())(parameters)
+    loop.model.train()
+    return [float(gradient.sum()) for gradient in gradients.values()]
+
+
+def counted_operations(loop: Loop, x: torch.Tensor) -> Any:
+    with FlopCounterMode(display=False) as counter:
+        loop.model(x).sum()
+    return counter.get_total_flops()
+
+
+def copies(loop: Loop, x: torch.Tensor) -> Any:
+    saved = io.BytesIO()
+    torch.save(loop.model, saved)
+    copied = copy.deepcopy(loop.model)
+    copied(x).sum().backward()
+    pickle.loads(pickle.dumps(loop.model))(x).sum().backward()
+    return float(copied[1].weight.grad.sum())
+
+
+def another_thread(loop: Loop, x: torch.Tensor) -> Any:
+    found: list[float] = []
+
+    def evaluate() -> None:
+        twin = copy.deepcopy(loop.model).eval()
+        with torch.no_grad():
+            found.append(float(twin(x).sum()))
+            loop.model[0](x)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    return found
+
+
+def meta(loop: Loop, x: torch.Tensor) -> Any:
+    return copy.deepcopy(loop.model).to("meta")(x.to("meta")).shape, loop.model[0](x.to("meta")).shape
+
+
+SURROUNDINGS: dict[str, Callable[[Loop, torch.Tensor], Any]] = {
+    "inference mode": inference,
+    "torch.jit.trace": jit_trace,
+    "torch.export": exported,
+    "torch.func": transformed,
+    "a mode that counts": counted_operations,
+    "copies and pickles": copies,
+    "another thread": another_thread,
+    "meta tensors": meta,
+}
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_is_done_between_steps_gives_the_same_with_and_without(name: str, tmp_path: Path) -> None:
+    x = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    found = []
+    for watched in (False, True):
+        loop = Loop(small)
+        made = loop.watch(tmp_path) if watched else None
+        seen = []
+        for _ in range(STEPS):
+            seen.append(SURROUNDINGS[name](loop, x))
+            loop.step()
+        if made is not None:
+            made.close()
+        found.append((state(loop), [value if not isinstance(value, tuple) else value[0] for value in seen]))
+    (expected, without), (tensors, with_it) = found
+    assert with_it == without and same(tensors, expected)
+    run = ns.load_run(tmp_path)
+    assert not run.events("error") and len(run.table()) == STEPS
+
+
+@pytest.mark.parametrize("stream", ["closed", "broken", "none"])
+def test_a_stream_that_takes_nothing_does_not_keep_close_from_returning(
+    stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    loop = Loop(small)
+    made = loop.watch(tmp_path, quiet=False)
+    loop.step()
+    taken: Any = {"closed": io.StringIO(), "broken": Broken(), "none": None}[stream]
+    if stream == "closed":
+        taken.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", taken)
+        made.close()
+        made.close()
+    assert len(ns.load_run(tmp_path).table()) == 1 and ns.load_run(tmp_path).events("closed")
+
+
+def test_a_forked_process_neither_writes_nor_closes_the_run(tmp_path: Path) -> None:
+    loop = Loop(small)
+    made = loop.watch(tmp_path)
+    loop.step()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            loop.step()
+            made.step(loss=1.0)
+            made.close()
+        finally:
+            os._exit(0 if not made.closed and made.steps == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loop.step()
+    made.close()
+    run = ns.load_run(tmp_path)
+    assert run.table()["step"].to_pylist() == [1, 2] and len(run.events("closed")) == 1
+
+
+def test_layers_of_mlp_are_recorded_after_a_pass_of_another_thread(tmp_path: Path) -> None:
+    """A pass without gradients in another thread, in the middle of the sampled one, is not taken for its end."""
+    loop = Loop(mlp)
+
+    def evaluate(*args: Any) -> None:
+        def run() -> None:
+            with torch.no_grad():
+                copied(torch.zeros(2, 3, 4, 4))
+
+        copied = loop.model.eval()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        loop.model.train()
+
+    handle = loop.model[1].register_forward_hook(lambda *args: handle.remove() or evaluate())
+    for _ in loop.watched(tmp_path, 2):
+        pass
+    run = ns.load_run(tmp_path)
+    rows = [i for i, layer in enumerate(run.layers) if layer["role"] != "weight"]
+    assert not run.events("error") and torch.tensor(run.matrix("input_variance")[0, rows]).isfinite().all()

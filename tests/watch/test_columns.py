@@ -1,0 +1,395 @@
+"""Every column against an independent recomputation in float64, from checkpoints taken around the step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normscope as ns
+from normscope._watch.columns import METRICS, PRODUCTS
+from tests.watch.loops import Loop, Transformer, adamw, convolutional, mlp, sgd
+
+CLOSE = {"rtol": 2e-4, "atol": 1e-6}
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {"make": mlp},
+    "mlp adamw": {"make": mlp, "optimizer_of": adamw},
+    "mlp accumulated": {"make": mlp, "accumulate": 3},
+    "mlp clipped": {"make": mlp, "clip": 1e-3},
+    "mlp scaled": {"make": mlp, "scaler": True},
+    "mlp scaled, clipped, accumulated": {"make": mlp, "scaler": True, "clip": 1e-3, "accumulate": 2},
+    "mlp float64": {"make": lambda: Double(mlp())},
+    "convolutional": {"make": convolutional},
+    "convolutional channels last": {"make": lambda: convolutional().to(memory_format=torch.channels_last)},
+    "transformer": {"make": Transformer},
+    "transformer checkpointed": {"make": lambda: Transformer(checkpointed=True)},
+}
+STEP = 6
+
+
+class Double(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.double())
+
+
+class Reference:
+    """The step that follows, done again on a copy in float64: what entered each module, gradients, weights before and after."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.model = copy.deepcopy(loop.model).double()
+        self.before = {name: p.detach().double().clone() for name, p in loop.model.named_parameters()}
+        self.buffers = {name: b.clone() for name, b in loop.model.named_buffers()}
+        self.inputs: dict[tuple[str, int], Tensor] = {}
+        self.data, self.random = loop.data.get_state(), torch.get_rng_state()
+
+    def run(self) -> None:
+        """The forward and backward passes, in float64, on the batches that the loop is going to use."""
+        calls: dict[str, int] = {}
+        first = True
+
+        def enter(path: str) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any) -> None:
+                if first and args and isinstance(args[0], Tensor):
+                    calls[path] = calls.get(path, 0) + 1
+                    self.inputs[path, calls[path]] = args[0].detach().double().clone()
+
+            return hook
+
+        for path, module in self.model.named_modules():
+            module.register_forward_pre_hook(enter(path))
+            if isinstance(module, Transformer):
+                module.reentrant = None
+        after_data, after_random = self.loop.data.get_state(), torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        self.loop.data.set_state(self.data)
+        for _ in range(self.loop.accumulate):
+            x, y = self.loop.batch()
+            (nn.functional.cross_entropy(self.model(x.double()), y) / self.loop.accumulate).backward()
+            first = False
+        torch.set_rng_state(after_random)
+        self.loop.data.set_state(after_data)
+
+    def row(self, layers: list[dict[str, Any]], learning_rate: float) -> dict[str, np.ndarray]:
+        after = {name: p.detach().double() for name, p in self.loop.model.named_parameters()}
+        gradients = {name: p.grad for name, p in self.model.named_parameters()}
+        found = {name: np.full(len(layers), np.nan) for name in METRICS if name != "spectral_residual"}
+        for index, layer in enumerate(layers):
+            values = {}
+            if layer["parameter"]:
+                values |= self.motion(self.before[layer["parameter"]], after[layer["parameter"]], gradients[layer["parameter"]])
+            if layer["role"] == "weight" and layer["kind"] != "Embedding":
+                values["spectral_norm"] = torch.linalg.matrix_norm(self.before[layer["parameter"]].flatten(1), 2)
+            if layer["scale_free"]:
+                norm = torch.linalg.vector_norm(self.before[layer["parameter"]])
+                values["effective_lr"] = learning_rate / (norm if layer["effective_power"] == 1 else norm**2)
+            if layer["role"] != "weight":
+                module = self.model.get_submodule(layer["module"])
+                values |= self.entering(module, layer["module"], self.inputs[layer["module"], layer["call"]])
+            for name, value in values.items():
+                found[name][index] = float(value)
+        return found
+
+    @staticmethod
+    def motion(before: Tensor, after: Tensor, gradient: Tensor) -> dict[str, Any]:
+        w, d, g = before.flatten(), (after - before).flatten(), gradient.flatten()
+        cosine = (w / w.norm()) @ (after.flatten() / after.norm())
+        return {
+            "frobenius_norm": w.norm(), "gradient_norm": g.norm(), "update_norm": d.norm(), "gradient_dot_weight": g @ w,
+            "update_dot_weight": d @ w, "update_ratio": d.norm() / w.norm(), "angle": torch.arccos(cosine.clamp(-1, 1)),
+            "radial_gradient": (g @ w) / (g.norm() * w.norm()),
+        }  # fmt: skip
+
+    def entering(self, module: nn.Module, path: str, x: Tensor) -> dict[str, Any]:
+        last = x.dim() == 2 or isinstance(self.loop.model, Transformer)
+        channels = x.movedim(-1 if last else 1, 0).flatten(1)
+        v, values = channels.var(1, correction=0), {"largest_input": x.abs().max()}
+        if isinstance(module, nn.ReLU):
+            values["dead_fraction"] = (channels.amax(1) <= 0).double().mean()
+        name = type(module).__name__
+        if name.startswith(("LayerNorm", "RMSNorm")):
+            v = x.var(-1, correction=0) if name == "LayerNorm" else x.square().mean(-1)
+        elif name == "GroupNorm":
+            v = x.unflatten(1, (module.num_groups, -1)).flatten(2).var(2, correction=0)
+        elif name.startswith("InstanceNorm"):
+            v = x.flatten(2).var(2, correction=0)
+        values |= {"input_variance": v.mean(), "input_variance_min": v.min(), "input_variance_max": v.max()}
+        values["input_variance_median"] = v.flatten().median()
+        if name.startswith("BatchNorm"):
+            mean, variance = self.buffers[f"{path}.running_mean"].double(), self.buffers[f"{path}.running_var"].double()
+            values["running_shift"] = ((channels.mean(1) - mean).square() / (variance + module.eps)).mean().sqrt()
+            values["running_divergence"] = ((v + module.eps) / (variance + module.eps)).log().abs().mean()
+        return values | self.affine(module, name, path, v)
+
+    def affine(self, module: nn.Module, name: str, path: str, v: Tensor) -> dict[str, Any]:
+        if "Norm" not in name:
+            return {}
+        values = {}
+        for parameter, metric in (("weight", "gamma"), ("bias", "beta")):
+            if f"{path}.{parameter}" in self.before:
+                tensor = self.before[f"{path}.{parameter}"]
+                values |= {f"{metric}_min": tensor.min(), f"{metric}_max": tensor.max()}
+        gamma, epsilon = self.before[f"{path}.weight"], torch.finfo(torch.float32).eps if module.eps is None else module.eps
+        smallest = v if name.startswith("BatchNorm") else v.amin(0) if name.startswith(("Group", "Instance")) else v.min()
+        inverse = 1 / (smallest + epsilon).sqrt()
+        scaled = gamma * (inverse.repeat_interleave(len(gamma) // len(inverse)) if inverse.dim() else inverse)
+        paper = inverse.sum() if name.startswith(("Group", "Instance")) else inverse.norm()
+        layer = 1 / math.sqrt(v.mean() + epsilon)
+        return values | {
+            "gain_tight": scaled.abs().max(),
+            "gain_paper": paper,
+            "gain_paper_affine": scaled.norm(),
+            "gain_layer": layer,
+        }
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
+def test_every_column_agrees_with_float64(options: dict[str, Any], tmp_path: Path) -> None:
+    loop = Loop(**options)
+    with loop.watch(tmp_path / "run") as watch:
+        for _ in range(STEP - 1):
+            watch.step(loss=loop.step())
+        reference = Reference(loop)
+        loss = loop.step()
+        watch.step(loss=loss, accuracy=0.25)
+    reference.run()
+    run = ns.load_run(tmp_path / "run")
+    assert not run.events("error")
+    rate = 1e-2 if loop.optimizer_of is adamw else 0.1 / (1 - 0.9)
+    expected = reference.row(run.layers, rate)
+    for name, values in expected.items():
+        wide = (
+            {"rtol": 2e-2, "atol": 1e-6}
+            if name == "spectral_norm"
+            else {"rtol": 1e-3, "atol": 2e-4}
+            if name in ("radial_gradient", "angle")
+            else CLOSE
+        )
+        np.testing.assert_allclose(run.matrix(name)[-1], values, **wide, err_msg=name)
+    row = run.table().slice(STEP - 1, 1).to_pylist()[0]
+    assert row["step"] == STEP and row["loss"] == pytest.approx(loss.item()) and row["accuracy"] == 0.25
+    for product, metric in PRODUCTS.items():
+        chosen = [i for i, layer in enumerate(run.layers) if layer["in_product"] or metric != "spectral_norm"]
+        assert row[product] == pytest.approx(np.nansum(np.log10(run.matrix(metric)[-1][chosen])), abs=1e-4)
+
+
+def test_spectral_norms_follow_moving_weights(tmp_path: Path) -> None:
+    """Within 1 % of exact after 20 samples at learning rate 0.1."""
+    loop = Loop(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(48, 256),
+            nn.BatchNorm1d(256),
+            nn.ReLU(),
+            nn.Linear(256, 200),
+            nn.LayerNorm(200),
+            nn.ReLU(),
+            nn.Linear(200, 5),
+        ),
+        sgd,
+    )
+    exact: list[list[float]] = []
+    for _ in loop.watched(tmp_path / "run", 40):
+        exact.append(
+            [float(torch.linalg.matrix_norm(m.weight.detach().double(), 2)) for m in loop.model if isinstance(m, nn.Linear)]
+        )
+    run = ns.load_run(tmp_path / "run")
+    rows = [i for i, layer in enumerate(run.layers) if layer["role"] == "weight"]
+    found = run.matrix("spectral_norm")[:, rows]
+    assert (found <= np.array(exact) * (1 + 1e-5)).all(), "power iteration is a lower bound"
+    np.testing.assert_allclose(found[20:], np.array(exact)[20:], rtol=0.01)
+
+
+def test_weights_are_paired_with_the_normalizers_of_their_chain_or_of_a_report(tmp_path: Path) -> None:
+    loop = Loop(convolutional)
+    for name, report, head in (("alone", None, None), ("told", ns.symmetries(loop.model, loop.batch()[0]), False)):
+        for _ in loop.watched(tmp_path / name, 1, symmetries=report):
+            pass
+        run = ns.load_run(tmp_path / name)
+        layers = {layer["name"]: layer for layer in run.layers}
+        assert [layers[name]["normalizer"] for name in ("0", "4", "7", "13")] == ["1", "5", "8", None]
+        assert [layers[name]["scale_free"] for name in ("0", "4", "7", "13")] == [True, True, True, head]
+        assert [event["message"].split(".")[0] for event in run.events("note")] == (
+            ["not judged whether the loss ignores their scale: 13"] if head is None else []
+        )
+
+
+class Branching(nn.Module):
+    """A sum stands between the second weight and its normalizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm, self.after = nn.Linear(48, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.LayerNorm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x.flatten(1)))
+        return self.head(self.after(x + self.second(x)))
+
+
+def test_scale_free_is_only_what_reaches_its_normalizer_alone(tmp_path: Path) -> None:
+    loop = Loop(Branching)
+    for _ in loop.watched(tmp_path / "run", 2, symmetries=ns.symmetries(loop.model, loop.batch()[0])):
+        pass
+    run = ns.load_run(tmp_path / "run")
+    assert {layer["name"]: layer["scale_free"] for layer in run.layers if layer["role"] == "weight"} == {
+        "first": True, "second": False, "head": False,
+    }  # fmt: skip
+    assert not run.events("note") and np.isfinite(run.matrix("effective_lr")).sum() == 2
+
+
+class Handwritten(nn.Module):
+    """RMSNorm as language models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3))
+
+
+def test_a_handwritten_normalizer_is_recorded_with_a_report_of_symmetries_and_named_without(tmp_path: Path) -> None:
+    loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), Handwritten(), nn.GELU(), nn.Linear(8, 5)))
+    for _ in loop.watched(tmp_path / "without", 3):
+        pass
+    run = ns.load_run(tmp_path / "without")
+    assert run.layers[0]["scale_free"] is None and "2" not in run.layer_names
+    divides, unjudged = (event["message"] for event in run.events("note"))
+    assert "divide by a root" in divides and "1.weight" in unjudged and "symmetries=ns.symmetries" in unjudged
+    report = ns.symmetries(loop.model, loop.batch()[0])
+    entered: list[Tensor] = []
+    loop.model[2].register_forward_pre_hook(lambda module, args: entered.append(args[0].detach().double()))
+    for _ in loop.watched(tmp_path / "run", 3, symmetries=report):
+        gamma = loop.model[2].weight.detach().double().clone()
+    run = ns.load_run(tmp_path / "run")
+    index = run.layer_names.index("2")
+    square = entered[-1].square().mean(-1)
+    assert run.layers[index]["role"] == "normalizer" and run.layers[index]["epsilon"] == pytest.approx(1e-3)
+    assert run.matrix("input_variance")[-1, index] == pytest.approx(float(square.mean()), rel=1e-5)
+    expected = float(gamma.abs().max() / (square.min() + 1e-3).sqrt())
+    assert run.layers[0]["scale_free"] is True and run.layers[0]["normalizer"] == "2" and not run.events("note")
+    assert run.matrix("gain_tight")[-1, index] == pytest.approx(expected, rel=1e-5)
+
+
+class Squared(nn.Module):
+    """An activation of the user's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).square()
+
+
+def test_an_activation_in_a_module_of_its_own_is_recorded_and_a_function_is_named(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(48, 8), Squared(), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.act(self.first(x.flatten(1)))))
+
+    for _ in Loop(Net).watched(tmp_path / "run", 2):
+        pass
+    run = ns.load_run(tmp_path / "run")
+    assert [layer["role"] for layer in run.layers] == ["weight", "activation", "weight"]
+    assert np.isfinite(run.matrix("input_variance")[-1, 1])
+    note = run.events("note")[0]["message"]
+    assert "called as functions" in note and "tanh" in note and "relu" not in note
+
+
+def test_a_module_used_twice_has_two_rows_and_one_weight(tmp_path: Path) -> None:
+    shared = nn.ReLU()
+    loop = Loop(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8), shared, nn.Linear(8, 8), shared, nn.Linear(8, 5)))
+    for _ in loop.watched(tmp_path / "run", 2):
+        pass
+    run = ns.load_run(tmp_path / "run")
+    assert run.layer_names == ["1", "2", "3", "2#2", "5"]
+    variance = run.matrix("input_variance")[-1]
+    assert np.isfinite(variance[[1, 3]]).all() and variance[1] != variance[3]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12])
+def test_norms_at_extreme_scales(scale: float, tmp_path: Path) -> None:
+    loop = Loop(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 8, bias=False), nn.Linear(8, 5)), lambda p: torch.optim.SGD(p, lr=0.0)
+    )
+    with torch.no_grad():
+        loop.model[1].weight.mul_(scale)
+    for _ in loop.watched(tmp_path / "run", 1):
+        weight = loop.model[1].weight.detach().double().clone()
+    run = ns.load_run(tmp_path / "run")
+    assert run.matrix("frobenius_norm")[0, 0] == pytest.approx(float(weight.norm()), rel=1e-5)
+    assert run.matrix("spectral_norm")[0, 0] == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-2)
+
+
+def test_frozen_batch_norm_uses_its_running_variance(tmp_path: Path) -> None:
+    loop = Loop(mlp)
+    loop.model[5].running_var.copy_(torch.linspace(0.5, 2, 24))
+    loop.model[5].eval()
+    for _ in loop.watched(tmp_path / "run", 1):
+        pass
+    run = ns.load_run(tmp_path / "run")
+    assert run.matrix("gain_tight")[0, run.layer_names.index("5")] == pytest.approx(1 / math.sqrt(0.5 + 1e-5), rel=1e-5)
+
+
+def test_the_learning_rate_is_the_current_one(tmp_path: Path) -> None:
+    """Schedules change the groups, and load_state_dict replaces them."""
+    loop = Loop(mlp, lambda p: torch.optim.SGD(p, lr=0.1))
+    saved = loop.optimizer.state_dict()
+    for number, _ in enumerate(loop.watched(tmp_path / "run", 3)):
+        if number == 1:
+            loop.optimizer.param_groups[0]["lr"] = 0.2
+        if number == 2:
+            saved["param_groups"][0]["lr"] = 0.4
+            loop.optimizer.load_state_dict(saved)
+    run = ns.load_run(tmp_path / "run")
+    np.testing.assert_allclose(run.table()["learning_rate"].to_numpy(), [0.1, 0.2, 0.4])
+    np.testing.assert_allclose(
+        run.matrix("effective_lr")[:, 0] * run.matrix("frobenius_norm")[:, 0] ** 2, [0.1, 0.2, 0.4], rtol=1e-5
+    )
+
+
+def test_loss_is_found_before_and_after_the_step_and_not_needed(tmp_path: Path) -> None:
+    for place in ("before", "after", "never"):
+        loop = Loop(mlp)
+        losses = []
+        with loop.watch(tmp_path / place, every=2) as watch:
+            for _ in range(6):
+                if place == "before":
+                    loop.optimizer.zero_grad()
+                    x, y = loop.batch()
+                    loss = nn.functional.cross_entropy(loop.model(x), y)
+                    loss.backward()
+                    watch.step(loss=loss)
+                    loop.optimizer.step()
+                else:
+                    loss = loop.step()
+                    if place == "after":
+                        watch.step(loss=loss)
+                losses.append(loss.item())
+        table = ns.load_run(tmp_path / place).table(["loss"])
+        assert table["step"].to_pylist() == [1, 2, 4, 6]
+        expected = [math.nan] * 4 if place == "never" else [losses[step - 1] for step in (1, 2, 4, 6)]
+        np.testing.assert_allclose(table["loss"].to_numpy(), expected, rtol=1e-6)
+
+
+def test_the_optimizer_of_another_model_is_noted(tmp_path: Path) -> None:
+    watched, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    for name, trained in {"own": watched, "foreign": other}.items():
+        optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+        with ns.watch(watched, optimizer, run=tmp_path / name, every=1, quiet=True):
+            (watched(torch.ones(4, 3)) + other(torch.ones(4, 3))).sum().backward()
+            optimizer.step()
+    notes = {name: [event["message"] for event in ns.load_run(tmp_path / name).events("note")] for name in ("own", "foreign")}
+    assert ["none of the model's parameters" in "".join(notes[name]) for name in ("own", "foreign")] == [False, True]
