@@ -118,7 +118,7 @@ def _by_share(audit: Audit) -> list[LayerRow]:
 def headline(audit: Audit) -> str:
     """The bracket, and the layer that adds most to it."""
     bracket, shared = audit.bracket, _by_share(audit)
-    most = f" Layer {shared[0].name} adds most to it." if shared else ""
+    most = f" Layer {shared[0].name} adds most to the upper bound." if shared else ""
     if bracket.upper is None:
         below = f"is at least {bracket.lower}" if bracket.lower else "has no lower bound"
         return f"The Lipschitz constant {below}; upper bound: none: {bracket.reason}."
@@ -128,7 +128,7 @@ def headline(audit: Audit) -> str:
         near, radius = audit.local, audit.local_radius or 0.0
         return (
             f"Within {radius:.3g} of the first input the Lipschitz constant lies between {near.lower} and {near.upper}; "
-            f"over all inputs it is at least {bracket.lower}, and the upper bound is too loose to use."
+            f"over all inputs it is at least {bracket.lower}, and the upper bound is too loose to use.{most}"
         )
     return f"The Lipschitz constant lies between {bracket.lower} and {bracket.upper}.{most}"
 
