@@ -116,7 +116,7 @@ def _by_share(audit: Audit) -> list[LayerRow]:
 
 
 def headline(audit: Audit) -> str:
-    """The bracket, and the layer that adds most to it."""
+    """The bracket, and the layer that adds most to its upper side."""
     bracket, shared = audit.bracket, _by_share(audit)
     most = f" Layer {shared[0].name} adds most to the upper bound." if shared else ""
     if bracket.upper is None:

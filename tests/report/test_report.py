@@ -250,7 +250,7 @@ def test_an_audit_names_the_layer_that_makes_its_bound(audit, tmp_path):
     audit.to_html(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text()
     words = " ".join(Elements(page).words)
-    assert "Layer 3 adds most to it." in words and is_self_contained(page)
+    assert "Layer 3 adds most to the upper bound." in words and is_self_contained(page)
     for part in ("What is not fine", "Ledger", "Certificate", "share of log(upper)", "torch"):
         assert part in words
 
