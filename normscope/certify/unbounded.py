@@ -97,8 +97,8 @@ class _Halving:
         """The segments at every level, and their quotients there, roundoff not yet taken off: (levels, segments).
 
         Of five pieces half as long, from a quarter before the segment to a quarter behind it, the one is kept on which a decision
-        changes, and of such the steepest; every other segment looks at steepness alone. Pieces overlap, and reach beyond the ends, so
-        that a cusp or pole at an end is not lost.
+        changes, and of such the steepest; every other segment looks at steepness alone. Pieces overlap and reach beyond the ends,
+        so that a cusp or pole at an end is not lost.
         """
         first, second = ends
         low, high = (self._values(end)[0] for end in ends)
