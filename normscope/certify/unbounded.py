@@ -29,7 +29,7 @@ from normscope.rules.decisions import is_decision
 HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fifth
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
 SCALES = tuple(8.0**power for power in range(-2, 4))  # sizes of inputs, relative to the example's
-SCALED_HALVINGS = 15
+SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest size
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS = 8
 
