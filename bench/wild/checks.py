@@ -115,14 +115,16 @@ class Known:
         return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in parts)
 
     def wrong_normalizer(self, row: LayerRow) -> Iterator[str]:
-        """max |γ|/√(v + ε) with γ, ε and what entered the module against the row's gain."""
-        path, _, again = row.name.partition("#")
+        """max |γ|/√(v + ε) with γ, ε and what entered the module in one of its calls against the row's gain.
+
+        Rows of a module that is called again are numbered in the order of the graph, which need not be that of the calls.
+        """
+        path = row.name.partition("#")[0]
         inputs = self.entering.get(path, [])
-        use = int(again or 1) - 1
-        if row.gain is None or use >= len(inputs):
+        if row.gain is None or not inputs:
             return
-        module, value = self.model.get_submodule(path), inputs[use]
-        expected = _gains(module, value, row.kind)
+        module = self.model.get_submodule(path)
+        expected = [gain for value in inputs for gain in _gains(module, value, row.kind)]
         if expected and not any(abs(float(row.gain) - gain) <= 1e-3 * gain for gain in expected):
             yield f"{row.name}: gain is {row.gain}, with the module's γ and ε it is {expected[0]:.6g}"
 
