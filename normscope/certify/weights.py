@@ -42,6 +42,7 @@ from normscope.rules.readings import LinearMap, Normalizer
 from normscope.rules.registry import registry
 
 VISIBLE = 1e-4  # constants of a float32 model are rounded to float32
+AUTOGRAD = 1e-9  # relative: more than float64 adds to a derivative that autograd computes
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
 UNUSED = "the output does not depend on it"
@@ -231,7 +232,7 @@ class _Derivative:
     def norm(self) -> Magnitude:
         """A lower bound on the norm of the derivative in all parameters together."""
         rows = [*self.along(min(ROWS, self.output.numel())).values()]
-        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - 1e-9) if rows else 0.0
+        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - AUTOGRAD) if rows else 0.0
         return Magnitude(norm) if math.isfinite(norm) else ZERO
 
 
