@@ -13,7 +13,7 @@ from normscope.certify.forms import AffineForms
 from normscope.certify.gap import Excess, excess
 from normscope.certify.links import Link, LogRounding
 from normscope.certify.lower import check_effort
-from normscope.certify.passing import Pass, Report
+from normscope.certify.passing import Pass
 from normscope.certify.relaxation import relaxation
 from normscope.certify.runs import dense_runs
 from normscope.certify.settling import settled, uncertain
@@ -21,6 +21,7 @@ from normscope.certify.splitting import Part, cut, most_parts, part_of
 from normscope.core.bracket import Certificate, Step
 from normscope.core.errors import NO_CERTIFICATE, InputError, NoConstant, Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude
+from normscope.core.progress import Report
 from normscope.core.region import Box, Region
 from normscope.graph.graph import Graph, Node
 from normscope.rules.affine import weight_of
