@@ -149,7 +149,7 @@ class Rule:
         away: distances from the computed middle. moves: changes between any two points of the region, per distance of the inputs;
         None for the change from the computed middle itself, of which `away` is the size.
         """
-        factors = self.curvature(node, context)
+        factors = None if node.is_foreign else self.curvature(node, context)  # forward mode takes a foreign derivative for 0
         if factors is None:
             return None
         sizes = away if moves is None else moves
