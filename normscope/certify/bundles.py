@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.symbols import SUMMED, Symbols
 from normscope.core.rounding import SQUARES_LOST, length
 from normscope.operators.dense import gram_norms
@@ -28,6 +29,9 @@ class Bundle(Protocol):
 
     def sets(self, columns: torch.Tensor, sets: Sets) -> torch.Tensor:
         """Per set of entries a bound on Σ_sets A ‖G_set there,set‖."""
+
+    def ellipsoids(self, columns: torch.Tensor, sets: Sets) -> Ellipsoids:
+        """Around what arrives at each set of entries (`certify/ellipsoids.py`)."""
 
 
 @dataclass
@@ -72,6 +76,17 @@ class Apart:
                 norms = block_norms(blocks.reshape(-1, self.each, sets.size), norms.reshape(-1)).reshape(norms.shape)
         return self.limits @ norms
 
+    def ellipsoids(self, columns: torch.Tensor, sets: Sets) -> Ellipsoids:
+        split = sets.split(columns)
+        norms = torch.linalg.vector_norm(split, dim=-1) + SQUARES_LOST
+        if self.member is not None:
+            norms = (self.member @ norms.square()).sqrt() + SQUARES_LOST
+        weights = self.limits[:, None] / norms  # (sets here, sets there)
+        weights = weights if self.member is None else self.member.T @ weights
+        scaled = split * weights.sqrt()[..., None]
+        shapes = scaled.permute(1, 2, 0) @ scaled.transpose(0, 1)
+        return Ellipsoids(self.limits @ norms, shapes, len(columns))
+
 
 @dataclass
 class Together:
@@ -101,6 +116,16 @@ class Together:
         if sets == Sets(tuple(range(rank)), split.shape[-1]):
             return found
         return found.sum().expand(math.prod(columns.shape[1:]) // sets.size)
+
+    def ellipsoids(self, columns: torch.Tensor, sets: Sets) -> Ellipsoids:
+        """Of sets that are tokens."""
+        split = self._split(columns)
+        norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST  # (tokens, width)
+        limits = self.limits
+        if limits.dim() == 1:
+            norms, limits = torch.linalg.vector_norm(norms, dim=1, keepdim=True), limits[:, None]
+        scaled = split.permute(1, 2, 0) * (limits / norms).sqrt()[:, None]  # (tokens, entries, width)
+        return Ellipsoids((limits * norms).sum(1), scaled @ scaled.mT, len(columns))
 
     def _per_token(self, split: torch.Tensor, exact: bool) -> torch.Tensor:
         norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST  # (tokens, width)

@@ -16,7 +16,8 @@ import torch
 
 from normscope.certify.bundles import Apart, Bundle, Together
 from normscope.certify.columns import Linearized, Map, behind, derivative_map, zero_map
-from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, guessed_rows
+from normscope.certify.ellipsoids import Ellipsoids
+from normscope.certify.jacobian import LARGEST_GRAM, MOST_GRAM, MOST_OUTPUTS, Jacobian, carried, guessed_rows
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.passing import Pass
 from normscope.certify.relays import Plan, together
@@ -100,6 +101,7 @@ class Sweep:
         self.parts: list[Part] = []
         self.passed_on: dict[Node, Remainder] = {}
         self.brought: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}  # to relays, and the scale of their remainder
+        self.arrived = {node: Ellipsoids.none(node.shape) for node in self.plan.relays if _framed(node)}
         self.jacobian = Jacobian()
         own = away is None or chords
         self.linearized: Linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES) if own else away.linearized  # type: ignore[union-attr]
@@ -221,12 +223,9 @@ class Sweep:
         self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
         remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
         if node in self.plan.relays:
-            remainder = self._relayed(node, remainder)
-        elif remainder is None or self._pass_on(node, remainder):
-            return
-        symbols = self._symbols(node, remainder)
-        if symbols is not None:
-            self._carry_symbols(node, symbols)
+            self._relay(node, remainder)
+        elif remainder is not None and not self._pass_on(node, remainder):
+            self._carry_symbols(node, self._symbols(node, remainder))
 
     def _rounding(self, node: Node, rule: Rule, factors: Sequence[float]) -> float:
         """What the node's kernel adds to κ: the rounding of columns, and in the first sweep that of the value at the middle."""
@@ -295,6 +294,34 @@ class Sweep:
         self.folded += folded
         return found
 
+    def _relay(self, node: Node, own: Remainder | None) -> None:
+        """New symbols for all that arrives at a relay: one ellipsoid per token, or an entry each where those are multiples of J."""
+        arrived, left = self.arrived.pop(node, None), self.left[node]
+        whole = self._relayed(node, own)
+        frames = None if arrived is None else self._frames(node, arrived, own)
+        if frames is None:
+            self._carry_symbols(node, self._symbols(node, whole))
+            return
+        self.left[node] = 0.0
+        self._carry_symbols(node, Symbols.framed(frames))
+        assert whole.sets is not None
+        self.bent[node] = torch.minimum(self.bent[node], (whole.entries.reshape(-1) + left) * SUMMED)  # both bound the same
+        for sets in self.watched[node] & {whole.sets[0]}:
+            self.bent_sets[node, sets] = torch.minimum(self.bent_sets[node, sets], (whole.sets[1] + left) * SUMMED)
+
+    def _frames(self, node: Node, arrived: Ellipsoids, own: Remainder | None) -> torch.Tensor | None:
+        sets = Sets.along(node.shape, (-1,))
+        if own is not None:
+            limits = sets.split(own.entries)
+            if own.sets is not None and own.sets[0] in (sets, Sets.whole(node.shape)):
+                limits = own.sets[1].expand(len(limits))[:, None]
+            arrived.add_scaled(sets.split(own.scale), limits)
+        tokens, width = arrived.shapes.shape[:2]
+        arrived.add_scaled(
+            torch.ones(tokens, width, dtype=torch.float64), torch.full((tokens, 1), self.left[node], dtype=torch.float64)
+        )
+        return arrived.frames()
+
     def _relayed(self, node: Node, own: Remainder | None) -> Remainder:
         """All that columns bring to a relay, and what the node itself leaves out, as a remainder of the node."""
         sets = Sets.along(node.shape, (-1,))
@@ -313,8 +340,10 @@ class Sweep:
         ones = torch.ones(node.shape, dtype=torch.float64)
         return Remainder(ones, never_nan(entries * SUMMED), (sets, never_nan(limits * SUMMED)))
 
-    def _carry_symbols(self, node: Node, symbols: Symbols) -> None:
+    def _carry_symbols(self, node: Node, symbols: Symbols | None) -> None:
         """To the nodes behind, up to the next relay."""
+        if symbols is None:
+            return
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
         tally, at_output = Tally(), list[torch.Tensor]()
@@ -325,21 +354,21 @@ class Sweep:
         alike, rest = reached[:whole], reached[whole:]
         self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest))
         starts: dict[Node, torch.Tensor] = {}
-        if alike:
-            tokens = symbols.scale.reshape(-1, width)
-            shape = (len(tokens), width) if symbols.single else (len(tokens),)
+        if alike or symbols.frames is not None:
+            frames = torch.diag_embed(symbols.scale.reshape(-1, width)) if symbols.frames is None else symbols.frames
+            shape = (len(frames), width) if symbols.single else (len(frames),)
             bundle = Together(symbols.sizes.reshape(-1, width), symbols.group_sizes.reshape(shape))
             visit = partial(self._visit, bundle, tally, None)
-            starts[node] = torch.diag_embed(tokens).transpose(0, 1).reshape(width, *node.shape)
+            starts[node] = frames.permute(2, 0, 1).reshape(width, *node.shape)
             visit(node, starts[node])
             starts = self.linearized.carry(starts, alike, visit)
             read = {source for one in rest for source in one.inputs}
             starts = {one: columns for one, columns in starts.items() if one in read}
         step = self.linearized.chunk([node, *rest])
-        for chunk in symbols.chunks(step) if rest or not alike else ():
+        for chunk in symbols.chunks(step) if rest or not starts else ():
             visit = partial(self._visit, Apart.of(symbols, chunk), tally, at_output)
             places = symbols.places[chunk]
-            if alike:
+            if starts:
                 some = {one: bundle.apart(columns, chunk) for one, columns in starts.items()}
             else:
                 some = {node: torch.zeros(len(places), math.prod(node.shape), dtype=torch.float64)}
@@ -367,6 +396,8 @@ class Sweep:
             self.carried[node] += bundle.size(flat)
         if node in self.watched:
             tally.entries[node] = tally.entries.get(node, 0.0) + bundle.entries(flat)
+            if node in self.arrived:
+                self.arrived[node].add(bundle.ellipsoids(columns, Sets.along(node.shape, (-1,))))
             for sets in self.watched[node]:
                 tally.sets[node, sets] = tally.sets.get((node, sets), 0.0) + bundle.sets(columns, sets)
         if at_output is not None and node is self.graph.output and flat.shape[1] <= MOST_OUTPUTS:
@@ -410,6 +441,13 @@ class _Bare:
         if (node, sets) not in self.sweep.bent_sets:
             return found
         return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_sets[node, sets]) * SUMMED))
+
+
+def _framed(node: Node) -> bool:
+    """Whether a relay's symbols are ellipsoids: not where they may be multiples of rows of J, nor where that takes too much room."""
+    width = node.shape[-1]
+    room = width <= LARGEST_GRAM and math.prod(node.shape) * width <= MOST_GRAM
+    return room and type(rule_of(node)).multiples is Rule.multiples
 
 
 def _times(factor: float, size: float) -> float:

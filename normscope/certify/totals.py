@@ -38,7 +38,7 @@ def _share(sweep: Sweep) -> None:
         passed = sum(part.passed for part in brought)
         if own is None or not (0 < passed < math.inf and math.isfinite(own.bound)):
             continue
-        whole = max(passed, float(length(own.symbols.scale * own.symbols.sizes)))
+        whole = max(passed, own.symbols.length)
         for part in brought:
             part.bound = own.bound * part.passed / whole
         own.bound *= 1 - passed / whole
