@@ -4,8 +4,8 @@ With ζ = Σ_j B_j η_j, ‖η_j‖ ≤ A_j, and any p_j > 0, every v has
 
     (vᵀζ)² ≤ (Σ_j A_j ‖B_jᵀv‖)² ≤ (Σ_j p_j) (Σ_j A_j² vᵀB_jB_jᵀv / p_j),
 
-so ζ = Pη with ‖η‖ ≤ 1 for every P with PPᵀ ⪰ S·Q, S = Σp_j, Q = Σ(A_j²/p_j) B_jB_jᵀ. With p_j = A_j ‖B_j‖_F, no longer than S in any
-direction, and as short as the columns are where they are short: unlike a ball, it does not forget in which directions they point.
+so ζ = Pη with ‖η‖ ≤ 1 for every P with PPᵀ ⪰ S·Q, S = Σp_j, Q = Σ(A_j²/p_j) B_jB_jᵀ. With p_j = A_j ‖B_j‖_F no direction is longer
+than S, and those in which the columns are short stay short: a ball would forget where they point.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Ellipsoids:
     def frames(self) -> torch.Tensor | None:
         """P of each set, with PPᵀ ⪰ S·Q; None where something is not finite.
 
-        Q/S has trace 1 at most, up to rounding. What is added to its diagonal is more than the sums of Q, the division, Cholesky and
-        the product S·L may lose.
+        Q/S has trace 1 at most, up to rounding. What is added to its diagonal is more than what the sums of Q, the division,
+        Cholesky and the product S·L may lose.
         """
         count, width = self.shapes.shape[:2]
         sizes = self.sizes * SUMMED

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 
+from normscope.certify.columns import middle_of, rule_of
 from normscope.certify.passing import Pass, Refinement
 from normscope.certify.relays import Plan, estimate, plan
-from normscope.certify.sweep import MOST_SYMBOLS, Sweep, middle_of, rule_of
+from normscope.certify.sweep import MOST_SYMBOLS, Sweep
 from normscope.certify.symbols import Part
 from normscope.certify.totals import total
 from normscope.core.errors import Refusal

@@ -8,16 +8,17 @@ until a curved node, whose symbols take it in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle, Together
-from normscope.certify.columns import Linearized, Map, behind, derivative_map, zero_map
+from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.jacobian import LARGEST_GRAM, MOST_GRAM, MOST_OUTPUTS, Jacobian, carried, guessed_rows
+from normscope.certify.jacobian import LARGEST_GRAM, MOST_GRAM, MOST_OUTPUTS, Jacobian, carried
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.passing import Pass
 from normscope.certify.relays import Plan, together
@@ -26,15 +27,12 @@ from normscope.core.region import Ball
 from normscope.core.rounding import above, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
-from normscope.rules.readings import Activation
-from normscope.rules.registry import Rule, registry
+from normscope.rules.registry import Rule
 from normscope.rules.remainder import Remainder, Sets
 
 MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
 MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
 MOST_SYMBOLS = 60_000  # per node
-GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
-MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
 COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
 
 
@@ -49,12 +47,6 @@ class _Fresh:
 
     def error(self, node: Node) -> float:
         return 0.0
-
-
-def rule_of(node: Node) -> Rule:
-    rule = registry.find(node)
-    assert rule is not None, f"{node.label} has no rule"
-    return rule
 
 
 class Sweep:
@@ -143,39 +135,6 @@ class Sweep:
         curves = type(rule).remainder is not Rule.remainder or type(rule).curvature is not Rule.curvature
         return derivative_map(node, self.facts.center) if rule.linear(node) or curves else zero_map(node)
 
-    def _guessed(self) -> dict[Node, torch.Tensor]:
-        """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess."""
-        kinked = {node: activation for node in self.graph.nodes if (activation := registry.reading(node, Activation))}
-        sources = [node.input for node, activation in kinked.items() if activation.kinked and len(node.inputs) == 1]
-        guessed = guessed_rows(self.linearized, sources)
-        places = {
-            source: (middle_of(self.facts, source).abs() <= GUESSED * self.unit * guessed[source]).reshape(-1).nonzero().reshape(-1)
-            for source in guessed
-        }
-        return self._affordable(places.items())
-
-    def _wanted_rows(self) -> dict[Node, torch.Tensor]:
-        """The entries whose rows of J are kept: those that symbols of the first sweep are multiples of."""
-        assert self.away is not None
-        places = []
-        for part in self.away.parts:
-            multiples = (
-                None if part.columns is None else rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
-            )
-            if multiples is not None:
-                places.append((part.node.input, multiples.places[part.symbols.places].reshape(-1)))
-        return self._affordable(places)
-
-    def _affordable(self, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
-        wanted: dict[Node, torch.Tensor] = {}
-        room, width = MOST_ROWS_KEPT, sum(math.prod(node.shape) for node in self.graph.inputs)
-        for source, more in places:
-            both = torch.cat([more, wanted.get(source, more[:0])]).unique()
-            if len(more) and len(both) * width <= room:
-                room -= (len(both) - len(wanted.get(source, ()))) * width
-                wanted[source] = both
-        return wanted
-
     # the sweep -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> Sweep:
@@ -189,7 +148,7 @@ class Sweep:
         if self.away is not None and not self.chords:
             self.jacobian = self.away.jacobian
         else:
-            wanted = self._guessed() if self.away is None else self._wanted_rows()
+            wanted = rows.guessed(self) if self.away is None else rows.wanted(self)
             self.jacobian = carried(self.linearized, self.watched, self.carried, self._half_widths(), wanted, self.spend)
         for node in self.carried:
             self.carried[node] = self.jacobian.size[node] * self.unit
@@ -354,7 +313,8 @@ class Sweep:
         alike, rest = reached[:whole], reached[whole:]
         self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest))
         starts: dict[Node, torch.Tensor] = {}
-        if alike or symbols.frames is not None:
+        by_token = bool(alike) or symbols.frames is not None
+        if by_token:
             frames = torch.diag_embed(symbols.scale.reshape(-1, width)) if symbols.frames is None else symbols.frames
             shape = (len(frames), width) if symbols.single else (len(frames),)
             bundle = Together(symbols.sizes.reshape(-1, width), symbols.group_sizes.reshape(shape))
@@ -365,10 +325,10 @@ class Sweep:
             read = {source for one in rest for source in one.inputs}
             starts = {one: columns for one, columns in starts.items() if one in read}
         step = self.linearized.chunk([node, *rest])
-        for chunk in symbols.chunks(step) if rest or not starts else ():
+        for chunk in symbols.chunks(step) if rest or not by_token else ():
             visit = partial(self._visit, Apart.of(symbols, chunk), tally, at_output)
             places = symbols.places[chunk]
-            if starts:
+            if by_token:
                 some = {one: bundle.apart(columns, chunk) for one, columns in starts.items()}
             else:
                 some = {node: torch.zeros(len(places), math.prod(node.shape), dtype=torch.float64)}
@@ -385,7 +345,7 @@ class Sweep:
         passed = 0.0 if last is None or last not in tally.entries else float(length(tally.entries[last]))
         part = Part(node, symbols, torch.cat(at_output) if at_output else None, last, passed)
         if self.away is not None and at_output:
-            self._find_multiples(part)
+            rows.find_multiples(self, part)
         self.parts.append(part)
 
     def _visit(self, bundle: Bundle, tally: Tally, at_output: list[torch.Tensor] | None, node: Node, columns: torch.Tensor) -> None:
@@ -402,29 +362,6 @@ class Sweep:
                 tally.sets[node, sets] = tally.sets.get((node, sets), 0.0) + bundle.sets(columns, sets)
         if at_output is not None and node is self.graph.output and flat.shape[1] <= MOST_OUTPUTS:
             at_output.append(flat)
-
-    def _find_multiples(self, part: Part) -> None:
-        """The rows of J that a node's symbols are multiples of, and what is left of their sizes."""
-        assert self.away is not None
-        if len(part.node.inputs) != 1 or part.node.input not in self.jacobian.rows:
-            return
-        found = rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
-        if found is None:
-            return
-        source, symbols = part.node.input, part.symbols
-        kept = self.jacobian.wanted[source]
-        places, weights, known = (values[symbols.places] for values in (found.places, found.weights, found.known))
-        where = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
-        known = known & (kept[where] == places).all(1)
-        weights = weights * known[:, None]
-        brought = torch.zeros((), dtype=torch.float64)
-        if part.node in self.brought:  # a relay: its symbols are scale ⊙ ε and what columns bring, and not ε
-            brought, scale = (values[symbols.places] for values in self.brought[part.node])
-            weights = weights * scale[:, None]
-        part.rows = torch.einsum("uk,ukd->ud", weights, self.jacobian.rows[source][where])
-        part.least, part.most = (ends[symbols.places] for ends in (found.least, found.most))
-        bent = (weights.abs() * self.bent[source][places]).sum(1) * SUMMED + brought * SUMMED + symbols.added
-        part.rest = torch.where(known, bent, symbols.sizes)
 
 
 class _Bare:
@@ -444,7 +381,7 @@ class _Bare:
 
 
 def _framed(node: Node) -> bool:
-    """Whether a relay's symbols are ellipsoids: not where they may be multiples of rows of J, nor where that takes too much room."""
+    """Whether a relay's symbols are ellipsoids: not where they may be multiples of rows of J, nor where they are too large."""
     width = node.shape[-1]
     room = width <= LARGEST_GRAM and math.prod(node.shape) * width <= MOST_GRAM
     return room and type(rule_of(node)).multiples is Rule.multiples
@@ -452,9 +389,3 @@ def _framed(node: Node) -> bool:
 
 def _times(factor: float, size: float) -> float:
     return factor * size if size and factor else 0.0
-
-
-def middle_of(facts: Pass, node: Node) -> torch.Tensor:
-    middle = facts.center(node)
-    assert middle is not None, f"{node.label} has no value at the middle"
-    return middle
