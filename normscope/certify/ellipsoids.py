@@ -17,9 +17,13 @@ import torch
 
 from normscope.core.rounding import SQUARES_LOST, gamma
 from normscope.graph.graph import Shape
+from normscope.operators.dense import gram_norms
+from normscope.rules.remainder import Sets
 
 SUMMED = 1 + 1e-9
 SMALL = 1e-130  # sizes below which products of columns underflow: then a ball is taken
+MOST_WIDTH = 512  # of a set: its ellipsoid costs as much as a dense layer of that width
+MOST_ROOM = 40_000_000  # entries of all shapes of one node
 SLACK = 8  # times the rounding of what was added and of Cholesky
 
 
@@ -30,18 +34,22 @@ class Ellipsoids:
     sizes: torch.Tensor
     shapes: torch.Tensor
     terms: int = 0
+    longest: torch.Tensor | None = None  # of each, once it was asked for
 
     @classmethod
-    def none(cls, shape: Shape) -> Ellipsoids:
-        """Of the vectors along the last axis."""
-        width = shape[-1]
-        count = math.prod(shape[:-1])
+    def none(cls, shape: Shape, sets: Sets) -> Ellipsoids:
+        """Around nothing, for the sets of a tensor."""
+        count, width = math.prod(shape) // sets.size, sets.size
         return cls(torch.zeros(count, dtype=torch.float64), torch.zeros(count, width, width, dtype=torch.float64))
+
+    @staticmethod
+    def affordable(shape: Shape, sets: Sets) -> bool:
+        return 1 < sets.size <= MOST_WIDTH and math.prod(shape) * sets.size <= MOST_ROOM
 
     def add(self, other: Ellipsoids) -> None:
         """p_j is the same whatever else is added, so that sums of S and of Q are those of all columns."""
         self.sizes, self.shapes = self.sizes + other.sizes, self.shapes + other.shapes
-        self.terms += other.terms + 1
+        self.terms, self.longest = self.terms + other.terms + 1, None
 
     def add_scaled(self, scale: torch.Tensor, limits: torch.Tensor) -> None:
         """scale ⊙ ε, (sets, size), with |ε_u| ≤ limits, (sets, size), or ‖ε over a set‖ ≤ limits, (sets, 1)."""
@@ -49,7 +57,14 @@ class Ellipsoids:
         norms = (scale if single else torch.linalg.vector_norm(scale, dim=1, keepdim=True)) + SQUARES_LOST
         self.sizes = self.sizes + (limits * norms).sum(1)
         self.shapes = self.shapes + torch.diag_embed(limits / norms * scale.square())
-        self.terms += 2
+        self.terms, self.longest = self.terms + 2, None
+
+    def norms(self) -> torch.Tensor:
+        """√(S‖Q‖), the longest of each: not above S."""
+        if self.longest is None:
+            found = self.sizes.mul(SUMMED).sqrt() * gram_norms(self.shapes, 2 * self.terms + 16) * SUMMED
+            self.longest = torch.where(self.sizes < SMALL, self.sizes, found).nan_to_num(math.inf, math.inf) * SUMMED
+        return self.longest
 
     def frames(self) -> torch.Tensor | None:
         """P of each set, with PPᵀ ⪰ S·Q; None where something is not finite.

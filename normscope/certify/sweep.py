@@ -18,10 +18,10 @@ from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle, Together
 from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.jacobian import LARGEST_GRAM, MOST_GRAM, MOST_OUTPUTS, Jacobian, carried
+from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.passing import Pass
-from normscope.certify.relays import Plan, together
+from normscope.certify.relays import Plan, framed, together
 from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
 from normscope.core.region import Ball
 from normscope.core.rounding import above, length
@@ -93,7 +93,12 @@ class Sweep:
         self.parts: list[Part] = []
         self.passed_on: dict[Node, Remainder] = {}
         self.brought: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}  # to relays, and the scale of their remainder
-        self.arrived = {node: Ellipsoids.none(node.shape) for node in self.plan.relays if _framed(node)}
+        self.spread = {
+            (node, sets): Ellipsoids.none(node.shape, sets)
+            for node, partitions in self.watched.items()
+            for sets in partitions
+            if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
+        }
         self.jacobian = Jacobian()
         own = away is None or chords
         self.linearized: Linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES) if own else away.linearized  # type: ignore[union-attr]
@@ -118,8 +123,18 @@ class Sweep:
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         found = length(sets.split(self.entries(node)), -1).clamp(max=self._whole(node))
         if (node, sets) in self.bent_sets:
-            measured = (self.straight_sets(node, sets) + self.bent_sets[node, sets]) * SUMMED + self.left[node]
+            measured = (self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED + self.left[node]
             found = torch.minimum(found, never_nan(measured))
+        return found
+
+    def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
+        """What columns bring to each set: source by source, by an ellipsoid around all of it, or by those of smaller sets."""
+        found = self.bent_sets[node, sets]
+        if (node, sets) in self.spread:
+            found = torch.minimum(found, self.spread[node, sets].norms())
+        for smaller in self.watched[node]:
+            if smaller.within(sets):
+                found = torch.minimum(found, length(self.bent_in(node, smaller).reshape(len(found), -1), 1))
         return found
 
     # linear parts --------------------------------------------------------------------------------------------------------
@@ -255,9 +270,9 @@ class Sweep:
 
     def _relay(self, node: Node, own: Remainder | None) -> None:
         """New symbols for all that arrives at a relay: one ellipsoid per token, or an entry each where those are multiples of J."""
-        arrived, left = self.arrived.pop(node, None), self.left[node]
+        arrived, left = self.spread.get((node, Sets.along(node.shape, (-1,)))), self.left[node]
         whole = self._relayed(node, own)
-        frames = None if arrived is None else self._frames(node, arrived, own)
+        frames = self._frames(node, arrived, own) if arrived is not None and framed(node) else None
         if frames is None:
             self._carry_symbols(node, self._symbols(node, whole))
             return
@@ -275,16 +290,14 @@ class Sweep:
             if own.sets is not None and own.sets[0] in (sets, Sets.whole(node.shape)):
                 limits = own.sets[1].expand(len(limits))[:, None]
             arrived.add_scaled(sets.split(own.scale), limits)
-        tokens, width = arrived.shapes.shape[:2]
-        arrived.add_scaled(
-            torch.ones(tokens, width, dtype=torch.float64), torch.full((tokens, 1), self.left[node], dtype=torch.float64)
-        )
+        ones = torch.ones(arrived.shapes.shape[:2], dtype=torch.float64)
+        arrived.add_scaled(ones, self.left[node] * ones[:, :1])
         return arrived.frames()
 
     def _relayed(self, node: Node, own: Remainder | None) -> Remainder:
         """All that columns bring to a relay, and what the node itself leaves out, as a remainder of the node."""
         sets = Sets.along(node.shape, (-1,))
-        entries, limits = self.bent[node].reshape(node.shape), self.bent_sets[node, sets]
+        entries, limits = self.bent[node].reshape(node.shape), self.bent_in(node, sets)
         if own is not None:
             scaled = own.scale * own.entries
             if own.sets is not None and own.sets[0] == sets:
@@ -296,6 +309,8 @@ class Sweep:
         self.bent[node] = torch.zeros_like(self.bent[node])
         for partition in self.watched[node]:
             self.bent_sets[node, partition] = torch.zeros_like(self.bent_sets[node, partition])
+            if (node, partition) in self.spread:
+                self.spread[node, partition] = Ellipsoids.none(node.shape, partition)
         ones = torch.ones(node.shape, dtype=torch.float64)
         return Remainder(ones, never_nan(entries * SUMMED), (sets, never_nan(limits * SUMMED)))
 
@@ -356,9 +371,9 @@ class Sweep:
             self.carried[node] += bundle.size(flat)
         if node in self.watched:
             tally.entries[node] = tally.entries.get(node, 0.0) + bundle.entries(flat)
-            if node in self.arrived:
-                self.arrived[node].add(bundle.ellipsoids(columns, Sets.along(node.shape, (-1,))))
             for sets in self.watched[node]:
+                if (node, sets) in self.spread:
+                    self.spread[node, sets].add(bundle.ellipsoids(columns, sets))
                 tally.sets[node, sets] = tally.sets.get((node, sets), 0.0) + bundle.sets(columns, sets)
         if at_output is not None and node is self.graph.output and flat.shape[1] <= MOST_OUTPUTS:
             at_output.append(flat)
@@ -377,14 +392,7 @@ class _Bare:
         found = length(sets.split(self.entries(node)), -1)
         if (node, sets) not in self.sweep.bent_sets:
             return found
-        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_sets[node, sets]) * SUMMED))
-
-
-def _framed(node: Node) -> bool:
-    """Whether a relay's symbols are ellipsoids: not where they may be multiples of rows of J, nor where they are too large."""
-    width = node.shape[-1]
-    room = width <= LARGEST_GRAM and math.prod(node.shape) * width <= MOST_GRAM
-    return room and type(rule_of(node)).multiples is Rule.multiples
+        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_in(node, sets)) * SUMMED))
 
 
 def _times(factor: float, size: float) -> float:

@@ -23,7 +23,7 @@ def total(sweep: Sweep) -> tuple[float, float]:
         if part.relay is None:
             part.bound = added(part.symbols, part.columns) if part.columns is not None else math.inf
     if matrix is None:
-        found = straight + float(sweep.bent_sets[output, sweep.whole][0])
+        found = straight + float(sweep.bent_in(output, sweep.whole)[0])
     else:
         found = min(straight + sum(part.bound for part in sweep.parts), _jointly(sweep, matrix))
     _share(sweep)
