@@ -5,7 +5,8 @@ from __future__ import annotations
 from normscope.claims.statement import AKBAR, DOUBTED, FOR_ALL, OBSERVED, SUGGESTED, Statement
 
 BATCH_STATISTICS = "statistics of the batch, ε = 0"
-ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a, σ with ε inside"
+ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a"
+APPENDIX = f"{ONE_UNIT}, no ε"
 
 STATEMENTS = {
     "A-P4.1": Statement(
@@ -16,7 +17,7 @@ STATEMENTS = {
         AKBAR, "Section 2.1, key property of BN (as Proposition 4.1's first version, which Section 4.1 withdraws)", FOR_ALL,
         f"c > 0, {BATCH_STATISTICS}", "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
         "γ stays as it is, as Proposition 4.1 then says: BN has removed the scale already. Section 2.1 still has the first "
-        "version.",
+        "version.", DOUBTED,
     ),
     "A-S4.1-group": Statement(
         AKBAR, "Section 4.1, geometry of BN's invariance", FOR_ALL, f"{BATCH_STATISTICS}, independent layers",
@@ -35,7 +36,7 @@ STATEMENTS = {
         AKBAR, "Corollary 4.1.1", FOR_ALL, BATCH_STATISTICS, "With BN, ⟨∇_W L, W⟩ + ⟨∇_b L, b⟩ = 0.",
     ),
     "A-P4.2": Statement(
-        AKBAR, "Proposition 4.2 and the paragraph after its proof", FOR_ALL, "c > 0, ε = 0",
+        AKBAR, "Proposition 4.2 and the third paragraph after its proof", FOR_ALL, "c > 0, ε = 0 (the proof writes ε and drops it)",
         "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged.",
     ),
     "A-P4.3": Statement(
@@ -51,25 +52,25 @@ STATEMENTS = {
         "They are free, but for LN there are more: W → W + 1vᵀ adds the same number to every neuron, so (W, b) has 2 + d_in.",
     ),
     "A-Eq1": Statement(
-        AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, ONE_UNIT, "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
+        AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, f"{ONE_UNIT}, σ with ε inside", "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
         "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends.",
     ),
     "A-A.1.1-end": Statement(
-        AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, ONE_UNIT, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
+        AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, APPENDIX, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
     ),
     "A-A.1.1-W": Statement(
-        AKBAR, "Appendix A.1.1, ∂L/∂W", FOR_ALL, ONE_UNIT,
+        AKBAR, "Appendix A.1.1, ∂L/∂W", FOR_ALL, APPENDIX,
         "∂L/∂W_j = (γ/σ)[Σ_k δ_k x_kj − (1/m) Σ_k Σ_n δ_n x_kj − (1/m) Σ_k ẑ_k x_kj Σ_n δ_n ẑ_n], orthogonal to W.",
     ),
     "A-A.1.1": Statement(
-        AKBAR, "Appendix A.1.1, ∂ẑ_n/∂z_k", FOR_ALL, ONE_UNIT, "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
+        AKBAR, "Appendix A.1.1, ∂ẑ_n/∂z_k", FOR_ALL, APPENDIX, "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
         "The last term lacks 1/m: it is (z_n − μ)(z_k − μ)/(mσ³), for ∂σ/∂z_k = (z_k − μ)/(mσ). Example: z = (1, −1), where ẑ does "
         "not move along (1, −1); as printed it would, by −1·(1, −1).",
     ),
     "A-LN-backward": Statement(
         AKBAR, "Section 3.2, formula of LN", FOR_ALL, "one sample, d neurons, δ = ∂L/∂a",
         "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
-        "The free index is i: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
+        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
     ),
     "A-WN-3.2": Statement(
         AKBAR, "Section 3.2, weight norm", FOR_ALL, "w = gv/‖v‖",
@@ -93,7 +94,7 @@ STATEMENTS = {
     ),
     "A-A.1.2-matrix": Statement(
         AKBAR, "Appendix A.1.2, matrix and eigenvector ẑ", FOR_ALL, "as A-A.1.2, γ fixed",
-        "That Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ), with 1 − m along ẑ.",
+        "That Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ), up to a term I/m that is written and then left out, with 1 − m along ẑ.",
         "It is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with 0 along ẑ, γ fixed or not. The appendix doubts 1 − m and ends with 0.", DOUBTED,
     ),
     "A-A.1.2-gradient": Statement(
@@ -165,10 +166,25 @@ STATEMENTS = {
     ),
     "A-S7.1-rate": Statement(
         AKBAR, "Section 7.1, convergence to critical points", FOR_ALL,
-        "L convex and L-smooth, κ = L/μ; strong convexity is not asked for",
+        "L convex and L-smooth, κ = L/μ with μ > 0 the constant of strong convexity, which Section 5.1 names and this place "
+        "does not",
         "Gradient descent converges in O(κ ln(1/ε)) iterations.",
-        "It needs μ > 0, strong convexity. x⁴/4 on [−1, 1] is convex and 3-smooth, and gradient descent with step ⅓ takes about "
-        "1.5/ε² steps to |x| ≤ ε: every factor 10 in ε costs a hundred times the steps, not a constant more.",
+    ),
+    "A-S7.1-saddles": Statement(
+        AKBAR, "Section 7.1, paragraph on strict saddle points, as something one might prove", FOR_ALL,
+        f"linear networks with BN, {BATCH_STATISTICS}",
+        "BN removes the pathological saddles: every critical point is a global minimum on the sphere, up to the invariances.",
+        "Not for one neuron: where γ = 0 and w is uncorrelated with the target, the gradient is 0, the loss that of a "
+        "constant, and the "
+        "Hessian has a negative eigenvalue. With γ held at 1 the maximum, −w, is critical as well.", SUGGESTED,
+    ),
+    "A-S7.2-norms": Statement(
+        AKBAR, "Section 7.2, formal bound attempt", FOR_ALL,
+        "L layers with BN, a linear output; roughly, for some norms, and plus terms for BN's parameters that are not given",
+        "GenGap ≤ O((1/N) Σ_l ‖W_l‖²_{2,1} ∏_{j≠l} ‖W_j‖²_{2,∞}).",
+        "W → cW before BN leaves the function as it is and multiplies the sum by c^2L: no constant of O makes it a bound. It "
+        "would have to "
+        "be in scale-free quantities, such as D⁻¹W.", SUGGESTED,
     ),
     "A-S7.2-margin": Statement(
         AKBAR, "Section 7.2, generalization bound via margin", FOR_ALL, "the complexity of the network stays as it is",
@@ -181,6 +197,22 @@ STATEMENTS = {
         "BN may lower the VC dimension by identifying parameters of equal functions.",
         "No: the VC dimension depends on the set of functions alone. A linear threshold shatters d points in ℝ^d whether w is any "
         "vector or a unit one.", SUGGESTED,
+    ),
+    "A-S9.2-noise": Statement(
+        AKBAR, "Section 9.2, first item", FOR_ALL, "BN with the statistics of mini-batches, ε = 0 here",
+        "Mini-batch estimates add noise and break the exact invariances.",
+        "The loss of every mini-batch is itself invariant, as Section 3.1 says of the batch. What the estimates do is bias "
+        "the gradient: "
+        "the mean over mini-batches is not the gradient of all data.",
+    ),
+    "A-S9.3-shift": Statement(
+        AKBAR, "Section 9.3", FOR_ALL, f"BN without γ and β, {BATCH_STATISTICS}, every σ > 0",
+        "BN keeps the inputs of the next layer at mean 0 and variance 1, whatever the weights.",
+    ),
+    "A-S9.5-tangent": Statement(
+        AKBAR, "Section 9.5, normalization in different spaces", FOR_ALL, f"a neuron before BN, {BATCH_STATISTICS}",
+        "Updates in the tangent plane of the sphere, without the radial part of the gradient, would do as BN does.",
+        hedge=SUGGESTED,
     ),
     "A-E1": Statement(
         AKBAR, "Section 8, Experiment 1", OBSERVED, "a linear classifier in the plane",

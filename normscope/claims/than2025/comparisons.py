@@ -33,7 +33,8 @@ FILLED = ((1, 1, 100), (10, 10, 1000), (100, 100, 10_000), (1000, 1000, 10**6)) 
 def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Outcome:
     """Coverage as for T-T20, with the same losses and one that is linear, for which both sums are equal; then sum against sum.
 
-    It needs no Lipschitz constant, and so holds for any loss, with jumps or without.
+    It needs no Lipschitz constant, and so holds for any loss, with jumps or without: proved in docs/laws.md (Cells), for cells that
+    were fixed before the sample.
     """
     cases, trials = [], []
     for sample in samples(generator, 2):
