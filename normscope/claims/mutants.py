@@ -247,10 +247,11 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "T-F1-resnet18": {"the product is 10^50": {"stated": figures.inflated}},
     "T-F2-resnet18": {"training goes backwards": {"stated": figures.backwards}},
     "T-F3": {"1/σ amplifies": {"stated": figures.grow_but_amplify}},
+    "T-S5.2-guide": {"penalty and none exchanged": {"stated": figures.unpenalized}},
     "T-S-data": {"saves no more when deeper": {"stated": figures.saves_no_more_when_deeper}},
     **{
-        f"A-{name}": {"BN and no BN exchanged": {"stated": exchanged}}
-        for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth")
+        f"A-{name}": {"normalizer and none exchanged": {"stated": exchanged}}
+        for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth", "S6-others", "S7.3-decay")
     },
 }
 NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale

@@ -11,7 +11,7 @@ _IDS = {
     "A-WN-3.2 A-WN-radial A-A.1.2-gradient A-S3.2-eigen A-S7.1 A-L5.1-LN A-WD",
     GAP: "T-L5-residual T-C11-reduction T-C14-11 T-headline T-C18 T-C19 T-T20-partition T-HKK T-LLA",
     HEDGED: "T-C10-variance A-P4.1-gamma A-S7.1-saddles A-S7.2-norms A-S4.1-group A-WN-4.3 A-A.1.2-matrix A-S6.1 A-R5.1 A-S7.2-margin A-S10-VC",
-    MEASURED: "T-F1 T-F2 T-F3 T-S-data A-E1 A-E2 A-E3 A-E4 A-noise A-large-lr A-smooth",
+    MEASURED: "T-S5.2-guide A-S6-others A-S7.3-decay T-F1 T-F2 T-F3 T-S-data A-E1 A-E2 A-E3 A-E4 A-noise A-large-lr A-smooth",
 }
 VERDICTS = {id: verdict for verdict, ids in _IDS.items() for id in ids.split()}
 LONG = ("T-F1-resnet18", "T-F2-resnet18")

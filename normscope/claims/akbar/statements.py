@@ -222,6 +222,17 @@ STATEMENTS = {
         AKBAR, "Section 8, Experiment 2", OBSERVED, "3 layers of 10 units, regression",
         "With BN λ_max is 5 times smaller, κ about 20 instead of 200, and training takes under 100 iterations.",
     ),
+    "A-S6-others": Statement(
+        AKBAR, "Sections 2.2 and 6, introduction, after Salimans & Kingma of WN; expected of LN", OBSERVED,
+        "3 layers of 10 units, regression here",
+        "WN improves the conditioning and often the speed of descent, and LN has a qualitatively similar effect.",
+        hedge=SUGGESTED,
+    ),
+    "A-S7.3-decay": Statement(
+        AKBAR, "Section 7.3, third implication; Section 9.1, regularization and BN", OBSERVED, "a 5-layer network on digits here",
+        "Weight decay and BN are complementary: together they are often best, and with BN a smaller decay is enough.",
+        hedge=SUGGESTED,
+    ),
     "A-E3": Statement(
         AKBAR, "Section 8, Experiment 3", OBSERVED, "a 50-20-1 ReLU network",
         "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",

@@ -42,11 +42,11 @@ def least_gap(strong: bool, constant: float, radius: float, steps: int) -> float
 
 @claim("T-S5.1")
 def quoted_complexities(generator: torch.Generator, stated: Callable[[bool, float, float, int], float] = least_gap) -> Outcome:
-    """f(x) = a max_{i ≤ t} x_i + (b/2)‖x‖² with an oracle that returns the first maximal entry: x_s is in the span of e_1, …, e_{s−1}, so
-    f(x_s) ≥ 0 up to s = t, and min f = −a²/(2bt) (Nemirovski; Bubeck 2015, Theorem 3.13).
+    """f(x) = a max_{i ≤ t} x_i + (b/2)‖x‖² with an oracle that returns the first maximal entry (Bubeck 2015, Theorem 3.13).
 
-    Convex: a = L√t/(1 + √t), b = L/(R(1 + √t)). Strongly convex: a = L/2, b = L/(2R), where the source has L²/(8bα), equal to LR/(4α). Subgradient
-    methods of three steps, with momentum and without, in the ball of radius R. Reached by staying at 0.
+    x_s is in the span of e_1, …, e_{s−1}, so f(x_s) ≥ 0 up to s = t, and min f = −a²/(2bt). Convex: a = L√t/(1 + √t) and
+    b = L/(R(1 + √t)). Strongly convex: a = L/2, b = L/(2R), where the source has L²/(8bα), equal to LR/(4α). Subgradient methods of
+    three steps, with momentum and without, in the ball of radius R. Reached by staying at 0.
     """
     cases = []
     for strong in (False, True):

@@ -238,6 +238,11 @@ STATEMENTS = {
         "and on "
         "a fixed one not at all. For more than one dimension n it is the slower. Both bound different risks.",
     ),
+    "T-S5.2-guide": Statement(
+        THAN, "Section 5.2.1, first paragraph after Theorem 20", OBSERVED,
+        "a 5-layer network on 300 digits, `ns.optim.LogCapacity` here",
+        "The bound is a guide to training: fit the sample well and keep the loss's local constants small.", hedge=SUGGESTED,
+    ),
     "T-F1": Statement(
         THAN, "Figure 1, 10-layer ReLU network", OBSERVED, "CIFAR-10; digits here",
         "Norms of the weights exceed 1 and their product grows by orders of magnitude in training.",
