@@ -142,7 +142,7 @@ STATEMENTS = {
     ),
     "A-L5.1-LN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "LN with weights and biases, ε = 0, gradient flow",
-        "The Frobenius norm of the layer's weight matrix is conserved.",
+        "‖W‖_F of the layer is conserved.",
         "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right.",
     ),
     "A-L5.1-WN": Statement(
@@ -238,7 +238,7 @@ STATEMENTS = {
         "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",
     ),
     "A-E4": Statement(
-        AKBAR, "Section 8, Experiment 4", OBSERVED, "5 layers, ReLU, all weights very large or very small",
+        AKBAR, "Section 8, Experiment 4", OBSERVED, "5 layers, ReLU, weights far too large or too small everywhere",
         "With BN training goes smoothly from weights far too large or too small; without, it fails or starts late.",
     ),
     "A-noise": Statement(

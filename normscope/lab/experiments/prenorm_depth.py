@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ class DepthSettings(TrainingSettings):
         default_factory=lambda: {"gpt": {"width": 16, "heads": 2}, "vit": {"width": 16, "heads": 2, "patch": 2}}
     )
     normalizers: tuple[str, ...] = ("layer",)
-    epochs: int = 10
+    epochs: int = 30
     learning_rate: float = 3e-3
     depths: tuple[int, ...] = (2, 4, 8, 16)
 
@@ -127,14 +129,18 @@ def judge(results: Results) -> list[Comparison]:
                 if key != "growth" and len(depths) > 1:
                     ours += f"; as blocks^{np.polyfit(np.log(depths), np.log(values), 1)[0]:.2f}"
                 rows.append(Comparison(f"{network}, {name}: {what} {at}", paper, ours, agrees))
+        depths, values = _by_depth(group, "test_accuracy")
+        ours = ", ".join(f"{value:.3f}" for value in values)
+        rows.append(Comparison(f"{network}, trained: test accuracy at {', '.join(map(str, depths))} blocks", "", ours))
     return rows
 
 
-def _by_depth(group: Results, state: str, key: str) -> tuple[list[int], list[float]]:
+def _by_depth(group: Results, *path: str) -> tuple[list[int], list[float]]:
     """Numbers of blocks, and the mean of a number for each."""
     found: dict[int, list[float]] = {}
     for trial in group:
-        found.setdefault(int(trial.parameters["options"]["depth"]), []).append(float(trial.numbers[state][key]))
+        value: Any = reduce(getitem, path, trial.numbers)
+        found.setdefault(int(trial.parameters["options"]["depth"]), []).append(float(value))
     return list(found), [float(np.mean(values)) for values in found.values()]
 
 
@@ -156,7 +162,7 @@ EXPERIMENT = Experiment(
     source="our answer to Than 2025, Section 6 (docs/open-questions.md, question 2)",
     statement="For pre-norm blocks the local constant is at most ∏(1 + ℓ/σ), whose logarithm is at most Σℓ/σ.",
     quick=DepthSettings(),
-    full=DepthSettings(epochs=30, depths=(2, 4, 8, 16, 32), seeds=(0, 1, 2)),
+    full=DepthSettings(epochs=100, depths=(2, 4, 8, 16, 32), seeds=(0, 1, 2)),
     trials=trials,
     measure=measure,
     judge=judge,
