@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.akbar.derivatives import scale_free_loss
-from normscope.claims.akbar.dynamics import VISIBLE
+from normscope.claims.akbar.dynamics import VISIBLE, minibatch_loss
 from normscope.claims.calculus import Map, gradient, hessian, normal, random_weights, scalar, standardize
 from normscope.claims.ledger import claim
 from normscope.claims.verdicts import Case, Outcome, identity, implication, presence
@@ -109,22 +109,14 @@ def minibatches_keep_invariance(generator: torch.Generator, statistics: str = "b
     statistics: "data" normalizes every batch with the statistics of all data at w; then there is a change. power: of σ in BN.
     """
     x, targets, w = normal(generator, 240, 5), normal(generator, 240), normal(generator, 5)
-    whole = x @ w
+    of_batch = minibatch_loss(x, targets, w, statistics, power)
+    every = gradient(of_batch(slice(None)), w)
     effects, biases = {}, {}
-
-    def loss(chosen: slice, p: Tensor) -> Tensor:
-        z = x[chosen] @ p
-        own = standardize(z, 0, 0.0) * z.std(correction=0) ** (1 - power)
-        hat = own if statistics == "batch" else (z - whole.mean()) / whole.std(correction=0)
-        return (hat.tanh() - targets[chosen]).square().mean()
-
-    every = gradient(lambda p: loss(slice(None), p), w)
     for size in (4, 12, 60):
-        batches = [slice(start, start + size) for start in range(0, len(x), size)]
-        for chosen in batches:
-            before = loss(chosen, w)
-            effects[f"batch of {size} from {chosen.start}"] = abs(float((loss(chosen, 7 * w) - before) / before))
-        mean = torch.stack([gradient(lambda p, chosen=chosen: loss(chosen, p), w) for chosen in batches]).mean(0)  # type: ignore[misc]
+        losses = {start: of_batch(slice(start, start + size)) for start in range(0, len(x), size)}
+        for start, loss in losses.items():
+            effects[f"batch of {size} from {start}"] = abs(float(loss(7 * w) / loss(w)) - 1)
+        mean = torch.stack([gradient(loss, w) for loss in losses.values()]).mean(0)
         biases[f"bias of the gradient, batches of {size}"] = float((mean - every).norm() / every.norm())
     return presence(effects, VISIBLE, max(effects.values()) < VISIBLE, **biases)
 

@@ -53,7 +53,7 @@ STATEMENTS = {
     ),
     "A-Eq1": Statement(
         AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, f"{ONE_UNIT}, σ with ε inside", "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
-        "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends.",
+        "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends: γ = 2 doubles it.",
     ),
     "A-A.1.1-end": Statement(
         AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, APPENDIX, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
@@ -86,7 +86,8 @@ STATEMENTS = {
     ),
     "A-WN-radial": Statement(
         AKBAR, "Section 4.3, after Proposition 4.3", FOR_ALL, "w = gv/‖v‖", "∇_v L·v = g ∂L/∂g.",
-        "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free.",
+        "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free. Example: v = (1, 0), g = 1, ∂L/∂w = (1, 0): 0 "
+        "against 1.",
     ),
     "A-A.1.2": Statement(
         AKBAR, "Appendix A.1.2, last paragraph", FOR_ALL, "one BN unit at δ = 0, squared error ½Σ(a − y)²",
@@ -109,7 +110,9 @@ STATEMENTS = {
     "A-S3.2-eigen": Statement(
         AKBAR, "Section 1.4, item 3; Sections 3.2 and 5.1", FOR_ALL, f"a BN neuron, {BATCH_STATISTICS}, any w",
         "The Hessian has eigenvalue 0 along w: Hw = 0.",
-        "At critical points. Elsewhere differentiating ∇L(w)·w = 0 gives Hw = −∇L(w); only wᵀHw = 0.",
+        "At critical points. Elsewhere differentiating ∇L(w)·w = 0 gives Hw = −∇L(w); only wᵀHw = 0. Example: L = w_1²/‖w‖² "
+        "at w = (1, 1) "
+        "has ∇L = (½, −½) and Hw = (−½, ½).",
     ),
     "A-S6.1": Statement(
         AKBAR, "Section 6.1", FOR_ALL, "a BN neuron a, μ and σ treated as constant, which the paper calls inexact",
@@ -151,7 +154,8 @@ STATEMENTS = {
     ),
     "A-WD": Statement(
         AKBAR, "Section 5.1, after the remark", FOR_ALL, "the penalty (λ/2)‖w‖² added to a scale-invariant loss, gradient flow",
-        "d‖w‖²/dt = −λ‖w‖².", "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖²; it is ½‖w‖² that has the rate −λ‖w‖².",
+        "d‖w‖²/dt = −λ‖w‖².", "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖²; it is ½‖w‖² that has the rate −λ‖w‖². Example: L = 0 gives "
+        "w = e^(−λt)w_0 and ‖w‖² = e^(−2λt)‖w_0‖².",
     ),
     "A-R5.1": Statement(
         AKBAR, "Remark after Lemma 5.1, (iii)", FOR_ALL, "mini-batches with their own statistics",
@@ -201,7 +205,8 @@ STATEMENTS = {
     "A-S9.2-noise": Statement(
         AKBAR, "Section 9.2, first item", FOR_ALL, "BN with the statistics of mini-batches, ε = 0 here",
         "Mini-batch estimates add noise and break the exact invariances.",
-        "The loss of every mini-batch is itself invariant, as Section 3.1 says of the batch. What the estimates do is bias "
+        "The loss of every mini-batch is itself invariant, as Section 3.1 says of the batch (z = (w, −w) has ẑ = (1, −1) for "
+        "every w > 0). What the estimates do is bias "
         "the gradient: "
         "the mean over mini-batches is not the gradient of all data.",
     ),

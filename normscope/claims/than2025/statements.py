@@ -49,7 +49,9 @@ STATEMENTS = {
     "T-D-LN": Statement(
         DIGEST, "architecture onboarding, component map and design tradeoffs", FOR_ALL, "a layer of n neurons, no γ",
         "‖LN‖_Lip ≤ (1 − 1/n)/σ, so that smaller layers are penalized more; groups of GN likewise.",
-        "‖LN‖_Lip ≤ 1/σ, reached for every n ≥ 3: no size is penalized more. The paper as "
+        "‖LN‖_Lip ≤ 1/σ, reached for every n ≥ 3: no size is penalized more. Example: at x = (1, 0, −1) the direction (1, −2, "
+        "1) is "
+        "orthogonal to 1 and to x, and LN multiplies it by 1/σ, not by ⅔/σ. The paper as "
         "we have it (Lemmas 2 and 3) has no such factor; the digest goes by the title of an earlier version, which may have "
         "had it.",
     ),
@@ -120,7 +122,9 @@ STATEMENTS = {
     "T-C14": Statement(
         THAN, "Section 4.3, the sentence before Corollary 14", FOR_ALL, "the ℓ1 loss, networks with several outputs",
         "‖f, W_i‖_Lip = ‖h, W_i‖_Lip.",
-        "ℓ1 is √n_K-Lipschitz in ℓ2; for the extremal member the factor is √min(n_i, …, n_K). With one output it is right.",
+        "ℓ1 is √n_K-Lipschitz in ℓ2; for the extremal member the factor is √min(n_i, …, n_K). With one output it is right. "
+        "Example: "
+        "h = (w_1x, w_2x) at x = 1 has ‖∂h/∂W‖ = 1, and ∂f/∂W = (±1, ±1) has norm √2.",
     ),
     "T-C14-11": Statement(
         THAN, "Corollary 14, Eq. (11)", EXISTS, "for any i in [1, K) and any x, then all a_j in [0, s_j], j > i; from Theorem "
@@ -216,7 +220,8 @@ STATEMENTS = {
     "T-C22-labels": Statement(
         THAN, "Section 5.2.2, first sentence", FOR_ALL, "f is L_f-Lipschitz in h; the label is a function ŷ(x) of the input",
         "‖f, x‖_Lip ≤ L_f ‖h, x‖_Lip.",
-        "Of f∘h it is right. But f(h, x) depends on x through the label too and jumps where that does, however gentle h is. "
+        "Of f∘h it is right. But f(h, x) depends on x through the label too (h = 0 is constant, and |h − ŷ(x)| goes from 0 to "
+        "1) and jumps where that does, however gentle h is. "
         "Inside of cells of pairs "
         "(x, y), "
         "where the label is one, it holds; across labels only a loss that is L_y-Lipschitz in y moves by at most "
