@@ -205,6 +205,11 @@ STATEMENTS = {
         SLIDES, "Theorem 1, Eq. (6)", LIKELY, f"{PARTITION}; λ_i the cells' diameters",
         "|F(P, h) − F(D, h)| ≤ Σ_T (m_i/m) λ_i L_i + g.",
     ),
+    "T-S-adversarial": Statement(
+        SLIDES, "slide on generalization, last item under Eq. (6)", FOR_ALL, "attacks whose radius is at least the cells' diameter",
+        "The bound explains why adversarial training is reasonable: a small loss around every sample makes the bound small.",
+        hedge=SUGGESTED,
+    ),
     "T-S-errors": Statement(
         SLIDES, "slide on the errors of a trained model", FOR_ALL, "any family of models that has minimizers of both risks",
         "|F(P, h_o) − F(P, h*)| ≤ |F(D, h_o) − F(D, h_o*)| + 2 sup_h |F(P, h) − F(D, h)|.",
