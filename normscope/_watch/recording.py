@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -396,7 +397,9 @@ class Watch:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
-        self._completion = Completion(table, self.guard, self._found, self._spectra, self.options.on_row)
+        every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
+        tell = partial(self._event, process=self.processes.rank)
+        self._completion = Completion(table, self.guard, self._found, every.chronicle, tell, self._spectra, self.options.on_row)
         self.forward.handwritten = table.handwritten
         names = {layer.parameter for layer in table.layers}
         self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
@@ -405,7 +408,7 @@ class Watch:
         )
         writer.begin(content, schema(table.rows), self._completion, self._completion.show)
         self.table = table
-        self.every = EveryStep(table.layers, table.rows, self.budget, self._found)
+        self.every = every
         for loss in self._early:
             self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
         for message in filter(None, [*table.notes, note]):

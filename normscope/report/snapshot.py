@@ -15,7 +15,7 @@ from normscope._watch.life import FINISHED, Life
 from normscope._watch.reading import Run, load_run
 from normscope.core.errors import InputError
 from normscope.findings.finding import Finding
-from normscope.findings.over_time import last_states
+from normscope.findings.over_time import Judged, last_judged, last_states
 
 DAMAGED = (KeyError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException)  # what a corrupt directory raises
 ADVICE = "restore it, or leave it out"
@@ -59,6 +59,10 @@ class Snapshot:
         steps = self.held["step"]
         events = [event for event in self.events if event["kind"] == "finding"]
         return last_states(events, int(steps[-1]) if len(steps) else None)
+
+    @property
+    def judged(self) -> dict[str, Judged]:
+        return last_judged(self.events)
 
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
         steps = self.held["step"]

@@ -24,9 +24,9 @@ ORDER = (  # worst first
     "NS501", "NS509", "NS504", "NS503", "NS502", "NS510", "NS506", "NS505", "NS403", "NS511", "NS507", "NS309", "NS508",
 )  # fmt: skip
 CLEAN = {rule: clean for rule in ORDER if (clean := RULES[rule].clean) is not None}
-BASIS = ("losses_read", "gradients_read", "samples")
-COLUMNS = tuple(dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), *BASIS]))  # what is read
-LEAST_SAMPLES = 10  # below which, unless that is every step, nothing is said to be fine
+COLUMNS = tuple(
+    dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), "samples"])
+)  # what is read
 BEFORE = 10  # steps before the end of a training until which its cause must have lasted
 CAUSES = ("NS504", "NS502", "NS503", "NS403", "NS506", "NS511")  # what can end in NaN
 MOST_OUTLIERS = 5  # that are named
@@ -162,7 +162,7 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
 
     samples: rows, where `run` does not hold all of them. steps: of the training, sampled or not.
     """
-    taken = run.arrays("samples", *BASIS)
+    taken = run.arrays("samples")
     last = int(taken["step"][-1]) if len(taken["step"]) else 0
     counted = _greatest(taken["samples"])
     samples = counted or (len(taken["step"]) if samples is None else samples)
@@ -171,14 +171,16 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
     found = {problem.rule for problem in problems}
     fine, not_judged = [], []
     for rule, clean in CLEAN.items():
-        if rule in found or not _recorded(run, clean.column):
+        judged = run.judged.get(rule)
+        if rule in found:
             continue
-        read = _greatest(taken[clean.counted]) if clean.counted else 0
-        basis = _basis(samples, steps, last) + (f", {read:,} {clean.called} read" if read else "")
-        if max(samples, read) >= min(LEAST_SAMPLES, steps):
-            fine.append(f"{clean.sentence} ({basis}).")
+        if judged is None:
+            if _recorded(run, clean.column):
+                not_judged.append(f"{clean.sentence}: not judged, in how many steps it was looked for is not on record.")
+        elif judged.enough(steps):
+            fine.append(f"{clean.sentence} ({judged.of(steps)}).")
         else:
-            not_judged.append(f"{clean.sentence}: not judged, {basis}.")
+            not_judged.append(f"{clean.sentence}: not judged, {judged.of(steps)}.")
     return Summary(tuple(problems), tuple(_outliers(run)), tuple(fine), tuple(not_judged), len(run.layers), samples, last, steps)
 
 
