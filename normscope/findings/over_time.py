@@ -94,9 +94,9 @@ class History:
 
 @dataclass
 class Judged:
-    """How often a rule judged. since: the last step before its recording. steps: in how many, of the layer that it judged least often.
+    """How often a rule judged. since: the last step before its recording.
 
-    last: up to which step it judged every one of these layers. layers: 0 for what is about the whole network.
+    steps: in how many, of the layer that it judged least often. last: up to which step it judged every one of these layers. layers: 0 for what is about the whole network.
     """
 
     since: int = 0

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from normscope.findings.finding import Finding
 from normscope.findings.over_time import FEWEST, WINDOW, Chronicle, History, Row, line
 from normscope.findings.table import RULES, Clean, Hit, rule
 
@@ -94,8 +93,8 @@ def _usual(values: list[float]) -> tuple[float, float]:
     clean=Clean("The loss did not rise above where it began", "loss"),
 )  # fmt: skip
 def loss_diverged(at: At) -> Iterator[Hit]:
-    """A training whose median loss over 50 steps lies a tenth above that of its first ones (and three standard errors of it, so that the
-    noise of batches does not count) has unlearned more than it learned.
+    """A training whose median loss over 50 steps lies a tenth above that of its first ones, and three standard errors of it so
+    that the noise of batches does not count, has unlearned more than it learned.
     The learning rate is the first suspect: beyond 2 over the curvature each step makes the loss larger."""
     history, row = at
     if not math.isfinite(row["loss"]) or "first loss" not in history.kept:
