@@ -96,7 +96,8 @@ class History:
 class Judged:
     """How often a rule judged. since: the last step before its recording.
 
-    steps: in how many, of the layer that it judged least often. last: up to which step it judged every one of these layers. layers: 0 for what is about the whole network.
+    steps: in how many, of the layer that it judged least often.
+    last: up to which step it judged every one of these layers. layers: 0 for what is about the whole network.
     """
 
     since: int = 0
