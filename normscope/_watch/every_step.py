@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from normscope._watch.budget import Budget
-from normscope._watch.forward import unrecorded
 from normscope._watch.layers import Layer, is_plain
+from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import local, norms
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle

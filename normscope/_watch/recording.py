@@ -83,7 +83,7 @@ class Watch:
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
-        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
+        self.forward = ForwardView(self.model, self._look)
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
         self._routes: list[Routes] = []  # one for each backward pass of the first sample
@@ -206,6 +206,7 @@ class Watch:
         while self._handles:
             self._handles.pop().remove()
         self.guard.insist("end of the forward hooks", self.forward.stop)
+        self.guard.insist("end of the hooks on blocks", self.forward.blocks.stop)
         self.guard.insist("end of the gradient hooks", self.gradients.stop)
 
     def summary(self) -> dict[str, Any]:
@@ -269,7 +270,7 @@ class Watch:
         self._write_kept(self.step_number + 1)
         if not self._sampling and self._spectra is None:  # shards are measured by all processes together, or not at all
             self._transfer, self._shards = Transfer(), None
-            self.forward.inputs = {}
+            self.forward.forget()
             self.gradients.read_now()
             self._view.before(self._transfer)
             self._sampling = True
@@ -333,6 +334,7 @@ class Watch:
         if self._sampling:
             self._sampling = False
             self.forward.stop()
+            self.forward.blocks.stop()
             self.gradients.stop()
             self._finish_row()
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
@@ -390,6 +392,9 @@ class Watch:
 
     def _prepare(self, writer: Writer) -> None:
         seen, report = self.forward.seen, self.options.symmetries
+        seen.blocks, seen.attentions = set(self.forward.blocks.measured), set(self.forward.attentions)
+        self.forward.attending = bool(seen.attentions)
+        self.forward.blocks.paths = frozenset(path for path, _ in seen.blocks)
         read = Routes.together(self._routes, self.gradients.passes) if self._routes else None
         table = make_table(self.model, self.parameters, self.optimizer, seen, read, report, self.options.layers)
         seen.spans, seen.parameters = Spans(), {}
@@ -424,8 +429,8 @@ class Watch:
         if not self.compiled and not self.forward.seen.calls:
             self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
         self._view.after(self._transfer)
-        for key, statistics in self.forward.inputs.items():
-            self._transfer.add(key, statistics)
+        for key, measured in self.forward.measured():
+            self._transfer.add(key, measured)
         if self.gradients.values is not None:
             self._transfer.add("gradients", self.gradients.values)
         if self.every is not None and self.every.latest is not None and self.every.latest[0] == self.step_number:

@@ -376,6 +376,8 @@ def _rise(points: list[tuple[int, float]]) -> tuple[float, int, float]:
     return 0.0, 0, math.nan
 
 
+import normscope.findings.streams  # noqa: E402, F401  its rules are on rows, too
+
 STEP_RULES = ("NS501", "NS502", "NS503", "NS504")  # what is cheap enough to be judged on every step
 ROW_RULES = tuple(id for id in RULES if "rows" in RULES[id].needs and id not in STEP_RULES)
 
@@ -383,7 +385,8 @@ ROW_RULES = tuple(id for id in RULES if "rows" in RULES[id].needs and id not in 
 def replayed(run: Any) -> Chronicle:
     """What the rules say of the rows of a recorded run. run: an `ns.Run`, or what holds columns as one does."""
     columns = [RULES[id].clean.column for id in (*STEP_RULES, *ROW_RULES)]  # type: ignore[union-attr]
-    wanted = dict.fromkeys([*columns, *PRODUCTS, *PRODUCTS.values(), "gradient_norm", "running_shift", "learning_rate"])
+    others = ("gradient_norm", "running_shift", "learning_rate", "attention_entropy")
+    wanted = dict.fromkeys([*columns, *PRODUCTS, *PRODUCTS.values(), *others])
     held = run.arrays(*[name for name in wanted if name in run.columns])
     chronicle = Chronicle(run.layers, (*STEP_RULES, *ROW_RULES))
     for place in range(len(held["step"])):
