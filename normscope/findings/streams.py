@@ -56,7 +56,7 @@ def idle_block(at: At) -> Iterator[Hit]:
 
 @rule(
     "NS515", "ranks whose replicas differ", "error", name="rank-divergence", needs=("rows",),
-    fix="Find what differs between the ranks (a seed, a skipped all-reduce, a parameter DDP does not know), and broadcast rank 0's.",
+    fix="Find what differs between the ranks (a seed, a skipped all-reduce, a parameter DDP does not know); broadcast rank 0's.",
     reference="docs/watch.md#several-processes",
     clean=Clean("γ and β were the same on all ranks", "differing_ranks"),
 )  # fmt: skip
@@ -70,7 +70,7 @@ def diverging_rank(at: At) -> Iterator[Hit]:
 
 
 def _jumps(what: str, column: str, normalized: bool = False) -> Find:
-    """Values of a layer against their median over the last 200 steps. normalized: by the learning rate, as schedules are no jumps."""
+    """Values of a layer against their median over the last 200 steps. normalized: by the learning rate, as a schedule is no jump."""
 
     def find(at: Any) -> Iterator[Hit]:
         history, row = at
@@ -116,8 +116,8 @@ _register(
 _register(
     "NS516", "a weight out of line", "weight-jump", "No recorded weight's norm was ten times its usual size",
     "Look at what writes to this weight; lower the learning rate, clip gradients, or add weight decay.", "docs/watch.md",
-    """A spectral norm grows by a few per cent in 200 steps of a healthy training. Tenfold, the layer amplifies ten times what it did,
-    and so does everything behind it.""",
+    """A spectral norm grows by a few per cent in 200 steps of a healthy training. Tenfold, the layer amplifies ten times
+    what it did, and so does everything behind it.""",
     _jumps("spectral norm", "spectral_norm"),
 )  # fmt: skip
 _register(

@@ -111,13 +111,10 @@ class Summary:
         if end is None or end.rule not in SYMPTOMS or end.step is None:
             return None
         step = end.step
-        held = [
-            one for one in self.problems if one is not end and (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER
-        ]
-        before = [one for one in held if one.rule in CAUSES] or [
-            one for one in held if ORDER.index(one.rule) > ORDER.index(end.rule)
-        ]
-        return min(before, key=lambda one: (one.step or 0, ORDER.index(one.rule)), default=None)
+        others = [one for one in self.problems if one.rule in ORDER and one is not end]
+        held = [one for one in others if (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER]
+        before = [one for one in held if one.rule in CAUSES] or [one for one in held if _rank(one.rule) > _rank(end.rule)]
+        return min(before, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
 
     @property
     def headline(self) -> str:
