@@ -3,8 +3,8 @@
     python -m bench failures
 
 Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run.
-A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules that are
-right, at a layer that is right, with a first step in the window.
+A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
+that are right, at a layer that is right, with a first step in the window.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def _fused(node: AutogradNode) -> torch.Tensor | None:
     seen = torch.ones_like(logits, dtype=torch.bool)
     if getattr(node, "_saved_is_causal", False):
         seen &= torch.arange(key.shape[2], device=key.device) <= rows[:, None]
-    if mask is not None and mask.dim() == 4:
-        mask = mask.expand(mask.shape[0], mask.shape[1], query.shape[2], key.shape[2])[:SAMPLES, :, rows]
+    if mask is not None:
+        mask = mask[:SAMPLES] if mask.dim() == 4 else mask
+        mask = mask.broadcast_to(*query.shape[:3], key.shape[2])[:, :, rows]
         seen, logits = (seen & mask, logits) if mask.dtype == torch.bool else (seen & mask.isfinite(), logits + mask)
     return _measured(logits, logits.masked_fill(~seen, -math.inf).softmax(-1), seen)
 

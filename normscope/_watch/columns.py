@@ -18,7 +18,7 @@ PRODUCTS = {  # log10 of a product over layers ← the metric that is multiplied
 }
 TRENDS = {f"{name}_trend": name for name in PRODUCTS}  # decades per step, over the recent steps
 
-LATER = ("total_gradient_norm", "losses_read", "gradients_read", "samples")  # the last three only grow
+LATER = ("total_gradient_norm", "losses_read", "gradients_read", "samples", "differing_ranks")  # the three in the middle only grow
 SCALARS = (
     "loss", "accuracy", *PRODUCTS, *TRENDS, "learning_rate", "loss_scale", "overhead",
     *LATER, "sharpness", "gradient_predictiveness", "jacobian_norm",

@@ -70,7 +70,7 @@ def diverging_rank(at: At) -> Iterator[Hit]:
 
 
 def _jumps(what: str, column: str, normalized: bool = False) -> Find:
-    """Values of a layer against their median over the last 200 steps. normalized: by the learning rate, as a schedule is no jump."""
+    """Values of a layer against their median over the last 200 steps. normalized: by the learning rate; a schedule is no jump."""
 
     def find(at: Any) -> Iterator[Hit]:
         history, row = at
