@@ -12,6 +12,7 @@ from normscope._watch.columns import PRODUCTS
 from normscope._watch.distributed import ShardedSpectra
 from normscope._watch.guard import Guard
 from normscope._watch.preparation import Table
+from normscope._watch.replicas import Replicas
 from normscope._watch.rows import products
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle, Recent, line
@@ -25,10 +26,11 @@ class Completion:
 
     def __init__(
         self, table: Table, guard: Guard, said: Callable[[Finding], None], every: Chronicle, tell: Callable[..., None],
-        spectra: ShardedSpectra | None, on_row: OnRow | None,
+        spectra: ShardedSpectra | None, replicas: Replicas, on_row: OnRow | None,
     ) -> None:  # fmt: skip
         """every: judges every step. tell: writes an event."""
         self.table, self.guard, self.said, self.spectra, self.on_row = table, guard, said, spectra, on_row
+        self.replicas = replicas
         self.chronicle = Chronicle(table.rows, ROW_RULES, every.since)
         self.every, self.tell, self._tell_at, self._last = every, tell, 0.0, 0
         self._products = {name: Recent() for name in PRODUCTS}
@@ -41,10 +43,18 @@ class Completion:
         self._last = int(row["step"])
         self._add_spectral_norms(row)
         row.update(self.guard.run("trends", self._trends, row) or {})
-        for finding in self.guard.run("findings", self.chronicle.look, row) or []:
-            self.said(finding)
+        hashes = row.pop("hashes", None)
+        self._judge(row)
+        if hashes is not None:
+            for step, differing in self.guard.run("hashes of replicas", self.replicas.exchange, row["step"], hashes) or []:
+                row["differing_ranks"] = float(len(differing))
+                self._judge({"step": step, "differing_ranks": row["differing_ranks"], "differing": differing})
         if row["step"] >= self._tell_at:
             self.guard.run("what was judged", self._tell_judged, row["step"])
+
+    def _judge(self, row: Mapping[str, Any]) -> None:
+        for finding in self.guard.run("findings", self.chronicle.look, row) or []:
+            self.said(finding)
 
     def _tell_judged(self, step: int) -> None:
         """What clean lines of a report rest on: now and then, since a run may be killed at any time, and at the end."""

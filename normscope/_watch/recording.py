@@ -33,10 +33,12 @@ from normscope._watch.pairing import listed
 from normscope._watch.preparation import Table, make_table, manifest, sharded_spectra
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
+from normscope._watch.replicas import Replicas
 from normscope._watch.rows import assemble
 from normscope._watch.stepping import StepView
 from normscope._watch.store import Writer
 from normscope._watch.transfer import Transfer
+from normscope._watch.unrecorded import unrecorded
 from normscope.core.errors import InputError
 from normscope.core.wrapping import unwrapped
 from normscope.findings.finding import Finding
@@ -298,7 +300,13 @@ class Watch:
         if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
             self._transfer.add("loss_scale", scaler._scale)
         self._view.before(self._transfer)
+        if self._replicas.tensors:
+            self._look("hashes of replicas", self._hash)
         self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
+
+    def _hash(self) -> None:
+        with unrecorded():
+            self._transfer.add("hashes", self._replicas.hashes())
 
     def _notice_replaced(self) -> None:
         """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
@@ -402,9 +410,12 @@ class Watch:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
+        self._replicas = Replicas(self.model, self.parameters, self.processes)
         every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
         tell = partial(self._event, process=self.processes.rank)
-        self._completion = Completion(table, self.guard, self._found, every.chronicle, tell, self._spectra, self.options.on_row)
+        self._completion = Completion(
+            table, self.guard, self._found, every.chronicle, tell, self._spectra, self._replicas, self.options.on_row
+        )
         self.forward.handwritten = table.handwritten
         names = {layer.parameter for layer in table.layers}
         self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}

@@ -41,6 +41,8 @@ def assemble(
         row["spectral_norm"][places], row["spectral_residual"][places] = fetched["spectral"].T
     if "updates" in fetched:
         row["update_norm"][rows], row["update_dot_weight"][rows] = fetched["updates"]
+    if "hashes" in fetched:
+        row["hashes"] = fetched["hashes"]
     row["weights_seen"] = "frobenius_norm" in fetched
     _add_gradients(row, layers, fetched, gradient_names)
     row.update(derived(row))

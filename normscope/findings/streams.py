@@ -100,7 +100,7 @@ def _jumps(what: str, column: str, normalized: bool = False) -> Find:
     return find
 
 
-def _register(id: str, name: str, title: str, sentence: str, fix: str, reference: str, why: str, find: Find) -> None:
+def _register(id: str, title: str, name: str, sentence: str, fix: str, reference: str, why: str, find: Find) -> None:
     find.__doc__ = why
     rule(id, title, "warning", fix, reference, ("rows",), name, Clean(sentence, COLUMN_OF[id]))(find)
 
