@@ -22,6 +22,7 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)).double()
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sound_and_tight(shape, dtype, monkeypatch):
