@@ -125,11 +125,12 @@ def ledger(graph: Graph, above: Upper, batches: Iterable[Call], witness: Witness
         elif weight is not None:
             applied = registry.reading(node, LinearMap)
             key = weight if applied is None else applied.key
-            if key not in known:
-                known[key] = _matrix_norm(weight, applied), frobenius_norm(weight.value)
             norm = above.norms.get(node)
             if norm is None and applied is not None and applied.plain:
                 norm = applied.norm()[0]
+            if key not in known:
+                dense = applied is not None and applied.plain and applied.kernel is None  # then the operator is the matrix
+                known[key] = norm if dense else _matrix_norm(weight, applied), frobenius_norm(weight.value)
             rows.append(LayerRow(names[node], node.op, norm, *known[key], **common, parameters=weight.sources))
     return rows
 

@@ -94,6 +94,7 @@ def rows_of(model: nn.Module, example: Tensor | dict[str, Tensor], mode: str = "
     return ledger(graph, upper(graph), [Call.of(example)])
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_row_has_the_norms_of_the_weight_whatever_its_layout(name):
     model, shape, matrices = LINEAR[name]
@@ -106,6 +107,7 @@ def test_a_row_has_the_norms_of_the_weight_whatever_its_layout(name):
         assert row.spectral_norm.finite
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_norm_of_the_operator_is_that_of_its_matrix(name):
     """The Jacobian is the operator, factors and further constants included; of shared layers the product bounds it."""
@@ -179,6 +181,7 @@ MODULES = {
 }
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", MODULES)
 def test_rows_are_those_of_the_parameters(name):
     check_rows(MODULES[name].module, MODULES[name].example, MODULES[name].mode)

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import Space, lower
+from normscope.certify.unbounded import proved_infinite
 from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
@@ -50,6 +51,9 @@ def lipschitz(
     output: name or position of the output to bound, where the model returns several; without it `logits` or `last_hidden_state`.
     data: where the search for the lower bound starts, beside the example. effort: how long it searches, and how
     much the upper bound on a region may cost; what it leaves out for that is among the bracket's `notes`.
+    Infinity comes with evidence that no finite constant exists (certify/unbounded.py); where neither a bound nor such evidence is
+    found, the call is refused with the reason.
+
     wrt: "input", all floating-point inputs together; "input:NAME", that one alone, the others held at the example's first sample;
     or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the bound of each;
     `weight_sensitivities` says more).
@@ -73,7 +77,9 @@ def lipschitz(
     if name:
         graph, call = of_one_input(graph, call, name)
     above = upper(graph, region=region, known=known, effort=effort)
-    return bracket(graph, above, call, region, data, effort, generator, known)
+    found = bracket(graph, above, call, region, data, effort, generator, known)
+    _ = found.proved  # refused where no bound is proved
+    return found
 
 
 def bracket(
@@ -92,6 +98,7 @@ def bracket(
     """
     found, witness = ZERO, None
     fresh = copied(generator)
+    above = proved_infinite(graph, above, seeds(graph, example, None), region)
     if not isinstance(above.refusal, NoConstant):
         searched = graph if region is None else above.graph  # the same function there, with its decisions made
         found, witness = lower(searched, seeds(graph, example, data), effort, generator, region)

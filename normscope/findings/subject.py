@@ -20,6 +20,7 @@ from normscope.core.errors import NormscopeError, first_line
 from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
 from normscope.findings.finding import Finding
+from normscope.findings.over_time import Chronicle, Judged
 from normscope.findings.rows import replayed
 from normscope.findings.table import NEEDS, RULES
 from normscope.findings.weights import StoredNormalizer
@@ -204,9 +205,33 @@ class Subject:
     # a recorded run ----------------------------------------------------------------------------------------------------
 
     @cached_property
+    def _replayed(self) -> Chronicle:
+        return replayed(self.run)
+
+    @cached_property
+    def judged(self) -> dict[str, Judged]:
+        """By rule on rows: in how many steps it judged, as it trained, else by the rows that are on record."""
+        return self._replayed.judged | self.run.judged
+
+    def unjudged(self, rule: str) -> str:
+        """Why nothing can be said of what a rule on rows did not find, or an empty string."""
+        steps = self.run.life.step or 0
+        if self.over_time(rule) or (rule in self.judged and self.judged[rule].enough(steps)):
+            return ""
+        if rule not in self.judged:
+            return "the run has nothing on record that it reads"
+        return f"the run has too little on record: {self.judged[rule].of(steps)}"
+
+    def basis(self, rules: Iterable[str]) -> dict[str, str]:
+        """What the answer of each rule on rows rests on."""
+        return {
+            rule: self.judged[rule].of(self.run.life.step or 0) for rule in rules if self.run is not None and rule in self.judged
+        }
+
+    @cached_property
     def _over_time(self) -> dict[str, list[Finding]]:
         """By rule: what its rows show, and what was seen as it trained, which counts where both say something of a place."""
-        found = {(finding.rule, finding.where): finding for finding in replayed(self.run)}
+        found = {(finding.rule, finding.where): finding for finding in self._replayed.findings}
         found |= {(finding.rule, finding.where): finding for finding in self.run.findings if finding.rule in RULES}
         return {rule: [finding for (id, _), finding in found.items() if id == rule] for rule in RULES}
 

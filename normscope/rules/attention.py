@@ -12,6 +12,7 @@ rotary embeddings and biases act on q and k before this, so they are counted in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,7 +115,7 @@ class Attention(Rule):
             self._tokens(part, node, away, moves_or_away, context) for part in (query, key, value)
         )
         size_q, size_k = length(q, -1), length(k, -1)
-        p = self._probabilities(node, middles)  # type: ignore[arg-type]
+        p = probabilities(node, middles)  # type: ignore[arg-type]
         reach_q = (size_q + far_q.each)[..., None]  # queries in rows, keys in columns
         away_q = far_q.each[..., None]
         far_z = scale * (reach_q * far_k.each[..., None, :] + away_q * size_k[..., None, :])
@@ -160,16 +161,6 @@ class Attention(Rule):
         sizes = (_Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
         return shaped(middle, 2), *sizes  # type: ignore[return-value]
 
-    @staticmethod
-    def _probabilities(node: Node, middles: list[torch.Tensor]) -> torch.Tensor:
-        """The node itself with unit vectors for values."""
-        query, key, value = middles
-        unit = torch.eye(key.shape[-2], dtype=torch.float64).expand(*value.shape[:-2], -1, -1)
-        target = node.target
-        assert target is not None
-        rest = [part.stored_double() if isinstance(part, Constant) else part for part in node.args[3:]]
-        return target(query, key, unit, *rest, **{**node.kwargs, "scale": logit_scale(node)}).nan_to_num(0)
-
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
         mask = node.args[3]
@@ -201,6 +192,16 @@ class Attention(Rule):
         copies = heads // x.shape[-3]
         shape = (*x.shape[:-3], heads, *x.shape[-2:])
         return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)
+
+
+def probabilities(node: Node, middles: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(*heads, queries, keys) for these queries, keys and values: the node itself with unit vectors for values."""
+    query, key, value = middles
+    unit = torch.eye(key.shape[-2], dtype=torch.float64).expand(*value.shape[:-2], -1, -1)
+    target = node.target
+    assert target is not None
+    rest = [part.stored_double() if isinstance(part, Constant) else part for part in node.args[3:]]
+    return target(query, key, unit, *rest, **{**node.kwargs, "scale": logit_scale(node)}).nan_to_num(0)
 
 
 def _every_query_sees_a_key(mask: Node | Constant | None) -> bool:
