@@ -19,7 +19,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude, product
-from normscope.core.rounding import UNDERFLOW, length
+from normscope.core.rounding import FEW, SQUARES_LOST, UNDERFLOW, above, length
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules import readings
@@ -54,7 +54,8 @@ class Attention(Rule):
             if isinstance(operand, Node):
                 sizes = [_norm(other, context) for other in others]
                 copies = math.prod(node.shape[:-2]) / max(math.prod(operand.shape[:-2]), 1)
-                factors.append(product(map(Magnitude, (own, math.sqrt(copies), *sizes, 1 + 1e-12))))
+                parts = [Magnitude(above(own)), Magnitude(above(math.sqrt(copies))), *map(Magnitude, sizes)]
+                factors.append(product(parts).raised(*parts))
         if not all(factor.finite for factor in factors):
             return Gain.infinite(
                 node, "attention is not Lipschitz on unbounded tokens; put a normalizer before it or give a region"
@@ -82,14 +83,16 @@ class Attention(Rule):
             return None
         scale = abs(logit_scale(node))
         away_q, away_k, away_v = (context.deviation(part) for part in (query, key, value))
-        size_q, size_k, size_v = (float(torch.linalg.matrix_norm(m, 2).max()) * (1 + 1e-12) for m in middles)  # type: ignore[arg-type]
+        size_q, size_k, size_v = (  # singular values err by a small multiple of their matrix's sides
+            above(float(torch.linalg.matrix_norm(m, 2).max()), FEW * sum(m.shape[-2:])) for m in middles if m is not None
+        )
         reach_q, reach_k = size_q + away_q, size_k + away_k
         away_p = scale * (away_q * size_k + away_k * reach_q) / 2  # ‖P − P̂‖, softmax being ½-Lipschitz
         in_q, in_k = (
             size_v * scale * (away / 2 + 3 * away_p * reach) + away_v * scale * reach / 2
             for away, reach in ((away_k, reach_k), (away_q, reach_q))
         )
-        return tuple(factor * (1 + 1e-12) for factor in (in_q, in_k, away_p))
+        return tuple(above(factor) for factor in (in_q, in_k, away_p))
 
     def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
         return tuple((Sets.along(source.shape, (-1,)), Sets.along(source.shape, (-2, -1))) for source in node.inputs)
@@ -119,7 +122,8 @@ class Attention(Rule):
         rounded = 1e-13 * scale * size_q[..., None] * size_k[..., None, :]
         mean = scale * (reach_q[..., 0] * far_k.summed(p) + far_q.each * (p * size_k[..., None, :]).sum(-1)) + (p * rounded).sum(-1)
         changed, most = probability_changes(p, far_z + rounded, -1, mean[..., None])
-        apart = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist") * (1 + 1e-9) + 1e-13 * length(v, -1).amax()
+        distances = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = above(distances, v.shape[-1] + FEW) + 1e-13 * length(v, -1).amax() + SQUARES_LOST
         reach_k = (size_k + far_k.each)[..., None, :]
 
         def moved(weights: torch.Tensor) -> torch.Tensor:
@@ -135,7 +139,7 @@ class Attention(Rule):
             shifted = moved(most * far_v.each[..., None, :]) + average * far_v.summed(most)
             linear = far_q.each * move_k.summed(p * apart) + move_q.each * far_k.summed(p * apart)
             terms = move_v.summed(changed) + shifted + scale * linear + bent
-        size = (terms * (1 + 1e-9) + UNDERFLOW).reshape(-1)
+        size = (above(terms, 3 * (p.shape[-1] + FEW)) + UNDERFLOW).reshape(-1)  # sums over keys, up to three of them in each other
         sets = Sets.along(node.shape, (-1,))
         return Remainder(torch.ones(node.shape, dtype=torch.float64), sets.spread(size, node.shape), (sets, size))
 
@@ -238,7 +242,7 @@ class Rotary(Rule):
         return x * Interval(cos, cos) + turned * Interval(sin, sin)
 
     def norm(self, node: Node, context: Context) -> float:
-        return self._scale(node) * context.norm(node.input) * (1 + 1e-12) + UNDERFLOW
+        return above(self._scale(node) * context.norm(node.input)) + UNDERFLOW
 
     def form(self, node: Node, forms: Forms) -> Form:
         return Rotation((forms.of(node.input),), node.shape, node=node)
