@@ -47,12 +47,13 @@ def test_the_verdict_as_stated(id, ledger):
     assert result.outcome.verdict == VERDICTS[id]
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("id", [id for id in MENDED if id not in SLOW])
 def test_what_is_true_instead_holds(id):
     assert VERDICTS[id] in (BOUND, *REFUTED) and unchanged(id, 0).verdict in (HOLDS, BOUND)
 
 
-@pytest.mark.quick(60)
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("id", CHANGED)
 def test_a_changed_statement_gets_another_verdict(id):
     """Every mutant in the tables is killed; of those of scale one is, or the evidence says that the statement is not sharp here."""

@@ -39,7 +39,7 @@ TINY = {
 }
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", TINY)
 def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
     outcome = run_experiment(name, settings=TINY[name], out=tmp_path)
@@ -49,6 +49,7 @@ def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
         assert json.loads((tmp_path / name / "figures" / f"{figure}.json").read_text())["data"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "name", ["batch-leakage", "scale-cues", "test-shift", "whitening", "deep-linear", "sgd-adam", "dead-relus"]
 )
