@@ -34,7 +34,7 @@ class DepthSettings(TrainingSettings):
         default_factory=lambda: {"gpt": {"width": 16, "heads": 2}, "vit": {"width": 16, "heads": 2, "patch": 2}}
     )
     normalizers: tuple[str, ...] = ("layer",)
-    epochs: int = 30
+    epochs: int = 10
     learning_rate: float = 3e-3
     depths: tuple[int, ...] = (2, 4, 8, 16)
 
@@ -162,7 +162,7 @@ EXPERIMENT = Experiment(
     source="our answer to Than 2025, Section 6 (docs/open-questions.md, question 2)",
     statement="For pre-norm blocks the local constant is at most ∏(1 + ℓ/σ), whose logarithm is at most Σℓ/σ.",
     quick=DepthSettings(),
-    full=DepthSettings(epochs=100, depths=(2, 4, 8, 16, 32), seeds=(0, 1, 2)),
+    full=DepthSettings(epochs=30, depths=(2, 4, 8, 16, 32), seeds=(0, 1, 2)),
     trials=trials,
     measure=measure,
     judge=judge,
