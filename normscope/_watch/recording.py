@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from normscope._watch.preparation import Table, manifest
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
 from normscope._watch.sampler import Sampler
+from normscope._watch.sinks import Sink, Sinks
 from normscope._watch.store import Writer
 from normscope.core.errors import InputError
 from normscope.core.wrapping import unwrapped
@@ -53,6 +54,7 @@ class Options:
     quiet: bool = False
     resume: bool = False
     overwrite: bool = False
+    sinks: Sequence[tuple[str, Sink]] = ()
 
 
 class Watch:
@@ -77,6 +79,7 @@ class Watch:
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
+        self.sinks = Sinks(options.sinks, self.guard)
         self.sampler = Sampler(self.model, self.parameters, optimizer, self.processes, self.guard, budget, self._note)
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
@@ -169,6 +172,7 @@ class Watch:
             self.guard.insist(
                 "end of the run", self.writer.close, self._life, self._completion.end if self.every is not None else None
             )
+        self.guard.run("sinks", self.sinks.close)
         self.closed = True  # only now: whoever interrupts it may close it again
         atexit.unregister(self._left)
         if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
@@ -275,6 +279,7 @@ class Watch:
 
     def _found(self, finding: Finding) -> None:
         self._event("finding", **finding.to_dict())
+        self.sinks.finding(finding)
         self.reaction.note(finding)
 
     def _look_before(self) -> None:
@@ -342,12 +347,17 @@ class Watch:
         content = manifest(
             self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
         )
-        writer.begin(content, schema(table.rows), self._completion, self._completion.show)
+        writer.begin(content, schema(table.rows), self._completion, self._show)
         self.every = every
         for loss in self._early:
             self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
         for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)
+
+    def _show(self, row: Mapping[str, Any]) -> None:
+        """On the writer's thread, a row that has been written."""
+        self._completion.show(row)
+        self.sinks.row(row, self._completion.table.names)
 
     def _finish_row(self) -> None:
         assert self.every is not None
