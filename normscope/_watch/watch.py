@@ -64,8 +64,7 @@ def watch(
     which weights are scale-free and which modules of your own normalize; without it most are not judged. scaler: found by itself
     where it calls the optimizer. probe: a batch for slow measurements, which do run the model. on_row: called with every row and
     the layers' names, on a thread of its own. sinks: other tools to show it in as it runs, of "wandb", "trackio", "mlflow" and
-    "tensorboard", and web addresses that findings are posted to. start_step: steps done before, by default the last one on record in
-    `run`.
+    "tensorboard", and web addresses that findings are posted to. start_step: steps done before, by default the last on record.
     example, graph: no longer used; the model is not traced.
     """
     if example is not None or graph is not None:
