@@ -23,7 +23,7 @@ from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEEDS = (21, 22)
+SEEDS = (21,)
 
 
 class Block(nn.Module):

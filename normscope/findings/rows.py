@@ -19,11 +19,8 @@ EXPLOSION, VANISHING = 100.0, 1e-7
 DEAD = 0.5
 DIVERGENCE, SHIFT, RUNNING_IN = math.log(4), 2.0, 100
 USUAL = 50  # steps that the usual loss is taken from
-DEVIATIONS, UNDONE, OF_START = (
-    10.0,
-    0.25,
-    0.05,
-)  # of a spike: over the usual spread, share of the progress undone, share of the first loss
+DEVIATIONS, OF_LOGARITHM = 10.0, 4.0  # of a spike, over the usual spread of losses and, where all are above 0, of their logarithms
+UNDONE, OF_START = 0.25, 0.05  # and the share of the progress that it undoes, and of the first loss
 STILL = 20  # steps without a change
 MASSIVE = 100.0  # times the first largest input
 FIRST, ABOVE, ERRORS = 10, 1.1, 3.0  # first losses, and from how many times their median, and standard errors of it, on it diverged
@@ -54,7 +51,8 @@ def loss_not_finite(at: At) -> Iterator[Hit]:
 )  # fmt: skip
 def loss_spike(at: At) -> Iterator[Hit]:
     """A loss ten deviations above what was usual in the last 50 steps, which undoes a quarter of what training had gained, comes
-    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count."""
+    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count. Small losses
+    scatter by factors, as one wrong answer in a batch does: it must be four deviations of the logarithms, too."""
     history, row = at
     loss, kept = row["loss"], history.kept
     if not math.isfinite(loss):
@@ -62,12 +60,14 @@ def loss_spike(at: At) -> Iterator[Hit]:
     recent = history.recent("loss", USUAL)
     if len(recent) >= 4 * FEWEST or (recent.span >= USUAL and len(recent) >= FEWEST):
         if row["step"] >= kept.get("usual until", -1):  # medians of the window move slowly
-            kept["usual"], kept["usual until"] = _usual(recent.values), row["step"] + 5
-        usual, spread = kept["usual"]
+            logs = [math.log(value) for value in recent.values] if min(*recent.values, loss) > 0 else [0.0]
+            kept["usual"], kept["usual until"] = (*_usual(recent.values), *_usual(logs)), row["step"] + 5
+        usual, spread, middle, breadth = kept["usual"]
         rise, gained = loss - usual, kept["first loss"] - min(usual, kept.get("best", usual))
         kept["best"] = min(usual, kept.get("best", usual))
         least = max(UNDONE * gained, OF_START * abs(kept["first loss"]), 0.0 if gained > 0 else UNDONE * abs(usual))
-        if rise > max(DEVIATIONS * spread, least) > 0:
+        far = breadth == 0 or (loss > 0 and math.log(loss) - middle > OF_LOGARITHM * breadth)
+        if rise > max(DEVIATIONS * spread, least) > 0 and far:
             yield Hit("", f"the loss jumped from about {usual:.3g} to {loss:.3g}", {"loss": loss, "usual": usual})
             return  # and does not count as usual
     else:

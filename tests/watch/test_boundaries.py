@@ -25,7 +25,7 @@ from torch.nn.modules import module as hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 import normscope as ns
-from normscope._watch import forward, guard, recording
+from normscope._watch import forward, guard, recording, sampler
 from tests.watch.loops import Loop, mlp
 from tests.watch.test_identity import same, state
 
@@ -130,7 +130,7 @@ def test_a_fault_at_any_call_of_the_recorder_stays_there(tmp_path: Path) -> None
 
 
 def test_an_interrupt_reaches_the_loop_and_the_run_can_be_read(tmp_path: Path) -> None:
-    for index, code in enumerate((forward.ForwardView._entering, recording.Watch._look_before, recording.Watch._after_step)):
+    for index, code in enumerate((forward.ForwardView._entering, sampler.Sampler.before, recording.Watch._after_step)):
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path / str(index), Faults(code.__code__, 2, KeyboardInterrupt))
         run = ns.load_run(tmp_path / str(index))
