@@ -87,6 +87,8 @@ APART = [
     lambda x: x + x.mean((1, 2), keepdim=True) / x.norm(dim=2, keepdim=True).clamp(min=1),
     lambda x: torch.cat([x[:, 2:], x.new_zeros(x.size(0), 2, 3)], 1) + x,
     lambda x: x.repeat(1, 2, 1)[:, 2:6],
+    lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x], 1),  # how caches begin
+    lambda x: torch._safe_softmax(x, -1),
 ]  # fmt: skip
 
 
@@ -132,6 +134,8 @@ MIXED = [
     lambda x: x.reshape(4, -1, 3).permute(1, 0, 2),
     lambda x: x.reshape(3, -1, 4).permute(1, 2, 0),
     lambda x: torch.cat([x[-1:], x[:-1]]),
+    lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x[-1:], x[:-1]]),
+    lambda x: x + torch._safe_softmax(x, 0),
     lambda x: x[torch.arange(x.shape[0]).flip(0)],
     lambda x: x.index_select(0, torch.arange(x.shape[0] - 1, -1, -1)),
     lambda x: x.index_add(0, torch.arange(x.shape[0]), x.flip(0)),

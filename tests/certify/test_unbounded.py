@@ -1,0 +1,51 @@
+"""Infinity is claimed where inputs show it, and not of a function that has a constant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normscope.certify.unbounded import evidence
+from normscope.core.region import Ball
+from normscope.graph.trace import trace
+from tests.networks import Function, randn
+
+WITHOUT_CONSTANT = {
+    "a jump": torch.floor,
+    "a tiny jump": lambda x: torch.where(x > 0, x, x + 1e-6),
+    "a router": lambda x: x * torch.zeros_like(x).scatter(-1, x.topk(2, -1).indices, 1.0),
+    "a cusp": lambda x: torch.relu(x).sqrt(),
+    "a pole": lambda x: 1 / x,
+    "a product": lambda x: x * x.flip(1),
+    "a gate": torch.nn.functional.glu,
+    "a normalizer without ε": lambda x: torch.nn.functional.layer_norm(x, (4,), eps=0.0),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(*[x.reshape(-1, 1, 2, 2)] * 3),
+}
+WITH_CONSTANT = {
+    "linear": lambda x: 3 * x,
+    "a kink": torch.relu,
+    "a choice of equals": lambda x: torch.where(x > 0, x, 2 * x),
+    "sorted by": lambda x: x.gather(1, x.argsort(1)),
+    "smooth and steep": lambda x: torch.tanh(1e3 * x),
+    "a product that levels off": lambda x: x * torch.tanh(x),
+    "hidden by roundoff": lambda x: (x + 1e6) - 1e6 + torch.where(x > 0, x, 2 * x),
+    "constant beyond": lambda x: x.clamp(-1, 1).square(),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", WITHOUT_CONSTANT)
+def test_inputs_show_that_there_is_no_constant(name, seed):
+    assert evidence(trace(Function(WITHOUT_CONSTANT[name]), randn(1, 4)), randn(1, 4, seed=seed)).startswith("shown by")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", WITH_CONSTANT)
+def test_nothing_is_shown_of_a_function_with_a_constant(name, seed):
+    assert evidence(trace(Function(WITH_CONSTANT[name]), randn(1, 4)), randn(1, 4, seed=seed)) == ""
+
+
+def test_what_lies_outside_a_region_shows_nothing():
+    graph, middle = trace(Function(torch.floor), randn(1, 4)), torch.full((4,), 0.5)
+    assert evidence(graph, middle[None], Ball(middle, 0.4)) == ""
+    assert evidence(graph, middle[None], Ball(middle, 4.0)).startswith("shown by")
