@@ -1,5 +1,6 @@
 """One thread per process: the test runner is what uses the cores. Every run draws the same, and no test depends on the clock."""
 
+import gc
 import random
 from typing import Any
 
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
         _thin(table)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _thin(table: list[pytest.Item]) -> None:

@@ -166,7 +166,6 @@ def test_an_operation_on_every_sample_by_itself_is_proved(step):
     assert check_samples_independent(Net(step), example(), "eval") is None
 
 
-@pytest.mark.quick(20)
 @pytest.mark.parametrize("step", MIXED)
 def test_an_operation_on_several_samples_is_neither_proved_nor_passed(step):
     with pytest.raises(Refusal, match=r"samples of a batch influence each other|from call to call"):

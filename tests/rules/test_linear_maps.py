@@ -66,7 +66,6 @@ EXACT = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(16)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_gain_is_the_norm_of_the_matrix_that_runs(name):
     function, shape = EXACT[name]

@@ -22,13 +22,13 @@ def test_detection_is_exact(found):
     assert Counter(map(described, report)) == Counter(case.groups)
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(16)
 def test_no_group_is_refuted(found):
     _, report = found
     assert report.check() == []
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(16)
 def test_named_directions_are_the_null_space(found):
     case, report = found
     complete = report.completeness()

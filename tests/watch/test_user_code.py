@@ -404,7 +404,6 @@ def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], di
     return tensors, {"count": Net.count, **{name: value() for name, value in record.items() if callable(value)}}
 
 
-@pytest.mark.quick(18)
 @pytest.mark.parametrize("options", [{"every": 1}, {}], ids=["every step", "budget"])
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_bit_identical_and_runs_the_code_as_often(case: str, options: dict[str, Any], tmp_path: Path) -> None:
