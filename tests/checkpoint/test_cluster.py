@@ -29,7 +29,7 @@ def test_no_cluster_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a node's workers are found in /proc")
 def test_a_killed_node_loses_nothing(cluster: Any, tmp_path: Path) -> None:
-    state = {f"layers.{i}.weight": torch.randn(1200 + 100 * (i % 5), 1400) for i in range(60)}
+    state = {f"layers.{i}.weight": torch.randn(1200 + 100 * (i % 5), 1400) for i in range(30)}
     path = write(tmp_path, "shards", {**state, "norm.weight": torch.rand(1400)})
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
