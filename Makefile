@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-full test-oldest bench lint types docs browser screenshots clean
+.PHONY: demo test test-full test-oldest bench lint types docs figures browser screenshots clean
 
 .venv/user: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -32,6 +32,20 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& { apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } \
 		|| echo "no Chromium here, and none could be installed: browser tests are skipped"
+
+.venv/docs: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# the site, into build/site; the variable turns off an announcement of the theme, not a warning about these pages
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search, serve it: $(BIN)/python -m http.server -d build/site"
+
+# pictures of the concept pages, and the table of public names
+figures: .venv/dev
+	$(BIN)/python -m docs.tools.figures
+	$(BIN)/python -m docs.tools.surface
 
 screenshots: .venv/dev browser
 	$(BIN)/python -m tests.browser.screenshots docs/images

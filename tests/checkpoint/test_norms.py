@@ -26,6 +26,7 @@ def measured(tensor: torch.Tensor, sample: bool = False) -> Numbers:
     return norms.measured(Matrix(tensor), sample)
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sound_and_tight(shape, dtype, monkeypatch):
