@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("anew", deadline=None)  # pytest --hypothesis-profile anew searches elsewhere
 settings.load_profile("same")
 
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}  # of a Ray cluster
+
 # tests that share what takes long to set up: one process runs all of them
 TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py")
 
@@ -24,6 +27,18 @@ def _seeded() -> None:
     """Every run draws the same: a network that breaks a law breaks it every time."""
     seed_generators(0)
     random.seed(0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Ray cluster on this machine, with one node of one processor; tests add another one, which may be killed."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield made
+    ray.shutdown()
+    made.shutdown()
 
 
 @pytest.hookimpl(optionalhook=True)
