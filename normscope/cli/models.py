@@ -62,7 +62,7 @@ def load_module(
 
 
 def load_data(spec: str, train: bool = False) -> Any:
-    """Labelled data: `digits`, of which there are two parts, or what the callable that `spec` names returns.
+    """Labelled data: `digits`, which has two parts, or what the callable that `spec` names returns.
 
     That is (inputs, labels) or batches of them.
     """

@@ -205,7 +205,7 @@ def _parsed(name: str, text: str, current: Any) -> Any:
     value = text if isinstance(current, str) else _word(text)
     numbers = isinstance(current, (int, float)) and isinstance(value, (int, float))
     if current is not None and type(value) is not type(current) and not (numbers and bool not in (type(value), type(current))):
-        raise InputError(f"{name} is like {current!r}, not {text}")
+        raise InputError(f"{name} must be a value such as {current!r}, got {text!r}")
     return value
 
 

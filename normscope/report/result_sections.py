@@ -86,7 +86,7 @@ def curvature_section(records: Sequence[Record]) -> Section:
     """Plain and quotient side by side, where there are both."""
     named = {"quotient" if record["quotient"] else "plain": record for record in records}
     if len(named) < len(records):
-        raise InputError("two of its records are of one kind")
+        raise InputError("two of its records have the same kind")
     pairs = {
         f"{name}, {which}": [(float(pair["value"]), float(pair["error"])) for pair in found]
         for name, record in named.items()
@@ -125,7 +125,7 @@ def _measured(records: Sequence[Record]) -> list[list[Child]]:
 def _density(content: Record) -> Density:
     nodes, weights = (np.asarray(content[name], dtype=np.float64) for name in ("nodes", "weights"))
     if not nodes.shape == weights.shape == (nodes.size,) or not nodes.size:
-        raise InputError("its density has not one weight per node")
+        raise InputError("its density needs one weight per node")
     return Density(nodes, weights, float(content["width"]))
 
 
@@ -212,7 +212,7 @@ def claims_section(records: Sequence[Record]) -> Section:
     """The ledger, a table per verdict."""
     alike = {verdict: [record for record in records if record["verdict"] == verdict] for verdict in CLAIM_VERDICTS}
     if sum(map(len, alike.values())) < len(records):
-        raise InputError(f"a verdict is none of {', '.join(CLAIM_VERDICTS)}")
+        raise InputError(f"a verdict must be one of {', '.join(CLAIM_VERDICTS)}")
     counts = ", ".join(f"{len(own)} {verdict}" for verdict, own in alike.items() if own)
     tables = [_claims_table(verdict, own) for verdict, own in alike.items() if own]
     return Section("Claims of the papers", f"{len(records)} claims: {counts}.", tables)
