@@ -17,13 +17,13 @@ from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
-from normscope.certify.upper import Report, upper
+from normscope.certify.upper import upper
 from normscope.core.bracket import WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.gap_curve import GapCurve, check_above
 from normscope.core.magnitude import Magnitude, json_number
-from normscope.core.progress import check_callback
+from normscope.core.progress import Report, check_callback
 from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.core.rendering import Table, Text

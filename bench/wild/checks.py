@@ -53,7 +53,11 @@ class Known:
         found: dict[str, list[torch.Tensor]] = {}
 
         def keep(path: str) -> Any:
-            return lambda module, args: found.setdefault(path, []).append(args[0].detach().double()) if args else None
+            def kept(module: nn.Module, args: tuple[Any, ...]) -> None:
+                if args and isinstance(args[0], torch.Tensor):
+                    found.setdefault(path, []).append(args[0].detach().double())
+
+            return kept
 
         hooks = [module.register_forward_pre_hook(keep(path)) for path, module in self.model.named_modules() if path]
         with torch.no_grad():

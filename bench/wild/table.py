@@ -11,7 +11,8 @@ from bench.wild.trial import OUTCOMES
 
 MEANING = {
     "finite": "a certified bound over all inputs",
-    "infinite": "no finite bound over all inputs; the reason names the operation",
+    "infinite": "no finite bound over all inputs: the reason names the operation, and inputs show it",
+    "refused: unproved": "no finite bound was found, nor inputs that rule one out; the reason names the operation",
     "refused: the model": "the model itself has no constant per sample: it draws noise or mixes samples",
     "refused: no rule": "an operation has no rule, or its rule does not cover the case",
     "refused: not traceable": "torch.export does not accept the model",

@@ -18,6 +18,7 @@ import torch
 import normscope as ns
 from bench.wild.checks import Known
 from bench.wild.transformers_models import NotBuilt
+from normscope.certify.unbounded import UNPROVED
 from normscope.core.errors import ExportError, InputError, InternalError, NoConstant, NormscopeError, Refusal, UnforeseenError
 
 Built = tuple[torch.nn.Module, dict[str, torch.Tensor]]
@@ -27,8 +28,8 @@ SECONDS, GIBIBYTES = 120, 6
 
 # in the order in which a table shows them
 OUTCOMES = (
-    "finite", "infinite", "refused: the model", "refused: no rule", "refused: not traceable", "refused: other", "crash", "too slow",
-    "too large", "not built",
+    "finite", "infinite", "refused: unproved", "refused: the model", "refused: no rule", "refused: not traceable", "refused: other",
+    "crash", "too slow", "too large", "not built",
 )  # fmt: skip
 
 
@@ -145,6 +146,8 @@ def judged(audit: ns.Audit) -> Record:
     if bracket.upper is None:
         causes = bracket.certificate.causes if bracket.certificate is not None else ()
         text = "; ".join(causes)
+        if bracket.reason == UNPROVED:
+            return {**found, "outcome": "refused: unproved", "why": text[:600]}
         of_model = any(word in text for word in ("draws random", "batch statistics", "influence"))
         return {**found, "outcome": "refused: the model" if of_model else "refused: no rule", "why": text[:600]}
     if not bracket.upper.finite:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,10 +33,12 @@ from normscope._watch.pairing import listed
 from normscope._watch.preparation import Table, make_table, manifest, sharded_spectra
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
+from normscope._watch.replicas import Replicas
 from normscope._watch.rows import assemble
 from normscope._watch.stepping import StepView
 from normscope._watch.store import Writer
 from normscope._watch.transfer import Transfer
+from normscope._watch.unrecorded import unrecorded
 from normscope.core.errors import InputError
 from normscope.core.wrapping import unwrapped
 from normscope.findings.finding import Finding
@@ -82,7 +85,7 @@ class Watch:
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
-        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
+        self.forward = ForwardView(self.model, self._look)
         self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
         self._sampling = False
         self._routes: list[Routes] = []  # one for each backward pass of the first sample
@@ -205,6 +208,7 @@ class Watch:
         while self._handles:
             self._handles.pop().remove()
         self.guard.insist("end of the forward hooks", self.forward.stop)
+        self.guard.insist("end of the hooks on blocks", self.forward.blocks.stop)
         self.guard.insist("end of the gradient hooks", self.gradients.stop)
 
     def summary(self) -> dict[str, Any]:
@@ -268,7 +272,7 @@ class Watch:
         self._write_kept(self.step_number + 1)
         if not self._sampling and self._spectra is None:  # shards are measured by all processes together, or not at all
             self._transfer, self._shards = Transfer(), None
-            self.forward.inputs = {}
+            self.forward.forget()
             self.gradients.read_now()
             self._view.before(self._transfer)
             self._sampling = True
@@ -296,7 +300,13 @@ class Watch:
         if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
             self._transfer.add("loss_scale", scaler._scale)
         self._view.before(self._transfer)
+        if self._replicas.tensors:
+            self._look("hashes of replicas", self._hash)
         self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
+
+    def _hash(self) -> None:
+        with unrecorded():
+            self._transfer.add("hashes", self._replicas.hashes())
 
     def _notice_replaced(self) -> None:
         """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
@@ -332,6 +342,7 @@ class Watch:
         if self._sampling:
             self._sampling = False
             self.forward.stop()
+            self.forward.blocks.stop()
             self.gradients.stop()
             self._finish_row()
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
@@ -389,6 +400,9 @@ class Watch:
 
     def _prepare(self, writer: Writer) -> None:
         seen, report = self.forward.seen, self.options.symmetries
+        seen.blocks, seen.attentions = set(self.forward.blocks.measured), set(self.forward.attentions)
+        self.forward.attending = bool(seen.attentions)
+        self.forward.blocks.paths = frozenset(path for path, _ in seen.blocks)
         read = Routes.together(self._routes, self.gradients.passes) if self._routes else None
         table = make_table(self.model, self.parameters, self.optimizer, seen, read, report, self.options.layers)
         seen.spans, seen.parameters = Spans(), {}
@@ -396,7 +410,12 @@ class Watch:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
         self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
-        self._completion = Completion(table, self.guard, self._found, self._spectra, self.options.on_row)
+        self._replicas = Replicas(self.model, self.parameters, self.processes)
+        every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
+        tell = partial(self._event, process=self.processes.rank)
+        self._completion = Completion(
+            table, self.guard, self._found, every.chronicle, tell, self._spectra, self._replicas, self.options.on_row
+        )
         self.forward.handwritten = table.handwritten
         names = {layer.parameter for layer in table.layers}
         self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
@@ -405,7 +424,7 @@ class Watch:
         )
         writer.begin(content, schema(table.rows), self._completion, self._completion.show)
         self.table = table
-        self.every = EveryStep(table.layers, table.rows, self.budget, self._found)
+        self.every = every
         for loss in self._early:
             self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
         for message in filter(None, [*table.notes, note]):
@@ -421,8 +440,8 @@ class Watch:
         if not self.compiled and not self.forward.seen.calls:
             self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
         self._view.after(self._transfer)
-        for key, statistics in self.forward.inputs.items():
-            self._transfer.add(key, statistics)
+        for key, measured in self.forward.measured():
+            self._transfer.add(key, measured)
         if self.gradients.values is not None:
             self._transfer.add("gradients", self.gradients.values)
         if self.every is not None and self.every.latest is not None and self.every.latest[0] == self.step_number:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch.export import ExportedProgram
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import Space, lower
-from normscope.certify.upper import Report, Upper, upper
+from normscope.certify.unbounded import proved_infinite
+from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
@@ -51,6 +51,9 @@ def lipschitz(
     output: name or position of the output to bound, where the model returns several; without it `logits` or `last_hidden_state`.
     data: where the search for the lower bound starts, beside the example. effort: how long it searches, and how
     much the upper bound on a region may cost; what it leaves out for that is among the bracket's `notes`.
+    Infinity comes with evidence that no finite constant exists (certify/unbounded.py); where neither a bound nor such evidence is
+    found, the call is refused with the reason.
+
     wrt: "input", all floating-point inputs together; "input:NAME", that one alone, the others held at the example's first sample;
     or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the bound of each;
     `weight_sensitivities` says more).
@@ -60,8 +63,13 @@ def lipschitz(
             raise InputError('wrt="weights" takes an nn.Module in mode "eval", where statistics of BN are held fixed')
         fresh = copied(generator)
         found = weight_bracket(model, example, region, output, generator)
-        again = partial(_of_weights, model, example, output, fresh)
-        return replace(found, region=region, explore=None if region is None else _unless_changed([*model.parameters()], again))
+        if region is None:
+            return found
+
+        def on(other: Region) -> Bracket:
+            return weight_bracket(model, example, other, output, fresh())
+
+        return replace(found, region=region, explore=_unless_changed([*model.parameters()], on))
     kind, _, name = wrt.partition(":")
     if kind != "input":
         raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
@@ -69,7 +77,9 @@ def lipschitz(
     if name:
         graph, call = of_one_input(graph, call, name)
     above = upper(graph, region=region, known=known, effort=effort)
-    return bracket(graph, above, call, region, data, effort, generator, known)
+    found = bracket(graph, above, call, region, data, effort, generator, known)
+    _ = found.proved  # refused where no bound is proved
+    return found
 
 
 def bracket(
@@ -88,6 +98,7 @@ def bracket(
     """
     found, witness = ZERO, None
     fresh = copied(generator)
+    above = proved_infinite(graph, above, seeds(graph, example, None), region)
     if not isinstance(above.refusal, NoConstant):
         searched = graph if region is None else above.graph  # the same function there, with its decisions made
         found, witness = lower(searched, seeds(graph, example, data), effort, generator, region)
@@ -113,12 +124,6 @@ def bracket(
         everywhere=region is None,
         explore=None if region is None else _unless_changed(held, again),
     )
-
-
-def _of_weights(
-    model: torch.nn.Module, example: Example, output: str | int | None, fresh: Callable[[], torch.Generator], region: Region
-) -> Bracket:
-    return weight_bracket(model, example, region, output, fresh())
 
 
 def _unless_changed(held: Sequence[torch.Tensor], again: Callable[[Region], Bracket]) -> Callable[[Region], Bracket]:
@@ -152,6 +157,3 @@ def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:
                 break
     points = torch.cat([part.to(collected[0].dtype) for part in collected])[:MOST_SEEDS]
     return points[points.isfinite().all(1)] if bool(points.isfinite().all(1).any()) else torch.zeros(1, space.dimension)
-
-
-__all__ = ["Report", "bracket", "lipschitz", "seeds"]

@@ -187,6 +187,7 @@ def _consistent(tensor: torch.Tensor, state: State, name: str) -> State:
     fits = all(
         size is not None and (size == want if want is not None else size[1] == 0) for size, want in zip(sizes, wanted, strict=True)
     )
-    if not fits or (isinstance(state, Layout) and not 0 <= state.axis < len(sizes)) or math.prod(s[0] for s in sizes if s) == 0:
+    misplaced = isinstance(state, Layout) and (not 0 <= state.axis < len(sizes) or math.prod(s[0] for s in sizes if s) == 0)
+    if not fits or misplaced:
         return Unproved(f"{name} makes shape {tuple(tensor.shape)} of the batch")
     return state

@@ -36,6 +36,8 @@ from normscope.graph.batch_axis import (
 
 def joined(operation: Operation) -> Layout:
     tensors = operation["tensors"]
+    if operation.name == "cat":  # which leaves out tensors of shape (0,), whatever the rank of the others
+        tensors = [tensor for tensor in tensors if tensor.dim() != 1 or size_of(tensor.shape[0]) != (0, 0)]
     layouts = {operation.of(tensor) for tensor in tensors}
     require(len(layouts) == 1 and None not in layouts, "joins samples with a constant")
     (layout,) = layouts
@@ -205,7 +207,8 @@ REDUCTIONS = (
     "median", "min", "mode", "nanmedian", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
 )  # fmt: skip
 ALONG = (
-    "_log_softmax", "_softmax", "cummax", "cummin", "cumprod", "cumsum", "glu", "logcumsumexp", "sort", "split", "split_with_sizes",
+    "_log_softmax", "_safe_softmax",
+    "_softmax", "cummax", "cummin", "cumprod", "cumsum", "glu", "logcumsumexp", "sort", "split", "split_with_sizes",
     "topk",
 )  # fmt: skip
 MADE = ("full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty")

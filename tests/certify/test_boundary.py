@@ -100,7 +100,7 @@ def answer(call, *arguments, **settings) -> object:
 QUICK = ("everywhere", "a ball", "a box at the end")
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("region", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in REGIONS])
 @pytest.mark.parametrize("name", MODELS)
 def test_brackets_of_awkward_models(name, region):
@@ -108,6 +108,7 @@ def test_brackets_of_awkward_models(name, region):
     assert found is None or found.lower <= found.upper
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("entry", ENTRY_POINTS)
 @pytest.mark.parametrize("name", ["digits that cancel", "a clamp by a value", "a constant mask", "no output entry", "times NaN"])
 def test_entry_points_on_awkward_models(name, entry):

@@ -61,13 +61,18 @@ REGRESSIONS = {  # a function, the shape of its input, a number that its constan
 }  # fmt: skip
 
 
+# no bound is proved, and no inputs show that there is none: refused
+UNPROVED = ("powers of zero", "softplus that turns down", "weights below zero", "exponentials to the left")
+
+
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_once_wrong(name):
     function, shape, reached = REGRESSIONS[name]
     model = copy.deepcopy(function) if isinstance(function, nn.Module) else Function(function)
     for seed in range(3 if shape[-1] < 100 else 1):
-        found = ns.lipschitz(model, randn(*shape, seed=seed))
-        assert found.lower <= found.upper and float(found.upper) >= reached * (1 - 1e-9)
+        found = ns.audit(model, randn(*shape, seed=seed), local=False).bracket
+        assert found.upper is None or (found.lower <= found.upper and float(found.upper) >= reached * (1 - 1e-9))
+        assert found.upper is not None or name in UNPROVED
 
 
 def test_a_number_beside_the_input_is_held_fixed():
@@ -107,8 +112,9 @@ def standardized(x: Tensor, correction: int) -> Tensor:
 def test_once_wrong_in_a_box(name):
     function, low, high, reached = IN_A_BOX[name]
     model, region = Function(function), Box(torch.tensor(low).double(), torch.tensor(high).double())
-    found = ns.lipschitz(model, region.middle[0][None], region=region)
-    assert float(found.upper) >= reached * (1 - 1e-6)
+    found = ns.audit(model, region.middle[0][None], region=region).bracket
+    assert found.upper is None or float(found.upper) >= reached * (1 - 1e-6)
+    assert found.upper is not None or name in UNPROVED
 
 
 @pytest.mark.parametrize("normalizer", [nn.InstanceNorm1d(2, affine=True), nn.GroupNorm(1, 2)], ids=["instance", "group"])
@@ -251,7 +257,8 @@ def test_products_of_products_are_traced_in_time():
                 x = x * x
             return x
 
-    assert not ns.lipschitz(Powers(), torch.zeros(1, 2)).upper.finite
+    with pytest.raises(ns.Refusal, match="product"):  # x^(2^40) overflows before it shows growth
+        ns.lipschitz(Powers(), torch.zeros(1, 2))
 
 
 def test_complex_weights_are_refused():

@@ -115,11 +115,9 @@ UNBOUNDED = {  # models without a finite constant, and the word that says why
     "a square": (torch.square, "slope is unbounded"),
     "a gate": (functional.glu, "gate"),
     "a step": (torch.floor, "jump"),
-    "a choice": (lambda x: x.gather(1, x.sort(1).indices), "jump"),
-    "a logarithm": (torch.log, "slope is unbounded"),
     "a quotient": (lambda x: 1 / (x + 1), "unbounded"),
     "no epsilon": (lambda x: functional.layer_norm(x, (4,), eps=0.0), "ε = 0"),
-    "attention": (lambda x: functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None].repeat(1, 1, 1)), "attention"),
+    "attention": (lambda x: functional.scaled_dot_product_attention(*[x.reshape(-1, 1, 2, 2)] * 3), "attention"),
 }  # fmt: skip
 
 
@@ -127,7 +125,27 @@ UNBOUNDED = {  # models without a finite constant, and the word that says why
 def test_infinity_comes_with_its_reason(name):
     function, word = UNBOUNDED[name]
     found = ns.lipschitz(Function(function), randn(1, 4))
-    assert not found.upper.finite and word in found.reason and "\n" not in found.reason
+    assert not found.upper.finite and word in found.reason and "shown by" in found.reason and "\n" not in found.reason
+
+
+UNPROVED = {  # no rule bounds them, and no inputs rule a bound out: the first two have one
+    "sorting": (lambda x: x.gather(1, x.sort(1).indices), "jump"),
+    "attention to one token": (
+        lambda x: functional.scaled_dot_product_attention(x[:, None], x[:, None], 1 * x[:, None]),
+        "attention",
+    ),
+    "a logarithm": (torch.log, "slope is unbounded"),
+}
+
+
+@pytest.mark.parametrize("name", UNPROVED)
+def test_infinity_is_not_claimed_without_evidence(name):
+    function, word = UNPROVED[name]
+    with pytest.raises(ns.Refusal) as caught:
+        ns.lipschitz(Function(function), randn(1, 4))
+    assert word in str(caught.value) and "region" in str(caught.value)
+    audit = ns.audit(Function(function), randn(1, 4), effort=0.1)
+    assert audit.bracket.upper is None and "region" in str(audit)
 
 
 # rules of one's own ------------------------------------------------------------------------------------------------------

@@ -155,12 +155,14 @@ def example(seed: int = 0, size: int = 4) -> torch.Tensor:
     return torch.randn(size, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.quick(14)
 @pytest.mark.parametrize("step", APART)
 def test_an_operation_on_every_sample_by_itself_is_proved(step):
     assert unproved(Net(step), Call.of(example()), lambda output: output) is None
     assert check_samples_independent(Net(step), example(), "eval") is None
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("step", MIXED)
 def test_an_operation_on_several_samples_is_neither_proved_nor_passed(step):
     with pytest.raises(Refusal, match=r"samples of a batch influence each other|from call to call"):

@@ -120,6 +120,7 @@ def test_plain_networks_must_be_given_more_time(tmp_path: Path) -> None:
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "images": "200", "epochs": "1", "seeds": "[0]"}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

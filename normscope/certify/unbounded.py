@@ -1,0 +1,164 @@
+"""Evidence that no finite constant exists, where the pass found none: a bound is called infinite only with it.
+
+A segment of inputs is halved again and again, towards its steepest half: by the triangle inequality one half has a difference
+quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
+every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
+quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
+ε. Quotients count with their roundoff taken off (certify/lower.py).
+
+Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from normscope.certify.lower import SEARCH_ENTRIES, Space, quotient
+from normscope.certify.upper import Upper
+from normscope.core.errors import NO_CERTIFICATE, Refusal
+from normscope.core.magnitude import ZERO, Magnitude
+from normscope.core.randomness import generator_of
+from normscope.core.region import Region
+from normscope.graph.graph import Graph
+from normscope.rules.decisions import is_decision
+
+HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fifth
+GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
+SCALES = tuple(8.0**power for power in range(-2, 4))  # sizes of inputs, relative to the example's
+SCALED_HALVINGS = 15
+GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
+SEGMENTS = 8
+
+UNPROVED = "no finite bound was found, and no inputs were found that rule one out"
+ADVICE = "Pass region=ns.Ball(x, radius) around an input of yours: a small enough region often has a finite bound."
+
+
+def proved_infinite(graph: Graph, above: Upper, points: torch.Tensor, region: Region | None) -> Upper:
+    """An infinite bound with the evidence for it beside its reason, or a refusal; any other bound as it is."""
+    if above.refusal is not None or above.bound.finite:
+        return above
+    found = evidence(graph, points, region)
+    if found:
+        return replace(above, certificate=replace(above.certificate, reason=f"{above.certificate.reason}; {found}"))
+    refusal = Refusal(f"{NO_CERTIFICATE}{UNPROVED}", [above.certificate.reason], ADVICE)
+    return replace(above, refusal=refusal, certificate=above.certificate.refused(refusal, above.certificate.rounding))
+
+
+def evidence(graph: Graph, points: torch.Tensor, region: Region | None = None) -> str:
+    """What shows that difference quotients grow without end, in words; empty if nothing was found that does."""
+    space = Space(graph)
+    if not space.dimension or not math.prod(graph.output.shape):
+        return ""
+    try:
+        search = _Halving(space, points.double(), region)
+        return search.jump() or ("" if region is not None else search.growth())
+    except (RuntimeError, NotImplementedError):  # an operation does not run on these values: they show nothing
+        return ""
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # ends of segments, each (segments, d)
+
+
+class _Halving:
+    """Segments between random points, halved towards their largest difference quotient."""
+
+    def __init__(self, space: Space, seeds: torch.Tensor, region: Region | None) -> None:
+        self.space, self.region, self.generator = space, region, generator_of(None)
+        held = sum(math.prod(node.shape) for node in space.graph)
+        self.count = max(2, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1)))
+        self.ends = self._ends(seeds)
+        self.decisions = [node for node in space.graph if is_decision(node)]
+        self._captured = space.graph.batched_capture([space.graph.output, *self.decisions], torch.float64)
+
+    def _ends(self, seeds: torch.Tensor) -> Pair:
+        region = self.region
+        noise = torch.randn((2 * self.count, self.space.dimension), generator=self.generator, dtype=torch.float64)
+        if region is not None:
+            middle = self.space.flat([part[None] for part in region.middle]).double()
+            found = region.project(middle + region.reach * torch.nn.functional.normalize(noise, dim=1))
+        else:
+            size = float(seeds.square().mean().sqrt())
+            around = seeds[torch.arange(len(noise)) % len(seeds)] * (torch.arange(len(noise)) // 2 % 2)[:, None]
+            found = around + (size if 0 < size < math.inf else 1.0) * noise
+        return found[0::2], found[1::2]
+
+    def _values(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(outputs, answers of all decisions) at each point."""
+        with torch.no_grad():
+            output, *answers = self._captured(*self.space.unflat(points))
+        decided = [answer.flatten(1).double() for answer in answers]
+        return output.flatten(1), torch.cat([output.new_zeros(len(points), 1), *decided], 1)
+
+    def _halved(self, ends: Pair, halvings: int) -> tuple[list[Pair], torch.Tensor]:
+        """The segments at every level, and their quotients there, roundoff not yet taken off: (levels, segments).
+
+        Of five pieces half as long, from a quarter before the segment to a quarter behind it, the one is kept on which a decision
+        changes, and of such the steepest; every other segment looks at steepness alone. Pieces overlap and reach beyond the ends,
+        so that a cusp or pole at an end is not lost.
+        """
+        first, second = ends
+        low, high = (self._values(end)[0] for end in ends)
+        by_decision = (torch.arange(len(first)) % 2 == 0)[:, None]
+        levels, quotients = list[Pair](), list[torch.Tensor]()
+        for halving in range(halvings + 1):
+            if halving % LEVEL == 0:
+                levels.append((first, second))
+                change = torch.linalg.vector_norm(high - low, dim=1) / torch.linalg.vector_norm(second - first, dim=1)
+                quotients.append(change.nan_to_num(0, 0, 0))
+            points = [first + quarters * (second - first) / 4 for quarters in range(-1, 6)]
+            points = points if self.region is None else [self.region.project(point) for point in points]
+            found = [*zip(*(part.chunk(len(points)) for part in self._values(torch.cat(points))), strict=True)]
+            pieces = [*zip(found, found[2:], strict=False)]
+            scores = torch.stack([torch.linalg.vector_norm(end[0] - start[0], dim=1) for start, end in pieces], 1)
+            changes = torch.stack([(end[1] != start[1]).any(1) for start, end in pieces], 1)
+            scores = torch.where(scores.isfinite(), scores, -1.0)
+            scores = torch.where(changes.any(1, keepdim=True) & ~changes & by_decision, -2.0, scores)
+            kept, each = scores.argmax(1), torch.arange(len(first))
+            first, second = torch.stack(points)[kept, each], torch.stack(points)[kept + 2, each]
+            outputs = torch.stack([one[0] for one in found])
+            low, high = outputs[kept, each], outputs[kept + 2, each]
+        return levels, torch.stack(quotients)
+
+    def _quotient(self, ends: Pair, segment: int) -> Magnitude:
+        first, second = ends[0][segment], ends[1][segment]
+        return quotient(self.space.graph, self.space, first, second) if bool((first != second).any()) else ZERO
+
+    def jump(self) -> str:
+        """Two inputs ever closer together whose outputs do not come closer in proportion."""
+        levels, raw = self._halved(self.ends, HALVINGS)
+        for segment in (raw / raw[0]).nan_to_num(0, 0, 0).amax(0).argsort(descending=True).tolist()[:2]:
+            if float(raw[:, segment].max()) < GROWN * float(raw[0, segment]):
+                continue
+            start = self._quotient(levels[0], segment)
+            for level in range(len(levels) - 1, 0, -1):  # from the closest pair that roundoff does not hide
+                found = self._quotient(levels[level], segment)
+                if not found:
+                    continue
+                before = self._quotient(levels[level - 1], segment)
+                if start and found >= before * GROWING and found >= start * GROWN:
+                    apart = Magnitude(float(torch.linalg.vector_norm(levels[level][0][segment] - levels[level][1][segment])))
+                    return f"shown by two inputs {apart} apart whose outputs are {found * apart} apart"
+                break
+        return ""
+
+    def growth(self) -> str:
+        """Quotients that grow with the size of the inputs, or as they shrink."""
+        scaled = torch.cat([scale * self.ends[0] for scale in SCALES]), torch.cat([scale * self.ends[1] for scale in SCALES])
+        levels, raw = self._halved(scaled, SCALED_HALVINGS)
+        largest = list[tuple[float, Magnitude]]()
+        for place, scale in enumerate(SCALES):
+            segment = place * self.count + int(raw[-1, place * self.count : (place + 1) * self.count].argmax())
+            largest.append((scale, self._quotient(levels[-1], segment)))
+        for found, named in ((largest, "larger"), (largest[::-1], "smaller")):
+            found = list(found)
+            while found and not found[-1][1]:
+                found.pop()  # overflow
+            last = found[-COMPARED:]
+            if len(last) == COMPARED and last[0][1] and all(b >= a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
+                said = ", ".join(f"{value} at {scale:.3g} ×" for scale, value in last)
+                return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
+        return ""
