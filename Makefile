@@ -60,9 +60,10 @@ test-full: .venv/dev browser
 .venv-oldest/dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -c "import tomllib; \
-		names = tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']; \
+		project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+		names = [*project['dependencies'], *project['optional-dependencies']['dashboard']]; \
 		print(*(name.replace('>=', '==') for name in names if not name.startswith('torch')), sep='\n')" > .venv-oldest/floors.txt
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt torch -e .
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt torch -e '.[dashboard,papers]'
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt \
 		pytest pytest-xdist hypothesis jsonschema 'httpx<0.28'
 	touch $@

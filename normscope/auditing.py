@@ -230,7 +230,7 @@ def audit(
 
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
     data: where input variances are measured and the lower bound is searched; the example itself if not given.
-    region: a `Ball` or `Box` in which the bracket shall hold; None for all inputs.
+    region: a `Ball` or `Box` in which the bracket holds; None for all inputs.
     mode: "eval", "train", or "batch" (the whole batch as one input, for batch statistics).
     local: without a region, also bracket the ball around the example's first sample: of this radius; True: of 1e-3 of the sample's
     norm, where affine forms cost little (docs/audit.md states the budget); False: not.

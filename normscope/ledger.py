@@ -36,7 +36,7 @@ class LayerRow:
     what enters, on the data. share_of_log_upper: this layer's part of log(upper), negative where it lowers the bound.
     upper_here: bound on the constant from the input to this layer's output, composed layer by layer. upper_without_gains: the same
     with every normalizer's gain taken as 1. separation: how many times as far apart the witness's two points are here.
-    reads: the rows whose outputs reach this one, through what is no row.
+    reads: the rows whose outputs reach this one, through operations that have no row.
     """
 
     name: str

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 RUN = [DOCS / "start.md", *sorted(DOCS.glob("guides/*.md")), *sorted(DOCS.glob("concepts/*.md"))]
+NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
 COMMANDS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *RUN]
 
 
@@ -44,7 +48,7 @@ def test_dead_links_are_seen(tmp_path):
 
 def test_every_page_is_in_the_site():
     listed = re.findall(r"^ +- .*: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    made = {"contributing.md", "security.md"}  # from the top of the repository: docs/tools/hooks.py
+    made = {"contributing.md", "security.md", *(f"examples/{path.stem}.md" for path in NOTEBOOKS)}  # by docs/tools/hooks.py
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert sorted(listed) == sorted({*listed}) and {*listed, "index.md"} == pages | made
 
@@ -78,6 +82,29 @@ def test_commands_are_spelled_right(page):
                 command = command.commands[words.pop(0)]
             known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
             assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
+
+
+def cells(notebook: Path) -> list[str]:
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in found), "outputs are made by `make docs`, not committed"
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_are_sources(notebook):
+    assert all(compile(cell, name(notebook), "exec") for cell in cells(notebook))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name)
+def test_notebooks_run(notebook, monkeypatch):
+    """Without Jupyter: what a cell displays is not asked for."""
+    shown = types.ModuleType("IPython.display")
+    shown.HTML = str
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    namespace: dict[str, object] = {}
+    for cell in cells(notebook):
+        exec(cell, namespace)
 
 
 def test_the_table_of_public_names_is_fresh():

@@ -1,4 +1,4 @@
-"""Where a bound shall hold: a ball or a box of inputs."""
+"""Where a bound holds: a ball or a box of inputs."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_planar_classifiers_have_the_symmetry_of_their_normalizer(normalizer: st
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("toy-flow", "digits", "digits is not two classes in the plane: choose other data, as halfplanes or rings"),
+        ("toy-flow", "digits", "digits is not two classes in the plane: choose other data, such as halfplanes or rings"),
         ("invariant-valleys", "waves", "waves is not two classes in the plane"),
         ("margins", "waves", "real targets and no classes"),
     ],

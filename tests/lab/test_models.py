@@ -121,7 +121,7 @@ def test_layer_normalization_of_features_is_one_group() -> None:
         (lambda: gpt(width=10, heads=4), "a width of 10 cannot be shared by 4 heads"),
         (lambda: build("lenet", load_data("digits"), "none"), "no network 'lenet': choose from mlp"),
         (lambda: build("mlp", load_data("digits"), "none", deep=3), "mlp has no option deep: choose from width, depth"),
-        (lambda: build("gpt", load_data("digits"), "none"), "choose such data, as markov"),
+        (lambda: build("gpt", load_data("digits"), "none"), "choose data like that, such as markov"),
         (lambda: build("resnet18", load_data("gaussians"), "none"), "are not images"),
         (lambda: build("resnet18", load_data("digits"), "instance", stem="small"), "cannot take samples of 3×8×8"),
     ],
