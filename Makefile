@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-full test-oldest bench lint types docs browser screenshots clean
+.PHONY: demo test test-full test-oldest bench lint types docs figures browser screenshots clean
 
 .venv/user: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -33,6 +33,20 @@ browser:
 		&& { apt-get install -y -qq chromium >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } \
 		|| echo "no Chromium here, and none could be installed: browser tests are skipped"
 
+.venv/docs: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+# the site, into build/site; the variable turns off an announcement of the theme, not a warning about these pages
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search, serve it: $(BIN)/python -m http.server -d build/site"
+
+# pictures of the concept pages, and the table of public names
+figures: .venv/dev
+	$(BIN)/python -m docs.tools.figures
+	$(BIN)/python -m docs.tools.surface
+
 screenshots: .venv/dev browser
 	$(BIN)/python -m tests.browser.screenshots docs/images
 
@@ -46,9 +60,10 @@ test-full: .venv/dev browser
 .venv-oldest/dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -c "import tomllib; \
-		names = tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']; \
+		project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+		names = [*project['dependencies'], *project['optional-dependencies']['dashboard']]; \
 		print(*(name.replace('>=', '==') for name in names if not name.startswith('torch')), sep='\n')" > .venv-oldest/floors.txt
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt torch -e .
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt torch -e '.[dashboard,papers]'
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c .venv-oldest/floors.txt \
 		pytest pytest-xdist hypothesis jsonschema 'httpx<0.28'
 	touch $@

@@ -2,7 +2,9 @@
 
     python -m bench failures
 
-Thresholds stand in normscope/findings/rows.py. They were fixed before this seed was run; how repeated episodes are kept was not.
+Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run.
+A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
+that are right, at a layer that is right, with a first step in the window.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from torch import Tensor, nn
 
 import normscope as ns
 from normscope.report.snapshot import Snapshot
-from normscope.report.summary import COLUMNS, summarize
+from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEED = 11
+SEEDS = (21,)
 
 
 class Block(nn.Module):
@@ -70,7 +72,7 @@ class Training:
     """kind: gpt, vit or cnn; what a failure changes is changed here."""
 
     kind: str
-    seed: int = SEED
+    seed: int = 11
     rate: float = 1e-3
     batch: int = 16
     dtype: torch.dtype = torch.float32
@@ -111,16 +113,23 @@ class Failure:
     window: tuple[int, int]
     change: Change = lambda training, step: None
     bend: Bend = lambda training, step, loss: loss
-    make: Callable[[str], Training] = Training
+    make: Callable[[str, int], Training] = Training
     layer: dict[str, str] | None = None
 
 
 def _grow(training: Training, step: int) -> None:
     """One layer's weight grows by a tenth per step."""
     if step >= BEGIN:
-        layer = training.model[4] if training.kind == "cnn" else training.model.blocks[1].down
+        layer = training.model[-1] if training.kind == "cnn" else training.model.blocks[1].down
         with torch.no_grad():
             layer.weight.mul_(1.1)
+
+
+def _sharpen(training: Training, step: int) -> None:
+    """Queries and keys of one block grow by a twentieth each per step."""
+    if step >= BEGIN:
+        with torch.no_grad():
+            training.model.blocks[1].mix.weight[: 2 * WIDTH].mul_(1.05)
 
 
 def _kill(training: Training, step: int) -> None:
@@ -160,15 +169,20 @@ def _bad_batch(training: Training, step: int, loss: Tensor) -> Tensor:
     return loss * (1e4 if step == BEGIN else 1.0)
 
 
-def _half(kind: str) -> Training:
-    return Training(kind, dtype=torch.bfloat16, rate=1e-4)
+def _half(kind: str, seed: int) -> Training:
+    return Training(kind, seed, dtype=torch.bfloat16, rate=1e-4)
+
+
+def _pairs(kind: str, seed: int) -> Training:
+    return Training(kind, seed, batch=2)
 
 
 ALL = ("gpt", "vit", "cnn")
-MIDDLE = {"cnn": "4", "gpt": "blocks.1", "vit": "blocks.1"}
+MIDDLE = {"cnn": "13", "gpt": "blocks.1", "vit": "blocks.1"}
 RECTIFIER = {"cnn": "6", "gpt": "blocks.1.act", "vit": "blocks.1.act"}
+STREAM = {"gpt": "blocks.", "vit": "blocks."}  # what follows in the residual stream holds it, too
 DIVERGED = ("NS501", "NS502", "NS503", "NS504")
-EXPLODED = ("NS403", "NS511", "NS502", "NS504")
+EXPLODED = ("NS403", "NS511", "NS516")
 FAILURES = {
     "NaN at a step": Failure(ALL, ("NS501", "NS504"), (BEGIN, BEGIN + 1), bend=_nan),
     "bad batch": Failure(ALL, ("NS502", "NS504"), (BEGIN, BEGIN + 1), bend=_bad_batch),
@@ -176,9 +190,10 @@ FAILURES = {
     "one exploding layer": Failure(ALL, EXPLODED, (BEGIN, STEPS), change=_grow, layer=MIDDLE),
     "dead ReLUs": Failure(ALL, ("NS507",), (BEGIN, BEGIN + 20), change=_kill, layer=RECTIFIER),
     "γ frozen by bfloat16": Failure(("gpt", "vit"), ("NS510",), (1, 60), make=_half),
-    "BN with batches of 2": Failure(("cnn",), ("NS508",), (100, STEPS), make=lambda kind: Training(kind, batch=2)),
+    "BN with batches of 2": Failure(("cnn",), ("NS508",), (100, STEPS), make=_pairs),
     "effective learning rate frozen": Failure(("cnn",), ("NS309",), (BEGIN, STEPS), change=_longer, layer={"cnn": "4"}),
-    "massive activations": Failure(("gpt", "vit"), ("NS511",), (BEGIN, STEPS), change=_massive),
+    "massive activations": Failure(("gpt", "vit"), ("NS511", "NS517"), (BEGIN, STEPS), change=_massive, layer=STREAM),
+    "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
 }
 
 
@@ -194,38 +209,50 @@ def recorded(training: Training, path: Path, change: Change, bend: Bend, **optio
     return ns.load_run(path)
 
 
-def first(run: ns.Run) -> tuple[str, str, int, str]:
-    """Rule, layer and first step of what the report says first, and its headline."""
+def named(run: ns.Run) -> tuple[list[Problem], str]:
+    """What the report's headline names: its first problem, and the cause that it gives for it."""
     summary = summarize(Snapshot.of(run, COLUMNS), steps=run.life.step)
-    if not summary.problems:
-        return "", "", 0, summary.headline
-    worst = summary.problems[0]
-    return worst.rule, worst.layer or "", worst.step or 0, summary.headline
+    return [problem for problem in (*summary.problems[:1], summary.cause) if problem is not None], summary.headline
 
 
-def main() -> None:
-    right = total = alarms = healthy = 0
+def is_right(problem: Problem, failure: Failure, kind: str) -> bool:
+    layer, (begin, end) = problem.layer or "", failure.window
+    placed = failure.layer is None or layer.startswith(failure.layer[kind])
+    return problem.rule in failure.expected and begin <= (problem.step or 0) <= end and placed
+
+
+def planted(seed: int, place: Path) -> tuple[int, int]:
+    """How many failures were named, and of how many."""
+    right = total = 0
+    for name, failure in FAILURES.items():
+        for kind in failure.kinds:
+            run = recorded(failure.make(kind, seed), place / f"{seed}-{total}", failure.change, failure.bend)
+            problems, headline = named(run)
+            good = any(is_right(problem, failure, kind) for problem in problems)
+            total, right = total + 1, right + good
+            said = " < ".join(f"{one.rule} {one.layer or '-'} {one.step}" for one in problems)
+            print(f"{'ok ' if good else 'BAD'} {seed} {name:34} {kind}  {said:50} {headline[:110]}", flush=True)
+    return right, total
+
+
+def healthy(place: Path) -> tuple[int, int]:
+    """How many healthy trainings have a finding, and of how many."""
+    alarms = total = 0
+    for kind in ALL:
+        for seed in range(4):
+            for options in CADENCES:
+                training = Training(kind, seed=100 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
+                run = recorded(training, place / f"h{total}", lambda t, s: None, lambda t, s, loss: loss, **options)
+                found = sorted({finding.name for finding in run.findings})
+                total, alarms = total + 1, alarms + bool(found)
+                if found:
+                    print(f"BAD healthy {kind} seed {seed} {options or 'budget'}: {', '.join(found)}", flush=True)
+    return alarms, total
+
+
+def main(seeds: tuple[int, ...] = SEEDS) -> None:
     with tempfile.TemporaryDirectory() as place:
-        for name, failure in FAILURES.items():
-            for kind in failure.kinds:
-                run = recorded(failure.make(kind), Path(place) / f"{total}", failure.change, failure.bend)
-                rule, layer, step, headline = first(run)
-                named = failure.layer is None or layer.startswith(failure.layer[kind])
-                good = rule in failure.expected and failure.window[0] <= step <= failure.window[1] and (named or not layer)
-                total, right = total + 1, right + good
-                print(
-                    f"{'ok ' if good else 'BAD'} {name:36} {kind}  {rule:6} {layer or '-':18} step {step:4}  {headline[:110]}",
-                    flush=True,
-                )
-        for kind in ALL:
-            for seed in range(4):
-                for options in CADENCES:
-                    training = Training(kind, seed=100 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
-                    run = recorded(training, Path(place) / f"h{healthy}", lambda t, s: None, lambda t, s, loss: loss, **options)
-                    found = sorted({finding.name for finding in run.findings})
-                    healthy, alarms = healthy + 1, alarms + bool(found)
-                    if found:
-                        print(f"BAD healthy {kind} seed {seed} {options or 'budget'}: {', '.join(found)}", flush=True)
-    print(
-        f"{right} of {total} planted failures named first, in their window; {alarms} of {healthy} healthy trainings with a finding"
-    )
+        counts = [planted(seed, Path(place)) for seed in seeds]
+        alarms, trainings = healthy(Path(place))
+    right, total = (sum(count) for count in zip(*counts, strict=True))
+    print(f"{right} of {total} planted failures named; {alarms} of {trainings} healthy trainings with a finding")

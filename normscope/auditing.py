@@ -17,13 +17,13 @@ from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
-from normscope.certify.upper import Report, upper
+from normscope.certify.upper import upper
 from normscope.core.bracket import WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.gap_curve import GapCurve, check_above
 from normscope.core.magnitude import Magnitude, json_number
-from normscope.core.progress import check_callback
+from normscope.core.progress import Report, check_callback
 from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.core.rendering import Table, Text
@@ -230,7 +230,7 @@ def audit(
 
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
     data: where input variances are measured and the lower bound is searched; the example itself if not given.
-    region: a `Ball` or `Box` in which the bracket shall hold; None for all inputs.
+    region: a `Ball` or `Box` in which the bracket holds; None for all inputs.
     mode: "eval", "train", or "batch" (the whole batch as one input, for batch statistics).
     local: without a region, also bracket the ball around the example's first sample: of this radius; True: of 1e-3 of the sample's
     norm, where affine forms cost little (docs/audit.md states the budget); False: not.

@@ -36,7 +36,7 @@ class LayerRow:
     what enters, on the data. share_of_log_upper: this layer's part of log(upper), negative where it lowers the bound.
     upper_here: bound on the constant from the input to this layer's output, composed layer by layer. upper_without_gains: the same
     with every normalizer's gain taken as 1. separation: how many times as far apart the witness's two points are here.
-    reads: the rows whose outputs reach this one, through what is no row.
+    reads: the rows whose outputs reach this one, through operations that have no row.
     """
 
     name: str
@@ -62,11 +62,9 @@ class LayerRow:
 
         def read(name: str, kind: str) -> Any:
             value = content.get(name, ())  # audits of before have no `parameters`
-            if value is None or name in ("name", "kind"):
+            if value is None or kind == "str":
                 return value
-            return (
-                tuple(value) if name in ("reads", "parameters") else Magnitude.parse(value) if "Magnitude" in kind else float(value)
-            )
+            return tuple(value) if "tuple" in kind else Magnitude.parse(value) if "Magnitude" in kind else float(value)
 
         return LayerRow(**{item.name: read(item.name, str(item.type)) for item in fields(LayerRow)})
 
@@ -195,9 +193,7 @@ class InputStatistics:
 
     @property
     def input_std(self) -> float | None:
-        if self.channels.count == 0:
-            return None
-        return float(self.channels.variance.mean().sqrt())
+        return float(self.channels.variance.mean().sqrt()) if self.channels.count else None
 
 
 def measure(graph: Graph, nodes: Sequence[Node], batches: Iterable[Call]) -> dict[Node, InputStatistics]:
@@ -229,12 +225,10 @@ def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> Non
         axis = -1
     place = -1 if axis is None else axis % value.dim()
     statistics.channels.update(value, place if 0 < place < value.dim() else value.dim() - 1)
-    normalizer = reading if isinstance(reading, Normalizer) else None
-    if normalizer is None or normalizer.kind == "batch":
+    if not isinstance(reading, Normalizer) or reading.kind == "batch":
         return
-    spread = set_variances(normalizer, value)
-    per_group = spread if normalizer.kind in ("group", "instance") else spread.reshape(-1, 1)
-    least = per_group.amin(0)
+    spread = set_variances(reading, value)
+    least = (spread if reading.kind in ("group", "instance") else spread.reshape(-1, 1)).amin(0)
     statistics.smallest = least if statistics.smallest is None else torch.minimum(statistics.smallest, least)
     statistics.total += float(spread.sum())
     statistics.sets += spread.numel()

@@ -48,7 +48,7 @@ def extremal_chain(
 ) -> torch.nn.Sequential:
     """Than 2025, Theorem 6: weights a_k·[I 0] make a ReLU chain with constant exactly ∏ a_k.
 
-    constants: a_k ≥ 0, one a layer. widths: input, hidden and output widths, one more than constants.
+    constants: a_k ≥ 0, one per layer. widths: input, hidden and output widths, one more than constants.
     """
     if len(widths) != len(constants) + 1:
         raise ValueError(f"{len(constants)} layers need {len(constants) + 1} widths, got {len(widths)}")

@@ -1,6 +1,8 @@
 """One thread per process: the test runner is what uses the cores. Every run draws the same, and no test depends on the clock."""
 
+import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("anew", deadline=None)  # pytest --hypothesis-profile anew searches elsewhere
 settings.load_profile("same")
 
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}  # of a Ray cluster
+
 # tests that share what takes long to set up: one process runs all of them
 TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py")
 
@@ -23,6 +27,18 @@ def _seeded() -> None:
     """Every run draws the same: a network that breaks a law breaks it every time."""
     seed_generators(0)
     random.seed(0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Ray cluster on this machine, with one node of one processor; tests add another one, which may be killed."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield made
+    ray.shutdown()
+    made.shutdown()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
         _thin(table)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _thin(table: list[pytest.Item]) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 import normscope
+from normscope.claims import ledger, verdicts
+from normscope.core import papers
+from normscope.lab import runner
 
 ROOT = Path(normscope.__file__).parent
 ORDER = (
-    "core", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "ledger", "floors", "bounds",
-    "findings", "_watch", "auditing", "_doctor", "_checkpoint", "testing", "lab", "claims", "report", "dashboard", "cli", "__main__",
+    "core", "digits", "graph", "operators", "rules", "certify", "symmetry", "geometry", "curvature", "optim", "ledger", "floors", "bounds",
+    "findings", "_watch", "auditing", "_doctor", "_checkpoint", "testing", "report", "dashboard", "lab", "claims", "cli", "__main__",
 )  # fmt: skip
 FREE = ("version", "__init__")  # the version may be read anywhere; the top package gathers the public names
 MODULES = ("certify", "claims", "curvature", "geometry", "bounds", "lab", "optim", "rules")  # namespaces
@@ -117,6 +120,22 @@ def test_the_path_of_a_bound_is_short():
     everywhere, on_a_region = (re.findall(r"`(\w+/\w+\.py)`(?=.* \|)", part) for part in path.split("On a region"))
     assert {Path(name) for name in (*everywhere, *on_a_region)} <= {*FILES}
     assert 5 < len(everywhere) <= 10 and on_a_region
+
+
+PAPERS = ("cli/lab.py", "cli/claims.py", "cli/data.py")  # the commands of lab and claims
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_the_library_never_imports_lab_or_claims(path):
+    """Not in functions either: they sit on top of the library."""
+    if part(path) in ("lab", "claims") or str(path) in PAPERS:
+        return
+    used = {name for name in modules_imported((ROOT / path).read_text()) if name.startswith(("normscope.lab", "normscope.claims"))}
+    assert not used
+
+
+def test_what_reports_know_of_the_papers_is_what_they_write():
+    assert (papers.LAB_SCHEMA, papers.CLAIM_SCHEMA, papers.CLAIM_VERDICTS) == (runner.SCHEMA, ledger.SCHEMA, verdicts.VERDICTS)
 
 
 def test_every_part_of_the_order_exists():

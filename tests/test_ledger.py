@@ -73,6 +73,7 @@ LINEAR: dict[str, tuple[nn.Module, tuple[int, ...], Callable[[nn.Module], list[T
         Holding(lambda x, w: torch.einsum("bsi,hid->bhsd", x, w), (2, 4, 3)), (1, 5, 4), lambda m: [m.w0.mT.reshape(6, 4)]),
     "einsum with a mask": (
         Holding(lambda x, w: torch.einsum("bi,io,o->bo", x, w, torch.tensor([1.0, 0, 1])), (4, 3)), (1, 4), lambda m: [m.w0.T]),
+    "inner": (Holding(torch.inner, (3, 4)), (1, 2, 4), lambda m: [m.w0]),
     "fixed weight": (Holding(lambda x, b: functional.linear(x, 7 * torch.eye(4, dtype=x.dtype), b), (4,)), (1, 4), lambda m: [7 * torch.eye(4)]),
     "transposed": (Holding(lambda x, w: functional.linear(x, w.t()), (4, 3)), (1, 4), lambda m: [m.w0.T]),
     "reshaped": (Holding(lambda x, w: functional.linear(x, w.reshape(3, 4)), (12,)), (1, 4), lambda m: [m.w0.reshape(3, 4)]),
@@ -93,6 +94,7 @@ def rows_of(model: nn.Module, example: Tensor | dict[str, Tensor], mode: str = "
     return ledger(graph, upper(graph), [Call.of(example)])
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_row_has_the_norms_of_the_weight_whatever_its_layout(name):
     model, shape, matrices = LINEAR[name]
@@ -105,6 +107,7 @@ def test_a_row_has_the_norms_of_the_weight_whatever_its_layout(name):
         assert row.spectral_norm.finite
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_norm_of_the_operator_is_that_of_its_matrix(name):
     """The Jacobian is the operator, factors and further constants included; of shared layers the product bounds it."""
@@ -115,6 +118,13 @@ def test_the_norm_of_the_operator_is_that_of_its_matrix(name):
     point = randn(*shape).double()
     flat = torch.func.jacrev(model.double())(point).detach().reshape(-1, point.numel())
     assert float(row.spectral_norm) == pytest.approx(float(torch.linalg.matrix_norm(flat, 2)), rel=1e-5)
+
+
+def test_a_tied_weight_goes_by_the_first_of_its_names():
+    """As in `named_parameters()`; torch.export calls it by the last one."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
+    model[2].weight = model[0].weight
+    assert [row.parameters for row in rows_of(model, randn(1, 3))] == [("0.weight",), ("0.weight",)]
 
 
 # every model of the tables, and those of transformers -----------------------------------------------------------------
@@ -171,6 +181,7 @@ MODULES = {
 }
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", MODULES)
 def test_rows_are_those_of_the_parameters(name):
     check_rows(MODULES[name].module, MODULES[name].example, MODULES[name].mode)

@@ -119,6 +119,7 @@ def test_what_needs_the_model_says_so(case):
         type(made(case)).from_dict({})
 
 
+@pytest.mark.quick(8)
 def test_its_figures_are_drawn_by_name(result):
     assert all(result.figure(name).data for name in result.figures)
     with pytest.raises(ns.InputError, match="no figure"):
@@ -127,6 +128,7 @@ def test_its_figures_are_drawn_by_name(result):
         assert result.figure().to_json() == result.figure(result.figures[0]).to_json()
 
 
+@pytest.mark.quick(8)
 def test_it_has_a_page_and_a_section_in_reports(result, tmp_path):
     result.to_html(tmp_path / "page.html")
     assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -136,6 +138,7 @@ def test_it_has_a_page_and_a_section_in_reports(result, tmp_path):
     assert shown.section is not None, shown.problem
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("audit", "curvature", "findings", "guarantees")])
 def test_no_change_of_its_file_breaks_a_page(case, tmp_path):
     survives_changes(json.loads(made(case).to_json()), 20, tmp_path)

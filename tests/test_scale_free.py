@@ -20,7 +20,7 @@ from tests.symmetry.layers import TANH, Shared, linear
 from tests.symmetry.random_graphs import random_graph
 
 
-@pytest.mark.quick(30)
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_agree_on_every_case(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -102,7 +102,7 @@ NASTY: dict[str, tuple[Callable[[], nn.Module], str, bool, bool | None]] = {  # 
 }  # fmt: skip
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", NASTY)
 def test_the_parts_agree_where_it_is_hard(name: str, tmp_path: Path) -> None:
     make, weight, free, alone = NASTY[name]
@@ -127,6 +127,7 @@ CHAINS: dict[str, tuple[nn.Module, nn.Module, nn.Module, bool | None]] = {  # a 
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_parts_agree_on_convolutions(name: str, tmp_path: Path) -> None:
     *layers, alone = CHAINS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from normscope._checkpoint.structure import MATRICES, AttentionLayer, Structure,
 from normscope._checkpoint.work import Cache, Gain, Result, Work
 from normscope.core.errors import InputError, boundary
 from normscope.core.progress import check_callback
+from normscope.core.rounding import above, length
 
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 ZERO_CENTERED = (
@@ -153,5 +155,5 @@ def _normed(name: str, opened: Checkpoint, structure: Structure) -> float | None
     if not bool(values.isfinite().all()):
         return None
     beta = name.removesuffix("weight") + "bias"
-    moved = float(opened.entries[beta].tensor().to(torch.float64).norm()) if beta in opened.entries else 0.0
-    return (float(values.abs().max()) * len(values) ** 0.5 + moved) * (1 + 1e-12)
+    moved = float(length(opened.entries[beta].tensor())) if beta in opened.entries else 0.0
+    return above(float(values.abs().max()) * math.sqrt(len(values)) + moved)

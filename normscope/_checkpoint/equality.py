@@ -53,9 +53,7 @@ def change(one: View, other: View) -> dict[str, float | None]:
         "rank": None,
     }
     if len(one.shape) >= 2 and moved and min(one.shape[0], len(x) // one.shape[0]) <= MOST_GRAM:
-        largest = float(step.abs().max())
-        exponent = math.frexp(largest)[1]
-        matrix = Matrix(step.reshape(one.shape[0], -1), exponent)
-        norm = gram_norm(matrix.gram(), matrix.terms) * 2.0**exponent
+        matrix = Matrix(step.reshape(one.shape[0], -1))
+        norm = gram_norm(matrix.gram, matrix.terms) * matrix.unit
         found |= {"spectral_change": norm, "rank": (moved / norm) ** 2}
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from normscope.core.rounding import UNIT_ROUNDOFF, gamma, length, times_power_of
 from normscope.operators.dense import gram_norm, gram_norms, largest_eigenpair
 
 SAMPLE_SLACK = 1e-3  # of an estimate
+CACHED_BYTES = 1 << 20  # of float64 at a time, where entries are only looked at: what a processor's cache holds
+NEAR_ONE = 200  # exponents of entries whose squares are far from the ends of float64, 2^±1022
+MIRRORED = 512  # rows at a time
 MOST_GRAM = 16_384  # rows and columns: 2 GiB; beyond it no spectral norm is proved
 
 
@@ -50,11 +54,39 @@ class Numbers:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What one pass over the entries tells. largest, smallest: of |finite entries|; total: their plain sum."""
+
+    zeros: int = 0
+    ones: int = 0
+    not_finite: int = 0
+    largest: float = 0.0
+    smallest: float = math.inf
+    total: float = 0.0
+
+    @staticmethod
+    def of(block: torch.Tensor) -> Counts:
+        sizes = block.abs()
+        low, high = (float(end) for end in torch.aminmax(sizes))  # NaN where an entry is
+        not_finite = 0
+        if not high < math.inf:
+            not_finite = int((~block.isfinite()).sum())
+            low, high = float(sizes.nan_to_num(math.inf).min()), float(sizes.nan_to_num(0, 0).max())
+        zeros = block.numel() - int(torch.count_nonzero(block))
+        return Counts(zeros, int(torch.count_nonzero(block == 1)), not_finite, high, low, float(block.sum()))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.zeros + other.zeros, self.ones + other.ones, self.not_finite + other.not_finite,
+            max(self.largest, other.largest), min(self.smallest, other.smallest), self.total + other.total,
+        )  # fmt: skip
+
+
 class Matrix:
     """A tensor as (first axis, everything else) times 2^−exponent, read block by block in float64."""
 
-    values: torch.Tensor  # (rows, columns) as stored
-    exponent: int = 0
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.values = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(1, -1)  # as stored
 
     @property
     def narrow(self) -> int:
@@ -64,64 +96,90 @@ class Matrix:
     def terms(self) -> int:
         return max(self.values.shape)
 
-    def blocks(self, axis: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(start, part) along an axis, scaled exactly."""
-        step = max(1, BLOCK_BYTES // max(1, 8 * self.values.shape[1 - axis]))
-        for start in range(0, self.values.shape[axis], step):
-            part = self.values.narrow(axis, start, min(step, self.values.shape[axis] - start)).to(torch.float64)
+    @property
+    def long_axis(self) -> int:
+        """The axis that a Gram matrix sums over."""
+        return 0 if self.values.shape[1] <= self.values.shape[0] else 1
+
+    @cached_property
+    def counts(self) -> Counts:
+        return sum((Counts.of(block) for _, block in self._parts(0, CACHED_BYTES)), Counts())
+
+    @cached_property
+    def exponent(self) -> int:
+        """That of the largest entry, or 0 where no square of an entry of that size is near the ends of float64."""
+        found = math.frexp(self.counts.largest)[1]
+        return 0 if abs(found) <= NEAR_ONE else found
+
+    @property
+    def unit(self) -> float:
+        """2^exponent; NaN where norms may not be representable."""
+        return 2.0**self.exponent if abs(self.exponent) < 1000 else math.nan
+
+    def blocks(self, axis: int, size: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
+        """(start, part) along an axis, of about so many bytes, scaled exactly."""
+        for start, part in self._parts(axis, size):
             yield start, times_power_of_two(part, -self.exponent) if self.exponent else part
 
-    def gram(self, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """AᵀA or AAᵀ, the smaller of both; scale: of the columns before."""
-        rows, columns = self.values.shape
+    def _parts(self, axis: int, size: int | None) -> Iterator[tuple[int, torch.Tensor]]:
+        step = max(1, min(size or BLOCK_BYTES, BLOCK_BYTES) // max(1, 8 * self.values.shape[1 - axis]))
+        for start in range(0, self.values.shape[axis], step):
+            yield start, self.values.narrow(axis, start, min(step, self.values.shape[axis] - start)).to(torch.float64)
+
+    @cached_property
+    def gram(self) -> torch.Tensor:
+        """AᵀA or AAᵀ, the smaller of both."""
+        return self._gram(None)
+
+    def scaled_gram(self, scale: torch.Tensor, axis: int) -> torch.Tensor:
+        """The Gram matrix after the rows (axis 0) or columns (axis 1) are scaled; each term is rounded twice more.
+
+        Along the axis that it keeps, the Gram matrix itself is scaled: γ_i (Σ_k a_ki a_kj) γ_j needs no second pass.
+        """
+        return self._gram(scale) if axis == self.long_axis else self.gram * scale * scale[:, None]
+
+    def _gram(self, scale: torch.Tensor | None) -> torch.Tensor:
+        """scale: of the long axis."""
         found = np.zeros((self.narrow, self.narrow), order="F")
-        for start, block in self.blocks(0 if columns <= rows else 1):
-            if columns <= rows:
-                side = (block if scale is None else block * scale).numpy().T  # (columns, some rows), in Fortran's order as it is
-            else:
-                side = np.asfortranarray((block if scale is None else block * scale[start : start + block.shape[1]]).numpy())
-            found = dsyrk(1.0, side, beta=1.0, c=found, overwrite_c=1, lower=1)
-        lower = torch.from_numpy(np.asarray(found)).tril()
-        return lower + lower.tril(-1).T
+        for start, block in self.blocks(self.long_axis):
+            part = None if scale is None else scale[start : start + block.shape[self.long_axis]]
+            scaled = block if part is None else block * (part[:, None] if self.long_axis == 0 else part)
+            side = scaled.numpy().T  # in Fortran's order as it is: (narrow, some) or (some, narrow)
+            found = dsyrk(1.0, side, beta=1.0, c=found, overwrite_c=1, lower=1, trans=self.long_axis)
+        whole = torch.from_numpy(found.T)  # symmetric below: the upper half, by rows, is written into the lower one
+        for start in range(0, self.narrow, MIRRORED):
+            end = min(start + MIRRORED, self.narrow)
+            whole[start:end, start:end] = whole[start:end, start:end].triu() + whole[start:end, start:end].triu(1).T
+            whole[end:, start:end] = whole[start:end, end:].T
+        return whole
 
 
-def measured(tensor: torch.Tensor, sample: bool = False) -> Numbers:
+def measured(matrix: Matrix, sample: bool = False) -> Numbers:
     """All numbers of a tensor; sample: the spectral norm is estimated by a few products instead of proved."""
-    if not is_number(tensor):
+    size = matrix.values.numel()
+    if not is_number(matrix.values):
         return Numbers(note="not floating-point numbers")
-    if not tensor.numel():
+    if not size:
         return Numbers(0.0, 0.0, None, 0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, note="no entries")
-    matrix = Matrix(tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1))
-    counts = dict.fromkeys(("zeros", "ones", "not_finite"), 0)
-    largest, smallest, total = 0.0, math.inf, 0.0
-    for _, block in matrix.blocks(0):
-        counts["zeros"] += int((block == 0).sum())
-        counts["ones"] += int((block == 1).sum())
-        counts["not_finite"] += int((~block.isfinite()).sum())
-        sizes = block.abs()
-        largest, smallest = (
-            max(largest, float(sizes.nan_to_num(0, 0).max())),
-            min(smallest, float(sizes.nan_to_num(math.inf).min())),
-        )
-        total += float(block.sum())
-    shares = {name: count / tensor.numel() for name, count in counts.items()}
-    plain: dict[str, Any] = {"largest": largest, "smallest": smallest, "mean": total / tensor.numel(), **shares}
-    if counts["not_finite"]:
+    counts = matrix.counts
+    plain: dict[str, Any] = {
+        "largest": counts.largest, "smallest": counts.smallest, "mean": counts.total / size, "zeros": counts.zeros / size,
+        "ones": counts.ones / size, "not_finite": counts.not_finite / size,
+    }  # fmt: skip
+    if counts.not_finite:
         return Numbers(**plain, certified=False, note="it has entries that are not finite, so it has no norm")
-    if largest == 0:
+    if counts.largest == 0:
         return Numbers(0.0, 0.0, None, 0.0, **plain)
-    matrix = Matrix(matrix.values, math.frexp(largest)[1])
     squares, row = 0.0, 0.0
-    for _, block in matrix.blocks(0):
+    for _, block in matrix.blocks(0, CACHED_BYTES):
         norms = torch.linalg.vector_norm(block, dim=1)
         squares, row = squares + float(norms.square().sum()), max(row, float(norms.max()))
     columns = matrix.values.shape[1]
     frobenius = math.sqrt(squares)
     norm, certified, note = _spectral(matrix, sample, frobenius)
-    unit = 2.0**matrix.exponent if -1000 < matrix.exponent < 1000 else math.nan
     return Numbers(
-        None if norm is None else norm * unit, frobenius * unit, None if not norm else squares / norm**2,
-        row * math.sqrt(columns) * unit * (1 + 2 * gamma(columns + 8)), **plain, certified=certified, note=note,
+        None if norm is None else norm * matrix.unit, frobenius * matrix.unit, None if not norm else squares / norm**2,
+        row * math.sqrt(columns) * matrix.unit * (1 + 2 * gamma(columns + 8)), **plain, certified=certified, note=note,
     )  # fmt: skip
 
 
@@ -133,7 +191,7 @@ def _spectral(matrix: Matrix, sample: bool, frobenius: float) -> tuple[float | N
         return _estimate(matrix), False, "an estimate, by a few products in float32"
     if matrix.narrow > MOST_GRAM:
         return None, False, f"more than {MOST_GRAM:,} rows and columns: no spectral norm is proved; --sample estimates it"
-    return gram_norm(matrix.gram(), matrix.terms), True, ""
+    return gram_norm(matrix.gram, matrix.terms), True, ""
 
 
 def _estimate(matrix: Matrix) -> float:
@@ -146,23 +204,24 @@ def _estimate(matrix: Matrix) -> float:
     return math.sqrt(max(largest_eigenpair(apply, values.shape[1], torch.float64, SAMPLE_SLACK)[0], 0.0))
 
 
-def scaled_norm(tensor: torch.Tensor, scale: torch.Tensor, transposed: bool = False) -> float | None:
+def scaled_norm(matrix: Matrix, scale: torch.Tensor, transposed: bool = False) -> float | None:
     """An upper bound on ‖W diag γ‖, W as (out, in); transposed: it is stored as (in, out). None where it is not proved.
 
-    Each product w γ is rounded once, so the matrix at hand is within u ‖W diag γ‖_F of the one meant.
+    Each product w γ is rounded once, or each term of the Gram matrix twice: the matrix at hand is within u ‖W diag γ‖_F of the one
+    meant, and the sums have two roundings more.
     """
-    values = tensor.reshape(tensor.shape[0], -1)
-    matrix = _normalized(values.T if transposed else values)
-    if matrix is None or matrix.narrow > MOST_GRAM or matrix.values.shape[1] % len(scale):
+    axis = 0 if transposed else 1
+    inputs = matrix.values.shape[axis]
+    if matrix.narrow > MOST_GRAM or inputs % len(scale) or matrix.counts.not_finite:
         return None
-    scale = scale.repeat_interleave(matrix.values.shape[1] // len(scale))  # a kernel reads every channel once per tap
+    scale = scale.repeat_interleave(inputs // len(scale))  # a kernel reads every channel once per tap
     size = float(scale.abs().max())
     if not 0 < size < math.inf:
         return 0.0 if size == 0 else None
     exponent = math.frexp(size)[1]
-    gram = matrix.gram(times_power_of_two(scale, -exponent))
+    gram = matrix.scaled_gram(times_power_of_two(scale, -exponent), axis)
     lost = 2 * UNIT_ROUNDOFF * math.sqrt(float(gram.diagonal().sum()))
-    norm = (gram_norm(gram, matrix.terms) + lost) * (1 + 8 * UNIT_ROUNDOFF)
+    norm = (gram_norm(gram, matrix.terms + 2) + lost) * (1 + 8 * UNIT_ROUNDOFF)
     return norm * 2.0 ** (exponent + matrix.exponent) if abs(exponent + matrix.exponent) < 1000 else None
 
 
@@ -186,9 +245,3 @@ def head_norms(
             moved = moved + bias[head * size : (head + 1) * size].to(torch.float64)
         found.append((norm * (1 + 8 * UNIT_ROUNDOFF), float(length(moved)) * (1 + 8 * UNIT_ROUNDOFF) + error))
     return found
-
-
-def _normalized(values: torch.Tensor) -> Matrix | None:
-    """Scaled so that the largest entry is about 1; None where an entry is not finite."""
-    largest = max((float(block.abs().max()) for _, block in Matrix(values).blocks(0)), default=0.0)
-    return Matrix(values, math.frexp(largest)[1] if largest else 0) if math.isfinite(largest) else None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from normscope._checkpoint.entries import Entry, content_hash
-from normscope._checkpoint.norms import Numbers, head_norms, measured, scaled_norm
+from normscope._checkpoint.norms import Matrix, Numbers, head_norms, measured, scaled_norm
 from normscope.core.errors import InputError
 
 VERSION = 1  # of results: another one makes all of them anew
@@ -62,15 +62,15 @@ class Work:
         key = self.key(tensor)
         if key in known:
             return key, known[key]
-        numbers = measured(tensor, self.sample)
+        matrix = Matrix(tensor)
+        numbers = measured(matrix, self.sample)
         pairs: list[float | None] = []
         heads: list[list[list[float]]] = []
-        usable = not numbers.not_finite and tensor.dim() >= 2 and tensor.is_floating_point()
+        usable = numbers.not_finite == 0 and tensor.dim() >= 2 and not self.sample
         for gain in self.gains:
             values = gain.values()
-            sound = usable and bool(values.isfinite().all())
-            pairs.append(scaled_norm(tensor, values, self.transposed) if sound and not self.sample else None)
-        if self.heads and usable and not self.sample:
+            pairs.append(scaled_norm(matrix, values, self.transposed) if usable and bool(values.isfinite().all()) else None)
+        if self.heads and usable:
             bias = None if self.bias is None else self.bias.tensor()
             for gain in self.gains:
                 shift = None if gain.beta is None else gain.beta.tensor().to(torch.float64).flatten()

@@ -61,7 +61,7 @@ def doctor(
         check_runs(model, subject.call)  # nothing found in a model that does not run on the example says nothing
     kept = [finding for finding in found if finding.rule not in silenced(model, finding.where)]
     kept.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))
-    return Findings(tuple(kept), tuple(checked), not_checked, model, example)
+    return Findings(tuple(kept), tuple(checked), not_checked, model, example, basis=subject.basis(checked))
 
 
 def _loaded(run: Any) -> Any:

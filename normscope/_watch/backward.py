@@ -141,9 +141,9 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def routes(roots: Sequence[AutogradNode], names: Mapping[int, str], weights: Sequence[str], spans: Spans) -> Routes:
     """From the roots to the weights. names: id of a parameter → its name."""
-    order = _operands_first(roots)
+    order = nodes_below(roots)
     leaves = {names.get(id(node.variable), "") for node in order if kind_of(node) == LEAF}
-    ahead = {names.get(id(node.variable), "") for node in _operands_first(roots, spans.outputs) if kind_of(node) == LEAF}
+    ahead = {names.get(id(node.variable), "") for node in nodes_below(roots, spans.outputs) if kind_of(node) == LEAF}
     met, beside = (frozenset(name for name in weights if {name, bias_of(name)} & found) for found in (leaves, ahead))
     return Routes(met, beside, _multiplying(order, names) & set(weights), *_activations(order, spans))
 
@@ -175,7 +175,7 @@ def bias_of(weight: str) -> str:
     return f"{path}{dot}{name.replace('weight', 'bias')}"
 
 
-def _operands_first(roots: Sequence[AutogradNode], until: Set[Key] = frozenset()) -> list[AutogradNode]:
+def nodes_below(roots: Sequence[AutogradNode], until: Set[Key] = frozenset()) -> list[AutogradNode]:
     """All nodes, each after what it was computed from; nothing from the nodes `until` on."""
     order: dict[AutogradNode, None] = {}
     stack = [(root, False) for root in roots]

@@ -18,22 +18,32 @@ PRODUCTS = {  # log10 of a product over layers ← the metric that is multiplied
 }
 TRENDS = {f"{name}_trend": name for name in PRODUCTS}  # decades per step, over the recent steps
 
-LATER = ("total_gradient_norm", "losses_read", "gradients_read", "samples")  # which older runs lack; the last three only grow
+LATER = ("total_gradient_norm", "losses_read", "gradients_read", "samples", "differing_ranks")  # the three in the middle only grow
 SCALARS = (
     "loss", "accuracy", *PRODUCTS, *TRENDS, "learning_rate", "loss_scale", "overhead",
     *LATER, "sharpness", "gradient_predictiveness", "jacobian_norm",
 )  # fmt: skip
 
 WEIGHT_METRICS = ("spectral_norm", "spectral_residual", "frobenius_norm", "gamma_min", "gamma_max", "beta_min", "beta_max")
+MAGNITUDES = ("largest_input", "input_p99", "massive_channels")
 GAIN_METRICS = ("gain_tight", "gain_paper", "gain_paper_affine", "gain_layer")
 INPUT_METRICS = (
-    "input_variance", "input_variance_min", "input_variance_median", "input_variance_max", "largest_input", "dead_fraction",
+    "input_variance", "input_variance_min", "input_variance_median", "input_variance_max", *MAGNITUDES, "dead_fraction",
     "running_shift", "running_divergence", *GAIN_METRICS,
 )  # fmt: skip
 SUMS = ("frobenius_norm", "gradient_norm", "update_norm")  # roots of sums of squares over shards
 DOTS = ("gradient_dot_weight", "update_dot_weight")  # sums over shards
-MOTION_METRICS = (*SUMS[1:], *DOTS, "update_ratio", "angle", "radial_gradient", "effective_lr")
-METRICS = (*WEIGHT_METRICS, *INPUT_METRICS, *MOTION_METRICS)
+MOTION_METRICS = (*SUMS[1:], *DOTS, "update_ratio", "angle", "radial_gradient", "effective_lr", "update_rms")
+BLOCK_METRICS = ("stream_rms", "write_ratio", *MAGNITUDES)  # of what enters a block
+ATTENTION_METRICS = ("attention_logit", "attention_entropy")
+MOVED_METRICS = ("gamma_moved", "gamma_moved_from_start")
+METRICS = tuple(dict.fromkeys(
+    [*WEIGHT_METRICS, *INPUT_METRICS, *MOTION_METRICS, *BLOCK_METRICS, "backward_gain", *ATTENTION_METRICS, *MOVED_METRICS]
+))  # fmt: skip
+
+NEWER = (  # which older runs lack
+    *LATER, *MAGNITUDES[1:], *BLOCK_METRICS[:2], "backward_gain", *ATTENTION_METRICS, *MOVED_METRICS, "update_rms",
+)  # fmt: skip
 
 Row = Mapping[str, Any]
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from normscope._watch.budget import GROWTH
 from normscope._watch.columns import PRODUCTS
 from normscope._watch.distributed import ShardedSpectra
 from normscope._watch.guard import Guard
 from normscope._watch.preparation import Table
+from normscope._watch.replicas import Replicas
 from normscope._watch.rows import products
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle, Recent, line
@@ -23,10 +25,14 @@ class Completion:
     """Adds what needs other processes or other rows, looks for early warnings, and calls the user's own function."""
 
     def __init__(
-        self, table: Table, guard: Guard, said: Callable[[Finding], None], spectra: ShardedSpectra | None, on_row: OnRow | None
-    ) -> None:
+        self, table: Table, guard: Guard, said: Callable[[Finding], None], every: Chronicle, tell: Callable[..., None],
+        spectra: ShardedSpectra | None, replicas: Replicas, on_row: OnRow | None,
+    ) -> None:  # fmt: skip
+        """every: judges every step. tell: writes an event."""
         self.table, self.guard, self.said, self.spectra, self.on_row = table, guard, said, spectra, on_row
-        self.chronicle = Chronicle(table.rows, ROW_RULES)
+        self.replicas = replicas
+        self.chronicle = Chronicle(table.rows, ROW_RULES, every.since)
+        self.every, self.tell, self._tell_at, self._last = every, tell, 0.0, 0
         self._products = {name: Recent() for name in PRODUCTS}
 
     @property
@@ -34,13 +40,32 @@ class Completion:
         return self.chronicle.findings
 
     def __call__(self, row: dict[str, Any]) -> None:
+        self._last = int(row["step"])
         self._add_spectral_norms(row)
         row.update(self.guard.run("trends", self._trends, row) or {})
+        hashes = row.pop("hashes", None)
+        self._judge(row)
+        if hashes is not None:
+            for step, differing in self.guard.run("hashes of replicas", self.replicas.exchange, row["step"], hashes) or []:
+                row["differing_ranks"] = float(len(differing))
+                self._judge({"step": step, "differing_ranks": row["differing_ranks"], "differing": differing})
+        if row["step"] >= self._tell_at:
+            self.guard.run("what was judged", self._tell_judged, row["step"])
+
+    def _judge(self, row: Mapping[str, Any]) -> None:
         for finding in self.guard.run("findings", self.chronicle.look, row) or []:
             self.said(finding)
 
+    def _tell_judged(self, step: int) -> None:
+        """What clean lines of a report rest on: now and then, since a run may be killed at any time, and at the end."""
+        self._tell_at = max(step * GROWTH, step + 10)
+        judged = self.every.judged | self.chronicle.judged
+        numbers = {rule: [one.since, one.steps, one.last, one.layers] for rule, one in sorted(judged.items())}
+        self.tell("judged", step=step, rules=numbers)
+
     def end(self) -> None:
-        """Say until when findings held that were told when they began."""
+        """Say until when findings held that were told when they began, and what was judged."""
+        self.guard.run("what was judged", self._tell_judged, self._last)
         for finding in self.guard.run("findings", self.chronicle.untold) or []:
             self.said(finding)
 

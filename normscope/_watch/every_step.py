@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from normscope._watch.budget import Budget
-from normscope._watch.forward import unrecorded
 from normscope._watch.layers import Layer, is_plain
+from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import local, norms
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle
@@ -45,9 +45,10 @@ class EveryStep:
     """Judges each reading as soon as it is on the host. said: gets what begins or ends to hold, in the order of steps."""
 
     def __init__(
-        self, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None]
-    ) -> None:
-        self.chronicle = Chronicle(rows, STEP_RULES)
+        self, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None],
+        since: int = 0,
+    ) -> None:  # fmt: skip
+        self.chronicle = Chronicle(rows, STEP_RULES, since)
         self.places = {layer.parameter: index for index, layer in enumerate(layers) if layer.parameter}
         self.layers, self.budget, self.said = len(layers), budget, said
         self.losses_read = self.gradients_read = 0

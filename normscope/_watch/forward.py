@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import _disable_current_modes
 
+from normscope._watch.attention import Call, attentions
 from normscope._watch.backward import Span, key_of_tensor, next_number
+from normscope._watch.blocks import BlockView, block_paths
 from normscope._watch.layers import (
     CHANNELS_SECOND,
     MULTIPLYING,
@@ -30,21 +30,9 @@ from normscope._watch.layers import (
     is_own_leaf,
 )
 from normscope._watch.statistics import input_statistics
+from normscope._watch.unrecorded import unrecorded
 
-DEVICES = ("cpu", "cuda")
 OWN_HOOKS: set[int] = set()  # on all modules, of every recording that is under way
-
-
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """What is computed here is the recorder's own: no gradient, no autocast, and unseen by modes that count or trace."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_disable_current_modes())
-        for device in DEVICES:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -61,7 +49,7 @@ class ForwardView:
     """Statistics of what enters every normalizer and activation in the first training pass of a step.
 
     Later passes of the step (micro-batches, recomputation under checkpointing), passes without gradients (evaluation) and those
-    of other threads are not looked at. look: called as look(function, *args) so that the caller can guard and time it.
+    of other threads are not looked at. look: called as look(what, function, *args) so that the caller can guard and time it.
     """
 
     def __init__(self, model: nn.Module, look: Callable[..., None]) -> None:
@@ -70,11 +58,16 @@ class ForwardView:
         self.handwritten: Mapping[str, Handwritten] = {}
         self.seen = Seen()
         self.inputs: dict[tuple[str, int], torch.Tensor] = {}
+        self.blocks = BlockView(block_paths(model), look)
+        self.attentions: dict[tuple[str, int], torch.Tensor] = {}
+        self.attending = True  # whether attention is looked for: no longer if the first sample had none
         self._handles: list[Any] = []
 
     def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
         """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
-        self.seen, self.inputs, self._spans = Seen(), {}, spans
+        self.seen, self._spans = Seen(), spans
+        self.forget()
+        self._guarded, self._made, self._open = guarded, list[Call](), list[tuple[str, int, int]]()
         self._calls: Counter[str] = Counter()
         self._began: dict[str, int] = {}
         self._over = False  # the first training pass
@@ -87,10 +80,24 @@ class ForwardView:
         OWN_HOOKS.update(handle.id for handle in self._handles)
 
     def stop(self) -> None:
+        self._open, self._made = [], []
         while self._handles:
             handle = self._handles.pop()
             handle.remove()
             OWN_HOOKS.discard(handle.id)
+
+    def forget(self) -> None:
+        """What was seen of an earlier pass."""
+        self.inputs, self.attentions = {}, {}
+        self.blocks.forget()
+
+    def measured(self) -> Iterator[tuple[tuple[str, str, int], torch.Tensor]]:
+        """(what, module path, call) and the numbers of everything that was seen in the pass."""
+        for what, found in (
+            ("input", self.inputs), ("block", self.blocks.measured), ("gain", self.blocks.gains()), ("attention", self.attentions),
+        ):  # fmt: skip
+            for (path, call), numbers in found.items():
+                yield (what, path, call), numbers
 
     def _entering(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         path = self.paths.get(module)
@@ -112,9 +119,12 @@ class ForwardView:
         self._calls[path] += 1
         self.seen.calls.append((path, self._calls[path]))
         self.seen.training.setdefault(path, bool(vars(module).get("training")))
+        self._open.append((path, self._calls[path], next_number()))
         value = args[0] if args and type(args[0]) in PLAIN else None
         if value is not None and (is_observable(module) or path in self.handwritten):
-            self.look(self._statistics, module, path, value)
+            self.look("input statistics", self._statistics, module, path, value)
+        if value is not None:
+            self.blocks.enter((path, self._calls[path]), value)
         if isinstance(module, (*MULTIPLYING, *NORMALIZING)):
             self._channel_axis = 1 if isinstance(module, CHANNELS_SECOND) else -1
 
@@ -130,6 +140,8 @@ class ForwardView:
         path = self.paths.get(module)
         if path is None or is_traced() or self._thread != threading.get_ident():
             return
+        if not self._over:
+            self._close_call(path, output)
         if self._spans:
             self._add_span(module, path, args, output)
         if path == "" and getattr(self._pass, "inside", False):
@@ -139,6 +151,22 @@ class ForwardView:
                 self.stop()
         if path == "":
             self._pass.inside = self._pass.outside = False
+
+    def _close_call(self, path: str, output: Any) -> None:
+        """Of the call that was entered last, or of one that others within it never left."""
+        while self._open:
+            opened, call, began = self._open.pop()
+            if opened == path:
+                self._made.append(Call(path, call, began, next_number()))
+                self.blocks.leave((path, call), output, self._guarded, self._channel_axis)
+                break
+        if path == "" and getattr(self._pass, "inside", False) and self.attending:
+            roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
+            self.look("attention", self._attend, roots)
+
+    def _attend(self, roots: list[Any]) -> None:
+        with unrecorded():
+            self.attentions = attentions(roots, self._made)
 
     def _add_span(self, module: nn.Module, path: str, args: tuple[Any, ...], output: Any) -> None:
         """args: as the module's own hooks left them."""

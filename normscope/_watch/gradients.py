@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from normscope._watch.forward import unrecorded
 from normscope._watch.layers import is_plain
+from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import dots, local, norms
 
 FRAMES = 40  # how far up a GradScaler is looked for

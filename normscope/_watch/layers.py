@@ -41,9 +41,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 class Layer:
     """One row of the table.
 
-    role: weight, normalizer or activation. parameter: the weight, or a normalizer's γ. module, call: which call of which
-    module an input is seen at (call 1 is the first in a forward pass). normalizer: the name of the one that follows a weight.
-    scale_free: whether the loss ignores the weight's length, None where that was not judged.
+    role: weight, normalizer, activation, block or attention. parameter: the weight, or a normalizer's γ. module, call: which call
+    of which module an input is seen at (call 1 is the first in a forward pass). normalizer: the name of the one that follows a
+    weight. scale_free: whether the loss ignores the weight's length, None where that was not judged.
     in_product: whether it counts in the product over depth.
     sharded, replicas: whether processes hold parts of the weight, and how many whole copies they hold together.
     """
@@ -73,7 +73,7 @@ class Seen:
 
     calls: (module path, which call of it), in order. training: module path → whether it was in train mode. whole: whether the
     model itself was called. hooked: whether others have hooks on all modules. parameters: id → name and parameter, as the modules
-    held them in the pass (FSDP puts others in their place).
+    held them in the pass (FSDP puts others in their place). blocks, attentions: calls of modules that are one, or compute one.
     """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
@@ -82,6 +82,8 @@ class Seen:
     hooked: bool = False
     spans: Spans = field(default_factory=Spans)
     parameters: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    blocks: set[tuple[str, int]] = field(default_factory=set)
+    attentions: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
     rows: list[Layer] = []
     for path, call in _in_order(list(modules), seen.calls):
         module = modules[path]
+        for role, places in (("block", seen.blocks), ("attention", seen.attentions)):
+            if (path, call) in places:
+                rows.append(Layer(f"{_numbered(path, call)}:{role}", type(module).__name__, role, path, call))
         if is_observable(module) or path in pairing.handwritten:
             rows.append(_observed(path, call, module, owners.get(path, []), pairing.handwritten.get(path)))
         elif call <= 1:
@@ -162,8 +167,12 @@ def _in_order(paths: Sequence[str], calls: Sequence[tuple[str, int]]) -> list[tu
     return ordered
 
 
+def _numbered(path: str, call: int) -> str:
+    return path if call <= 1 else f"{path}#{call}"
+
+
 def _observed(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None) -> Layer:
-    name = path if call <= 1 else f"{path}#{call}"
+    name = _numbered(path, call)
     if isinstance(module, ACTIVATING) or (known is not None and known.normalizer is None):
         return Layer(name, type(module).__name__, "activation", path, max(call, 1))
     gamma, shape = next(((n, tuple(p.shape)) for n, p in own if call <= 1 and n.rpartition(".")[2] == "weight"), (None, ()))

@@ -24,7 +24,7 @@ from normscope._watch.sharding import MERGED, merge_ranks
 from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered
 from normscope.findings.finding import Finding
-from normscope.findings.over_time import last_states
+from normscope.findings.over_time import Judged, last_judged, last_states
 
 RANK = re.compile(r"rank-(\d{1,6})")
 MOST_EVENTS, MOST_HELD = 200_000, 256 << 20  # of each process, and bytes that they take
@@ -158,6 +158,11 @@ class Run(Rendered):
     def findings(self) -> list[Finding]:
         """Early warnings, each rule and layer once: since when it holds, or until when it did."""
         return last_states(self.events("finding"), self._last_row)
+
+    @property
+    def judged(self) -> dict[str, Judged]:
+        """By rule of a training: in how many steps of the last recording it judged, up to which one, and how many layers."""
+        return last_judged(self.events())
 
     @property
     def _last_row(self) -> int | None:

@@ -1,41 +1,38 @@
-"""A recording in progress: what is looked at in a sampled step, and when."""
+"""A recording in progress: how it begins and ends, and what happens around every step of the loop."""
 
 from __future__ import annotations
 
 import atexit
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from normscope._watch.account import account, in_words
-from normscope._watch.backward import Routes, Spans, roots_of_this_pass, routes
 from normscope._watch.beginning import earlier, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
 from normscope._watch.completion import Completion, OnRow
-from normscope._watch.distributed import Processes, placement
+from normscope._watch.distributed import Processes
 from normscope._watch.every_step import EveryStep
-from normscope._watch.forward import ForwardView, is_compiled
-from normscope._watch.gradients import GradientView, active_scaler
+from normscope._watch.forward import is_compiled
 from normscope._watch.guard import Guard, warn
-from normscope._watch.layers import is_plain, weight_names
+from normscope._watch.layers import is_plain
 from normscope._watch.life import Life, ending
 from normscope._watch.pairing import listed
-from normscope._watch.preparation import Table, make_table, manifest, sharded_spectra
+from normscope._watch.preparation import Table, manifest
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
-from normscope._watch.rows import assemble
-from normscope._watch.stepping import StepView
+from normscope._watch.sampler import Sampler
+from normscope._watch.sinks import Sink, Sinks
 from normscope._watch.store import Writer
-from normscope._watch.transfer import Transfer
 from normscope.core.errors import InputError
 from normscope.core.wrapping import unwrapped
 from normscope.findings.finding import Finding
@@ -57,6 +54,7 @@ class Options:
     quiet: bool = False
     resume: bool = False
     overwrite: bool = False
+    sinks: Sequence[tuple[str, Sink]] = ()
 
 
 class Watch:
@@ -67,7 +65,7 @@ class Watch:
             raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        self.model, self.compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
+        self.model, compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
         named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
         self._foreign = sorted(named.keys() - self.parameters.keys())
@@ -77,27 +75,23 @@ class Watch:
         self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
         self._life: Life | None = None  # how it ended
-        self.table: Table | None = None
         self.every: EveryStep | None = None
         self.processes = Processes.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
-        self.forward = ForwardView(self.model, lambda f, *a: self._look("input statistics", f, *a))
-        self.gradients = GradientView(self.parameters, lambda f, *a: self._look("gradients", f, *a), self._backward_began)
-        self._sampling = False
-        self._routes: list[Routes] = []  # one for each backward pass of the first sample
+        self.sinks = Sinks(options.sinks, self.guard)
+        self.sampler = Sampler(self.model, self.parameters, optimizer, self.processes, self.guard, budget, self._note)
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
         self._early: list[Any] = []  # losses that came before there was a table
-        self._shards: dict[int, Any] | None = None
         self._written = 0  # the last step of which there is a row
         self._probed: dict[str, float] = {}
         self._handles: list[Any] = []
         self.writer: Writer | None = None
         try:
             self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
-            self._begin(self.writer)
+            self._begin(self.writer, compiled)
         except BaseException as error:
             self.guard.run("end of hooks", self._detach)
             self.guard.run("other processes", self.processes.leave)
@@ -119,7 +113,7 @@ class Watch:
 
     # life --------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, writer: Writer) -> None:
+    def _begin(self, writer: Writer, compiled: bool) -> None:
         options = self.options
         goes_on = options.resume or bool(options.start_step)
         before = earlier(self.run, self.processes, self.parameters, goes_on, options.overwrite)
@@ -137,8 +131,8 @@ class Watch:
             self._event("note", message=self.processes.problem)
         if self._foreign:
             self._event("note", message=f"of a type that runs code of its own, so they are not recorded: {listed(self._foreign)}")
-        if self.compiled:
-            self._without_inputs("the model is compiled")
+        if compiled:
+            self.sampler.without_inputs("the model is compiled")
         self._handles = [
             self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)),
             self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
@@ -146,7 +140,7 @@ class Watch:
         atexit.register(self._left)
         if self.options.probe is not None:
             self._event("note", message=PROBED)
-        self._start_sample()
+        self.sampler.start()
 
     def __enter__(self) -> Watch:
         return self
@@ -176,8 +170,9 @@ class Watch:
             self.guard.run("summary", self._say_closed, self._life)
         if self.writer is not None:
             self.guard.insist(
-                "end of the run", self.writer.close, self._life, self._completion.end if self.table is not None else None
+                "end of the run", self.writer.close, self._life, self._completion.end if self.every is not None else None
             )
+        self.guard.run("sinks", self.sinks.close)
         self.closed = True  # only now: whoever interrupts it may close it again
         atexit.unregister(self._left)
         if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
@@ -201,11 +196,14 @@ class Watch:
         self.guard.run("other processes", self._leave)
 
     def _detach(self) -> None:
-        self._sampling = False
         while self._handles:
             self._handles.pop().remove()
-        self.guard.insist("end of the forward hooks", self.forward.stop)
-        self.guard.insist("end of the gradient hooks", self.gradients.stop)
+        self.sampler.stop()
+
+    @property
+    def table(self) -> Table | None:
+        """The layers, once the first batch has been seen."""
+        return self.sampler.table
 
     def summary(self) -> dict[str, Any]:
         """Steps, samples and cost so far."""
@@ -248,11 +246,10 @@ class Watch:
         self._pending |= {**{name: float(value) for name, value in given.items()}, "loss_given": "loss" in given}
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._sampling:
+        if self.sampler.active:
             with self.budget.charged():
-                self._transfer = Transfer()
                 self.guard.run("rows", self._look_before)
-        if self.every is not None and (self._sampling or self.every.affordable()):
+        if self.every is not None and (self.sampler.active or self.every.affordable()):
             start = self.budget.clock()
             rate = self.optimizer.param_groups[0].get("lr")
             self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, rate)
@@ -263,15 +260,10 @@ class Watch:
             self._react()
 
     def _sample_now(self) -> None:
-        """Of a step that was not to be sampled all but the inputs of its layers, which have passed."""
+        """A step that was not to be sampled."""
         self._emit()
         self._write_kept(self.step_number + 1)
-        if not self._sampling and self._spectra is None:  # shards are measured by all processes together, or not at all
-            self._transfer, self._shards = Transfer(), None
-            self.forward.inputs = {}
-            self.gradients.read_now()
-            self._view.before(self._transfer)
-            self._sampling = True
+        self.sampler.now()
 
     def _react(self) -> None:
         """Something began: keep the steps before it, sample the next ones, and call the user's own actions."""
@@ -287,34 +279,19 @@ class Watch:
 
     def _found(self, finding: Finding) -> None:
         self._event("finding", **finding.to_dict())
+        self.sinks.finding(finding)
         self.reaction.note(finding)
 
     def _look_before(self) -> None:
-        self._ensure_table()
-        self._notice_replaced()
-        scaler = self.options.scaler or active_scaler()
-        if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
-            self._transfer.add("loss_scale", scaler._scale)
-        self._view.before(self._transfer)
-        self._shards = self.guard.run("spectral norms of shards", self._spectra.shards) if self._spectra is not None else None
-
-    def _notice_replaced(self) -> None:
-        """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
-        now = dict(self.model.named_parameters())
-        gone = [name for name, p in self.parameters.items() if now.get(name) is not p and placement(p) is None]
-        if gone:
-            assert self.table is not None
-            for name in gone:
-                del self.parameters[name]
-            self.gradients.forget(gone)
-            self._view = StepView(self.parameters, self.optimizer, self.table.layers, self._look)
-            message = f"others were put in their place, so they are no longer recorded: {listed(gone)}"
-            self._event("note", step=self.step_number, message=message)
+        if self.table is None and self.writer is not None:  # once, when the first batch has been seen
+            with self.budget.charged(once=True):
+                self._prepare(self.writer)
+        self.sampler.before(self.options.scaler)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
         self.step_number += 1
-        if self._sampling or self._pending is not None:
+        if self.sampler.active or self._pending is not None:
             with self.budget.charged():
                 self.guard.run("rows", self._end_sample)
         self._given = {}
@@ -329,10 +306,7 @@ class Watch:
 
     def _end_sample(self) -> None:
         self._emit()  # of an earlier step that was given no loss
-        if self._sampling:
-            self._sampling = False
-            self.forward.stop()
-            self.gradients.stop()
+        if self.sampler.active:
             self._finish_row()
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
         if self.budget.dense_now and self.step_number - self.budget.begun >= self.budget.dense:
@@ -345,10 +319,10 @@ class Watch:
         if gone or self.writer is None or self.writer.failed or "rows" in self.guard.off:
             self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1) or (
-            self.reaction.samples > 0 and self._spectra is None
+            self.reaction.samples > 0 and self.sampler.spectra is None
         ):
             self.reaction.samples = max(0, self.reaction.samples - 1)
-            self._start_sample()
+            self.sampler.start()
 
     def _leave(self) -> None:
         """Tell the other processes that no sample will come from here."""
@@ -360,81 +334,40 @@ class Watch:
             self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
         self._event("probe", step=self.step_number, **self._probed)
 
-    def _start_sample(self) -> None:
-        if any(is_lazy(parameter) for parameter in self.parameters.values()):
-            return  # shapes are not known before the first forward pass
-        self._sampling = True
-        if not self.compiled:
-            self.forward.start(self.guard.hook, spans=self.table is None)
-        self.gradients.start(self.guard.hook)
-
-    def _backward_began(self) -> None:
-        if self.table is None:
-            with self.budget.charged(once=True):
-                self.guard.run("pairs of weights and normalizers", self._follow)
-
-    def _follow(self) -> None:
-        """Inside of a backward pass of the first sample, while its graph is there to be read."""
-        roots, seen = roots_of_this_pass(), self.forward.seen
-        if roots is not None:
-            names = {id(parameter): name for name, parameter in self.parameters.items()}
-            names |= {key: name for key, (name, _) in seen.parameters.items()}
-            self._routes.append(routes(roots, names, weight_names(self.model), seen.spans))
-
-    def _ensure_table(self) -> None:
-        """Once, when the first batch has been seen."""
-        if self.table is None and self.writer is not None:
-            with self.budget.charged(once=True):
-                self._prepare(self.writer)
-
     def _prepare(self, writer: Writer) -> None:
-        seen, report = self.forward.seen, self.options.symmetries
-        read = Routes.together(self._routes, self.gradients.passes) if self._routes else None
-        table = make_table(self.model, self.parameters, self.optimizer, seen, read, report, self.options.layers)
-        seen.spans, seen.parameters = Spans(), {}
+        table = self.sampler.layers(self.options.symmetries, self.options.layers)
         if self._recorded_layers and self._recorded_layers != table.names:
             raise InputError(f"{self.run} has other layers than this model: choose another run=")
-        self._spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
-        self._view = StepView(self.parameters, self.optimizer, table.layers, self._look)
-        self._completion = Completion(table, self.guard, self._found, self._spectra, self.options.on_row)
-        self.forward.handwritten = table.handwritten
-        names = {layer.parameter for layer in table.layers}
-        self.gradients.parameters = {name: p for name, p in self.parameters.items() if name in names}
+        note = self.sampler.settle(table)
+        every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
+        tell = partial(self._event, process=self.processes.rank)
+        self._completion = Completion(
+            table, self.guard, self._found, every.chronicle, tell, self.sampler.spectra, self.sampler.replicas, self.options.on_row
+        )
         content = manifest(
             self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
         )
-        writer.begin(content, schema(table.rows), self._completion, self._completion.show)
-        self.table = table
-        self.every = EveryStep(table.layers, table.rows, self.budget, self._found)
+        writer.begin(content, schema(table.rows), self._completion, self._show)
+        self.every = every
         for loss in self._early:
             self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
         for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)
 
-    def _without_inputs(self, why: str) -> None:
-        """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
-        self.compiled = True
-        self._event("note", step=self.step_number, message=f"{why}: inputs of layers are not recorded, only weights and gradients")
+    def _show(self, row: Mapping[str, Any]) -> None:
+        """On the writer's thread, a row that has been written."""
+        self._completion.show(row)
+        self.sinks.row(row, self._completion.table.names)
 
     def _finish_row(self) -> None:
-        assert self.table is not None
-        if not self.compiled and not self.forward.seen.calls:
-            self._without_inputs("no layer was called in a sampled step, as if the model ran compiled")
-        self._view.after(self._transfer)
-        for key, statistics in self.forward.inputs.items():
-            self._transfer.add(key, statistics)
-        if self.gradients.values is not None:
-            self._transfer.add("gradients", self.gradients.values)
-        if self.every is not None and self.every.latest is not None and self.every.latest[0] == self.step_number:
-            self._transfer.add("total_gradient_norm", torch.linalg.vector_norm(self.every.latest[1]))
-        for name, value in self._given.items():
-            self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
-        row = assemble(self.table.layers, self._view, self._transfer.fetch(), self.gradients.names)
+        assert self.every is not None
+        latest = self.every.latest
+        norms = latest[1] if latest is not None and latest[0] == self.step_number else None
+        row = self.sampler.row(self._given, norms)
         overhead = self.budget.overhead if self.sampled_steps else 0.0  # the first sample is the set-up
         self.sampled_steps += 1
-        assert self.every is not None
         counts = {name: getattr(self.every, name) for name in ("losses_read", "gradients_read")} | {"samples": self.sampled_steps}
-        row.update(step=self.step_number, time=time.time(), overhead=overhead, shards=self._shards, **counts, **self._probed)
+        row.update(step=self.step_number, time=time.time(), overhead=overhead, **counts, **self._probed)
         self._pending, self._probed = row, {}
         if row["loss_given"]:
             self._emit()
@@ -448,9 +381,8 @@ class Watch:
 
     # failures and notes ------------------------------------------------------------------------------------------------
 
-    def _look(self, what: str, function: Callable[..., None], *args: Any) -> None:
-        with self.budget.charged():
-            self.guard.run(what, function, *args)
+    def _note(self, message: str) -> None:
+        self._event("note", step=self.step_number, message=message)
 
     def _event(self, kind: str, **content: Any) -> None:
         if self.writer is not None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from normscope._watch.columns import INPUT_METRICS, METRICS, PRODUCTS
+from normscope._watch.columns import ATTENTION_METRICS, BLOCK_METRICS, INPUT_METRICS, METRICS, MOVED_METRICS, PRODUCTS
 from normscope._watch.layers import Layer
 from normscope._watch.motion import derived, effective_learning_rate
 from normscope._watch.stepping import StepView
+
+SEEN = {"block": BLOCK_METRICS, "attention": ATTENTION_METRICS}  # what is measured of them; of others, INPUT_METRICS
 
 
 def assemble(
@@ -20,9 +22,15 @@ def assemble(
     row: dict[str, Any] = {name: np.full(len(layers), np.nan) for name in METRICS}
     rows = np.array(view.rows, dtype=int)
     for index, layer in enumerate(layers):
-        inputs = fetched.get((layer.module, layer.call)) if layer.role != "weight" else None
-        for name, value in zip(INPUT_METRICS, inputs if inputs is not None else (), strict=False):
+        metrics = SEEN.get(layer.role, INPUT_METRICS) if layer.role != "weight" else ()
+        inputs = fetched.get((layer.role if layer.role in SEEN else "input", layer.module, layer.call))
+        for name, value in zip(metrics, inputs if inputs is not None else (), strict=False):
             row[name][index] = value
+        if layer.role == "block" and ("gain", layer.module, layer.call) in fetched:
+            row["backward_gain"][index] = fetched["gain", layer.module, layer.call]
+        if ("moved", index) in fetched:
+            for name, value in zip(MOVED_METRICS, fetched["moved", index], strict=True):
+                row[name][index] = value
         for name, metric in (("weight", "gamma"), ("bias", "beta")):
             if (name, index) in fetched:
                 row[f"{metric}_min"][index], row[f"{metric}_max"][index] = fetched[name, index]
@@ -33,9 +41,14 @@ def assemble(
         row["spectral_norm"][places], row["spectral_residual"][places] = fetched["spectral"].T
     if "updates" in fetched:
         row["update_norm"][rows], row["update_dot_weight"][rows] = fetched["updates"]
+    if "hashes" in fetched:
+        row["hashes"] = fetched["hashes"]
     row["weights_seen"] = "frobenius_norm" in fetched
     _add_gradients(row, layers, fetched, gradient_names)
     row.update(derived(row))
+    sizes = np.array([float(np.prod(layer.shape)) if layer.parameter and not layer.sharded else np.nan for layer in layers])
+    with np.errstate(all="ignore"):
+        row["update_rms"] = row["update_norm"] / np.sqrt(sizes)
     _add_effective_rates(row, layers, rows, fetched)
     row.update(products(row, layers))
     row["loss"], row["accuracy"] = (float(fetched[name]) if name in fetched else np.nan for name in ("loss", "accuracy"))

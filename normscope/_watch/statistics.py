@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,7 @@ from normscope._watch.layers import NORMALIZING, PLAIN, RECTIFYING
 from normscope.rules.normalizers import Normalizer, gains
 
 UNKNOWN = float("nan")
+ENTRIES, MASSIVE = 4096, 1000.0  # Sun et al. 2024: a massive activation is about a thousand times the median
 RUNNING = ("running_mean", "running_var")
 
 
@@ -44,7 +46,7 @@ def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, 
             running = running_mismatch(module, normalizer.epsilon, mean, variance)
         measured = normalizer_gains(normalizer, value, variance, "parametrizations" in module._modules)
     dead = dead_fraction(module, value, axis)
-    return torch.cat([torch.stack([*spread, largest(value), dead, *running]).to(value.dtype), measured.to(value.dtype)])
+    return torch.cat([torch.stack([*spread, *magnitudes(value, axis), dead, *running]).to(value.dtype), measured.to(value.dtype)])
 
 
 assert INPUT_METRICS[-len(GAIN_METRICS) :] == GAIN_METRICS
@@ -133,9 +135,19 @@ def running_mismatch(module: _BatchNorm, epsilon: float, mean: torch.Tensor, var
     return [shift, ((variance + epsilon) / scale).log().abs().mean()]
 
 
-def largest(value: torch.Tensor) -> torch.Tensor:
-    """max |x|, NaN if there is one."""
-    return torch.maximum(value.max(), -value.min())
+def magnitudes(value: torch.Tensor, axis: int) -> list[torch.Tensor]:
+    """MAGNITUDES: max |x| (NaN if there is one), the 99th percentile of |x|, the share of channels that reach MASSIVE × its median.
+
+    Percentile and median are of some thousand entries, evenly chosen from all channels.
+    """
+    channels = channels_second(value, axis)
+    high = torch.maximum(channels.amax((0, 2)), -channels.amin((0, 2)))
+    stride = max(1, value.numel() // ENTRIES)
+    while math.gcd(stride, math.prod(value.shape[1:])) > 1:
+        stride += 1
+    chosen = value.reshape(-1)[::stride].abs()
+    p99 = chosen.kthvalue(math.ceil(0.99 * len(chosen))).values
+    return [high.max(), p99, (high > MASSIVE * chosen.median()).to(value.dtype).mean()]
 
 
 def dead_fraction(module: nn.Module, value: torch.Tensor, axis: int) -> torch.Tensor:

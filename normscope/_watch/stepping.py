@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from normscope._watch.forward import unrecorded
 from normscope._watch.layers import Layer
 from normscope._watch.motion import group_rate
 from normscope._watch.transfer import Transfer
+from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import PowerIteration, dots, local, norms
 
 
@@ -42,6 +42,7 @@ class StepView:
             if layer.role == "normalizer" and f"{layer.module}.{name}".lstrip(".") in parameters
         }
         self._before: list[torch.Tensor] = []
+        self._scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # row → γ at the first sample and at the last
 
     def before(self, transfer: Transfer) -> None:
         """Norms of the weights as the forward pass used them, and a copy to compare with."""
@@ -51,6 +52,7 @@ class StepView:
             self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
             self.look("spectral norms", self._spectral_norms, transfer)
             self.look("affine ranges", self._ranges, transfer)
+            self.look("moved scales", self._moved, transfer)
             self.look("learning rates", self._rates, transfer)
             self.look("updates", self._copy, tensors)
 
@@ -71,6 +73,19 @@ class StepView:
             held = local(tensor)
             if held.numel():
                 transfer.add(key, torch.stack(torch.aminmax(held)))
+
+    def _moved(self, transfer: Transfer) -> None:
+        """MOVED_METRICS: the share of entries of γ that are others than at the last sample, and than at the first."""
+        for (name, row), tensor in self.affine.items():
+            held = local(tensor)
+            if name != "weight" or not held.numel():
+                continue
+            if row in self._scales and self._scales[row][0].shape == held.shape:
+                first, last = self._scales[row]
+                transfer.add(("moved", row), torch.stack([(held != then).float().mean() for then in (last, first)]))
+                last.copy_(held)
+            else:
+                self._scales[row] = held.clone(), held.clone()
 
     def _rates(self, transfer: Transfer) -> None:
         by_parameter = {id(p): group_rate(group) for group in self.optimizer.param_groups for p in group["params"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from normscope._watch.budget import Budget
 from normscope._watch.completion import OnRow
 from normscope._watch.probes import Probe
 from normscope._watch.recording import Options, Watch
+from normscope._watch.sinks import Sink, opened
 from normscope.core.data import Example
 from normscope.core.errors import InputError
 from normscope.symmetry.report import SymmetryReport
@@ -37,6 +39,7 @@ def watch(
     dense: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    sinks: Sequence[str | Sink] = (),
     example: Example | None = None,
     graph: bool | None = None,
 ) -> Watch:
@@ -60,7 +63,8 @@ def watch(
     layers: a regular expression for the names to record. symmetries: a report of `ns.symmetries`, made before training, that says
     which weights are scale-free and which modules of your own normalize; without it most are not judged. scaler: found by itself
     where it calls the optimizer. probe: a batch for slow measurements, which do run the model. on_row: called with every row and
-    the layers' names, on a thread of its own. start_step: steps done before, by default the last one on record in `run`.
+    the layers' names, on a thread of its own. sinks: other tools to show it in as it runs, of "wandb", "trackio", "mlflow" and
+    "tensorboard", and web addresses that findings are posted to. start_step: steps done before, by default the last on record.
     example, graph: no longer used; the model is not traced.
     """
     if example is not None or graph is not None:
@@ -71,6 +75,8 @@ def watch(
         )
     if resume and overwrite:
         raise InputError("resume=True goes on with a run, overwrite=True replaces it: pass one of them")
-    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite)
+    directory = numbered(run, model)
+    opened_sinks = opened(sinks, directory)
+    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, opened_sinks)
     first = (0 if every else DENSE) if dense is None else dense
-    return Watch(model, optimizer, numbered(run, model), Budget(budget, every, dense=first), options)
+    return Watch(model, optimizer, directory, Budget(budget, every, dense=first), options)

@@ -43,7 +43,7 @@ class Checkpoint:
                     raise InputError(f"{self.path} is a checkpoint of another model, loss, partition or data: remove it")
                 return [{name: file.get_tensor(name) for name in file.keys()}]  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{self.path} is no checkpoint of normscope ({error}): remove it") from error
+            raise InputError(f"{self.path} is not a checkpoint of normscope ({error}): remove it") from error
 
     def keep(self, parts: Sequence[Columns], now: bool = False) -> None:
         """Write the parts, at most once in SECONDS unless `now`."""

@@ -188,7 +188,7 @@ def flatness(
     seed: int = 0,
     progress: Wanted = None,
 ) -> Flatness:
-    """Accuracy and loss of a classifier at θ + σ d, with d of unit variance an entry; the model itself is not touched.
+    """Accuracy and loss of a classifier at θ + σ d, with d of unit variance per entry; the model itself is not changed.
 
     >>> data = torch.randn(64, 4), torch.randint(3, (64,))
     >>> found = flatness(nn.Linear(4, 3), data, kinds=("plain",), sigmas=(0.01, 0.1))

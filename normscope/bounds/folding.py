@@ -1,6 +1,6 @@
 """The same function without statistics: normalizers with running statistics become part of the weights that theory counts.
 
-Running statistics depend on the training data and are no parameters, so that a bound on a class of networks must not see them.
+Running statistics depend on the training data and are not parameters, so a bound on a class of networks must not see them.
 In eval mode BN is the affine map s ⊙ x + t with s = γ/√(v + ε) and t = β − s ⊙ μ: folded into the map before it where that has
 no other reader, else counted once as a diagonal map of its own.
 """

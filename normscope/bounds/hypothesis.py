@@ -13,7 +13,7 @@ MOST_NAMED = 3
 
 
 def check_hypothesis(model: nn.Module, initial: nn.Module | None, example: Example) -> None:
-    """Refuse tensors that are no parameters, unless the model before training holds the same: they could hold the training data."""
+    """Refuse tensors that are not parameters, unless the model before training has the same: they could hold training data."""
     held = tensors_beside_parameters(model, Call.of(example))
     if not held:
         return

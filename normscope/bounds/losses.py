@@ -11,11 +11,12 @@ import torch
 
 from normscope.core.answers import has_answer
 from normscope.core.errors import InputError
+from normscope.core.rounding import root
 
 RAMP_MARGIN = 1.0
 SLACK = 1e-5  # relative: what rounding may add to a loss at its bound
 
-SCORE_SLOPE = math.sqrt(2) * (1 + 2**-50)  # of a margin and of log-odds in the outputs
+SCORE_SLOPE = root(2)  # of a margin and of log-odds in the outputs
 SCORE_ROUNDING = 2.0**-40  # relative: float64 arithmetic on scores, with room for thousands of classes
 
 Values = Callable[[Any, Any], torch.Tensor]

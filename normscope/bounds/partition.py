@@ -25,6 +25,7 @@ from normscope.core.region import Ball, Box, Region
 PAIRS = (10, 100, 1_000, 10_000)  # how many cell–label pairs are tried where only a kind of partition is named
 COVERAGE = 0.95  # the share of held-out points that radii are chosen to hold
 BLOCK = 2**24  # entries of a matrix of distances at a time
+ROOM = 1e-9  # relative: so that rounding leaves no point of a cell to the remainder; any radius is valid
 ROWS = 1024  # points whose distances are taken in float64 at a time
 
 Index = Callable[[torch.Tensor], torch.Tensor]
@@ -164,7 +165,7 @@ def _radii(
         projected = middle @ directions
         beside = torch.maximum(below - projected, projected - above).clamp(min=0).square().sum(1)
         squares = squares + (domain.reach**2 - beside).clamp(min=0)
-    return squares.sqrt() * (1 + 1e-9)
+    return squares.sqrt() * (1 + ROOM)
 
 
 KINDS: dict[str, Callable[[Partition, torch.Tensor | None, Region | None, torch.Generator], Cells]] = {

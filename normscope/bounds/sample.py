@@ -127,7 +127,7 @@ class Sample:
     def _check_finite(self, batch: Batch, outputs: Any) -> None:
         """NaN and ∞ have no loss: a network of NaN is neither right nor wrong. −∞ is a class that the model rules out."""
         if not bool(flat(batch.call).isfinite().all()):
-            raise InputError(f"the {self.what} data hold nan or infinite values: leave those samples out, or mend them")
+            raise InputError(f"the {self.what} data hold nan or infinite values: leave those samples out, or repair them")
         tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         bad = [int((leaf.isnan() | leaf.isposinf()).sum()) for leaf in tensors]
         if any(bad):
@@ -155,7 +155,7 @@ class Sample:
 
 
 def leading(batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
-    """The first batches, until they hold so many samples."""
+    """The first batches, until they hold this many samples."""
     for batch in batches:
         yield batch
         samples -= batch.size

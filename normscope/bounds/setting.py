@@ -48,7 +48,7 @@ class Setting:
 
     model: a copy in eval mode, parameters without gradients; the user's own is never touched. train, held_out: `Sample`s, read
     batch by batch. constant: the certified Lipschitz constant of x ↦ h(x) on all inputs; `above_on` is the bound on a region.
-    cellwise: whether the pass over the training sample shall look at cells and slopes too. initial: the model before training.
+    cellwise: whether the pass over the training sample looks at cells and slopes too. initial: the model before training.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Setting:
         try:
             return certifiable_graph(self.model, self.example.kwargs or self.example.args, "eval", None)
         except (ExportError, InputError) as error:
-            raise NotApplicable(f"it needs a certified constant, which the model has not: {error}") from error
+            raise NotApplicable(f"it needs a certified constant, but the model has none: {error}") from error
 
     @cached_property
     def above(self) -> Upper:
@@ -228,7 +228,7 @@ class Setting:
 
     @cached_property
     def folded(self) -> nn.Module:
-        """The same function in float64 without running statistics, which depend on the training data and are no parameters."""
+        """The same function in float64 without running statistics, which depend on the training data and are not parameters."""
         try:
             example = self.example.kwargs or self.example.args
             model = folded(self.model, example)

@@ -17,7 +17,7 @@ Source = Callable[["Setting"], Iterable[Bound]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A function that gives bounds; cellwise: it sums over cells, so the pass over the sample shall look at them."""
+    """A function that gives bounds; cellwise: it sums over cells, so the pass over the sample looks at them."""
 
     source: Source
     cellwise: bool = False

@@ -19,21 +19,19 @@ def certifiable_graph(model: torch.nn.Module | ExportedProgram, example: Example
     """The graph of a model whose constant per sample (or per batch) is well defined, with finite weights."""
     graph = trace(model, example, mode, output)
     check_finite(graph)
+    notes: list[str] = []
     if len(graph.inputs) > 1:
         names = ", ".join(node.name for node in graph.inputs)
-        graph = replace(
-            graph, notes=(*graph.notes, f'the constant is with respect to {names} together; wrt="input:NAME" takes one')
-        )
+        notes.append(f'the constant is with respect to {names} together; wrt="input:NAME" takes one')
     if mode != "batch" and not _refused_by_rules(graph):
         note = check_samples_independent(model, example, mode, output)
-        graph = graph if note is None else replace(graph, notes=(*graph.notes, note))
-    return graph
+        notes += [] if note is None else [note]
+    return replace(graph, notes=(*graph.notes, *notes))
 
 
 def _refused_by_rules(graph: Graph) -> bool:
     """Whether a BN reads the batch or a node is random: rules refuse with better advice than the probe for mixed samples."""
-    readings = [registry.reading(node) for node in graph]
     return any(
         isinstance(reading, Random) or (isinstance(reading, Normalizer) and reading.kind == "batch" and not reading.fixed)
-        for reading in readings
+        for reading in map(registry.reading, graph)
     )

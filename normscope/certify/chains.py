@@ -18,6 +18,7 @@ import torch
 from normscope.core.magnitude import ZERO, Magnitude, product, total
 from normscope.operators.dense import UNIT_ROUNDOFF, largest_eigenpair, spectral_norm
 
+UNIT_NORM = 1 + 1e-6  # of W/‖W‖ as float64 computes it, at most
 PATTERN_NEURONS = 12  # every activation pattern is enumerated up to here
 PATTERN_WORK = 3e10  # multiplications of all patterns together: a few seconds
 PATTERN_ENTRIES = 2**20  # of the matrices that are held at once, 8 MB each time, of which there are about five
@@ -256,10 +257,10 @@ def _smallest_proved(first: Any, fixed: Any, squared: float) -> Magnitude | None
 
 
 def _product_error(left: torch.Tensor, right: torch.Tensor, error: float) -> float:
-    """‖fl(AB') − AB‖_F for ‖A‖ ≤ 1 + 1e-6 and ‖B' − B‖_F ≤ error."""
+    """‖fl(AB') − AB‖_F for ‖A‖ ≤ UNIT_NORM and ‖B' − B‖_F ≤ error."""
     inner = left.shape[-1]
     frobenius = float(torch.linalg.vector_norm(left)) * float(torch.linalg.matrix_norm(right).max())
-    return error * (1 + 1e-6) + 4 * (inner + 4) * UNIT_ROUNDOFF * frobenius
+    return error * UNIT_NORM + 4 * (inner + 4) * UNIT_ROUNDOFF * frobenius
 
 
 METHODS: dict[str, Callable[[Sequence[Layer]], Magnitude | None]] = {

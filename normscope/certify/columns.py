@@ -17,16 +17,31 @@ from normscope.certify.kernels import linear_map, terms
 from normscope.core.errors import InternalError
 from normscope.graph.graph import Graph, Node, _OverBatch
 from normscope.rules.affine import without_offset
+from normscope.rules.attention import logit_scale, probabilities
 from normscope.rules.normalizers import channel_tensor
-from normscope.rules.readings import LinearMap, Normalizer
-from normscope.rules.registry import registry
+from normscope.rules.readings import Attention, LinearMap, Normalizer
+from normscope.rules.registry import Context, Rule, registry
 
 CALL = 30_000  # entries that cost as much as one call of a node's map
 PRODUCTS = 200  # of a sum, that cost as much as an entry
 PATCHES = 600_000  # entries of the patches that are multiplied by a kernel in one go: they stay in the cache
 
+SCORES = 200_000  # entries of the attention scores that are changed in one go
+
 Map = Callable[..., torch.Tensor]  # of (columns, *shape) for each distinct input
 Visit = Callable[[Node, torch.Tensor], None]
+
+
+def rule_of(node: Node) -> Rule:
+    rule = registry.find(node)
+    assert rule is not None, f"{node.label} has no rule"
+    return rule
+
+
+def middle_of(facts: Context, node: Node) -> torch.Tensor:
+    middle = facts.center(node)
+    assert middle is not None, f"{node.label} has no value at the middle"
+    return middle
 
 
 def slope_map(slope: torch.Tensor) -> Map:
@@ -46,6 +61,9 @@ def derivative_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     product = linear_map(node)
     if product is not None and _plainly_convolved(product):
         return _convolution_map(product)
+    attended = _attention_map(node, center)
+    if attended is not None:
+        return attended
     plain = without_offset(node)
     if rule is not None and rule.linear(node) and not bool(plain.apply(*(_zeros(source) for source in sources)).any()):
         return _OverBatch(plain.apply)
@@ -92,6 +110,32 @@ def _convolution_map(product: LinearMap) -> Map:
         return made.permute(0, 3, 1, 2)[:, None]
 
     return convolved
+
+
+def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
+    """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column."""
+    if registry.reading(node, Attention) is None or not all(isinstance(part, Node) for part in node.args[:3]):
+        return None
+    middles = [center(part) for part in node.args[:3]]
+    shapes = [None if middle is None else middle.shape[:-2] for middle in middles]
+    if shapes != [node.shape[:-2]] * 3 or isinstance(node.args[3], Node) or node.argument(4, "dropout_p", 0.0):
+        return None
+    query, key, value = (middle for middle in middles if middle is not None)
+    chances, scale = probabilities(node, (query, key, value)), logit_scale(node)
+    mean, turned, asked = chances @ value, key.mT.contiguous() * scale, query * scale
+    order = [list(dict.fromkeys(node.inputs)).index(part) for part in node.args[:3]]
+    step = max(1, SCORES // max(chances.numel(), 1))
+
+    def derivative(*changes: torch.Tensor) -> torch.Tensor:
+        made = changes[0].new_empty(len(changes[0]), *node.shape)
+        for first in range(0, len(made), step):
+            in_query, in_key, in_value = (changes[place][first : first + step] for place in order)
+            moved = torch.matmul(in_query, turned).add_(torch.matmul(asked, in_key.mT)).mul_(chances)
+            part = torch.matmul(moved, value).sub_(moved.sum(-1, keepdim=True) * mean)
+            made[first : first + step] = part.add_(torch.matmul(chances, in_value))
+        return made
+
+    return derivative
 
 
 def _check(node: Node, derivative: Map) -> None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 
+from normscope.certify.columns import middle_of, rule_of
 from normscope.certify.passing import Pass, Refinement
 from normscope.certify.relays import Plan, estimate, plan
-from normscope.certify.sweep import MOST_SYMBOLS, Sweep, middle_of, rule_of
+from normscope.certify.sweep import MOST_SYMBOLS, Sweep
 from normscope.certify.symbols import Part
 from normscope.certify.totals import total
 from normscope.core.errors import Refusal
@@ -29,11 +30,13 @@ from normscope.core.magnitude import INFINITY, Magnitude
 from normscope.core.region import Region
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph, Node
+from normscope.rules.readings import Activation
 from normscope.rules.registry import Gain, registry
 
 MOST_WORK = 6e9  # of all sweeps together, with effort = 1 (`Linearized.work`): about a minute of one core
 PLANNED = 0.4  # of which one sweep shall cost at most, by an estimate; relays see to that
 CLOSE = 1.02  # times the norm of J, up to which a bound is not made smaller
+LITTLE_WORK = 2e8  # a few seconds of one core
 LEAST_EFFORT = 0.1  # however little the search for the lower bound shall cost, small networks have forms
 
 
@@ -129,8 +132,14 @@ class AffineForms:
                 self.notes = (f"{moves.folded} symbols beyond {self.most_symbols} per node are one error in the bound",)
 
     def _chords_differ(self, facts: Pass) -> bool:
-        """Whether the middle of possible slopes is another linear part than the derivative at the middle."""
+        """Whether the middle of possible slopes is another linear part than the derivative at the middle, and may be worth a J.
+
+        Where slopes are smooth, the derivative is near their middle: they are worth one only where it costs little.
+        """
         parts = [] if self.away is None else self.away.parts
+        if self.work > LITTLE_WORK:
+            readings = {part.node: registry.reading(part.node, Activation) for part in parts}
+            parts = [part for part in parts if (reading := readings[part.node]) is None or reading.kinked]
         return any(rule_of(part.node).linear_part(part.node, facts, self.away) is not None for part in parts)
 
     def _bound_again(self, facts: Pass) -> None:

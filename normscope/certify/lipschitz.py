@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch.export import ExportedProgram
@@ -12,7 +11,7 @@ from torch.export import ExportedProgram
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.lower import Space, lower
 from normscope.certify.unbounded import proved_infinite
-from normscope.certify.upper import Report, Upper, upper
+from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
@@ -64,8 +63,13 @@ def lipschitz(
             raise InputError('wrt="weights" takes an nn.Module in mode "eval", where statistics of BN are held fixed')
         fresh = copied(generator)
         found = weight_bracket(model, example, region, output, generator)
-        again = partial(_of_weights, model, example, output, fresh)
-        return replace(found, region=region, explore=None if region is None else _unless_changed([*model.parameters()], again))
+        if region is None:
+            return found
+
+        def on(other: Region) -> Bracket:
+            return weight_bracket(model, example, other, output, fresh())
+
+        return replace(found, region=region, explore=_unless_changed([*model.parameters()], on))
     kind, _, name = wrt.partition(":")
     if kind != "input":
         raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
@@ -122,12 +126,6 @@ def bracket(
     )
 
 
-def _of_weights(
-    model: torch.nn.Module, example: Example, output: str | int | None, fresh: Callable[[], torch.Generator], region: Region
-) -> Bracket:
-    return weight_bracket(model, example, region, output, fresh())
-
-
 def _unless_changed(held: Sequence[torch.Tensor], again: Callable[[Region], Bracket]) -> Callable[[Region], Bracket]:
     """The bracket of another region, as long as the tensors that it is about, which belong to the model, are what they were."""
     before = _sums(held)
@@ -159,6 +157,3 @@ def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:
                 break
     points = torch.cat([part.to(collected[0].dtype) for part in collected])[:MOST_SEEDS]
     return points[points.isfinite().all(1)] if bool(points.isfinite().all(1).any()) else torch.zeros(1, space.dimension)
-
-
-__all__ = ["Report", "bracket", "lipschitz", "seeds"]

@@ -184,6 +184,13 @@ def _candidate_pairs(
     return pairs
 
 
+def derivatives(function: Function, points: torch.Tensor) -> tuple[Function, Function]:
+    """v ↦ Jv and u ↦ Jᵀu at every point, J linearized once: the first is the transpose of the second."""
+    outputs, pull = torch.func.vjp(function, points)
+    push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
+    return lambda v: push(v)[0], lambda u: pull(u)[0]
+
+
 class _Search:
     """Evolution over input points, each with its own steepest direction, then ascent on pairs."""
 
@@ -219,7 +226,7 @@ class _Search:
         directions = self._noise(pool.shape)
         gains, directions = self._power(pool, directions, 6 if self.small else 2 if self.large else 3)
         for _ in range(int(12 * self.effort) if self.small else 0 if self.large else 1):
-            pool, directions, gains = self._generation(pool, directions, gains, seeds)
+            pool, directions, gains = self._generation(pool, directions, gains)
         order = gains.argsort(descending=True)[: 8 if self.small else 1 if self.large else 2]
         pool, directions = pool[order], directions[order]
         _, directions = self._power(pool, directions, 12 if self.small else 6)
@@ -251,7 +258,7 @@ class _Search:
         return torch.cat([middle, region.project(middle + spread * away)])
 
     def _power(self, pool: torch.Tensor, directions: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Power iteration on JᵀJ at every point: (‖Jv‖, v) with ‖v‖ = 1. J is linearized once, as the transpose of Jᵀ."""
+        """Power iteration on JᵀJ at every point: (‖Jv‖, v) with ‖v‖ = 1."""
         tiny = torch.finfo(self.dtype).tiny
         directions = torch.nn.functional.normalize(directions, dim=1)
         push, pull = self._linearized(pool)
@@ -271,10 +278,9 @@ class _Search:
     def _linearized(self, pool: torch.Tensor) -> tuple[Function, Function]:
         """v ↦ Jv and u ↦ Jᵀu at every point; by differences, or not at all, where an operation has no derivative."""
         try:
-            outputs, pull = torch.func.vjp(self.function, pool)
-            push = torch.func.vjp(lambda cotangents: pull(cotangents)[0], torch.zeros_like(outputs))[1]
+            push, pull = derivatives(self.function, pool)
             push(torch.zeros_like(pool))
-            return lambda v: push(v)[0], lambda u: pull(u)[0]
+            return push, pull
         except (RuntimeError, NotImplementedError):  # functorch has no derivative of some operation
             step = 1e-3 * torch.linalg.vector_norm(pool, dim=1, keepdim=True).clamp(min=1e-3)
 
@@ -292,7 +298,7 @@ class _Search:
             return difference, lambda u: self._noise(pool.shape)
 
     def _generation(
-        self, pool: torch.Tensor, directions: torch.Tensor, gains: torch.Tensor, seeds: torch.Tensor
+        self, pool: torch.Tensor, directions: torch.Tensor, gains: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keep the best quarter; the rest are its descendants, near and far, along their steepest direction and elsewhere."""
         order = gains.argsort(descending=True)

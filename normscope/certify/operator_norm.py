@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from normscope.certify.checking import check_bound
-from normscope.certify.lower import Function, Space, quotient
+from normscope.certify.lower import Space, derivatives, quotient
 from normscope.certify.relaxation import is_adjoint
 from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
@@ -119,13 +119,6 @@ def _check_affine(graph: Graph) -> None:
             raise InputError(f"{node.label} is not affine, so the module has no operator norm; use ns.lipschitz")
 
 
-def _linear_part(function: Function, points: torch.Tensor) -> tuple[Function, Function]:
-    """x ↦ A x and y ↦ Aᵀ y for an affine function x ↦ A x + b of rows, as derivatives: no large b takes their digits."""
-    outputs, pull = torch.func.vjp(function, points)
-    push = torch.func.vjp(lambda rows: pull(rows)[0], torch.zeros_like(outputs))[1]
-    return lambda rows: push(rows)[0], lambda rows: pull(rows)[0]
-
-
 def _rounding(composed: Upper) -> Magnitude:
     """A bound on the error of A x in float64 for ‖x‖ = 1: what each node rounds, carried on along all paths together.
 
@@ -142,7 +135,7 @@ def _bracket(graph: Graph) -> Bracket:
     space = Space(graph)
     zero = torch.zeros(space.dimension, dtype=torch.float64)
     function = space.function(torch.float64)
-    push, pull = _linear_part(function, zero[None])
+    push, pull = derivatives(function, zero[None])  # A and Aᵀ: no large b takes their digits
 
     def gram(vector: torch.Tensor) -> torch.Tensor:
         return pull(push(vector[None]) / scale)[0] / scale  # neither squares overflow nor vanish
@@ -151,7 +144,7 @@ def _bracket(graph: Graph) -> Bracket:
     bound, certificate = composed.bound, composed.certificate
     if len(composed.links) > 1 and space.dimension <= DENSE_INPUTS:
         units = torch.eye(space.dimension, dtype=torch.float64)
-        matrix = _linear_part(function, torch.zeros_like(units))[0](units)
+        matrix = derivatives(function, torch.zeros_like(units))[0](units)
         dense = spectral_norm(matrix, float(_rounding(composed) * math.sqrt(space.dimension)))
         if dense < bound and is_adjoint(lambda x: (function(x[None]) - function(zero[None]))[0], [matrix.T], [zero]):
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
@@ -160,7 +153,5 @@ def _bracket(graph: Graph) -> Bracket:
     scale = float(bound) if bound.finite and 0 < float(bound) < float("inf") else 1.0
     _, vector = largest_eigenpair(gram, space.dimension, torch.float64, 1e-10)
     low = quotient(graph, space, zero, vector) if bool(bound) else Magnitude(0)
-    ends = (space.single(zero), space.single(vector))
-    return Bracket(
-        low, bound, Witness(*ends, lambda: quotient(graph, space, zero, vector)), certificate, certificate.steps, graph.notes
-    )
+    witness = Witness(space.single(zero), space.single(vector), lambda: quotient(graph, space, zero, vector))
+    return Bracket(low, bound, witness, certificate, certificate.steps, graph.notes)

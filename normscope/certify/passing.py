@@ -29,6 +29,7 @@ from normscope.certify.links import Link, LogRounding, link_of, signature
 from normscope.core.errors import InputError, InternalError, Refusal, joined, unforeseen
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, ONE, Magnitude
+from normscope.core.progress import Report
 from normscope.core.region import Ball, Box, Region
 from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Graph, Node
@@ -37,7 +38,6 @@ from normscope.rules.readings import Random
 from normscope.rules.registry import Gain, Rule, registry
 
 T = TypeVar("T")
-Report = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(eq=False)

@@ -205,7 +205,8 @@ def _piece(facts: Pass, node: Node, anywhere: bool) -> _Piece | None:
 def _derivative(facts: Pass, node: Node, rule: Rule, gain: float) -> _Piece | None:
     """The derivative at the middle as the linear part, where that leaves out less than everything."""
     middles = [facts.center(source) for source in dict.fromkeys(node.inputs)]
-    factors = None if any(middle is None for middle in middles) else rule.curvature(node, facts)
+    unknown = node.is_foreign or any(middle is None for middle in middles)  # forward mode takes a foreign derivative for 0
+    factors = None if unknown else rule.curvature(node, facts)
     if factors is None:
         return None
     error = total(facts.at(source) * factor for source, factor in zip(node.inputs, factors, strict=True))

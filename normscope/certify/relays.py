@@ -1,8 +1,9 @@
 """Where columns of symbols end: at a relay, a node that everything behind it depends on through it alone, they become new symbols.
 
-At a relay z with Δz = JΔx + Gη + e, the part Gη + e is a vector of its own, of known size entry by entry and token by token: its
-entries are new symbols, and no column goes past it. What that loses is how earlier columns would add up and cancel behind z. So
-columns go as far as the work that is allowed lets them.
+At a relay z with Δz = JΔx + Gη + e, the part Gη + e is a vector of its own, and no column goes past it. What is kept of it is an
+ellipsoid per token (`certify/ellipsoids.py`), which costs next to no tightness, or, where its entries are multiples of rows of J, a
+size per entry and per token, which loses how columns would add up and cancel behind z. So relays of the first kind stand where they
+save work, and those of the second only where the work that is allowed does not do without.
 
 Within tokenwise nodes the columns of different tokens never meet: they travel together, one column for the same entry of all.
 """
@@ -14,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normscope.certify.columns import CALL, behind, cost
+from normscope.certify.ellipsoids import Ellipsoids
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
-from normscope.rules.registry import registry
+from normscope.rules.registry import Rule, registry
+from normscope.rules.remainder import Sets
 
 BENT = 0.02  # of the entries of a kinked activation: as many may change their slope, by a guess
 STRIDES = (0, 6, 4, 3, 2, 1)  # of the places where a relay could be, every so many are one; 0: none
@@ -38,17 +41,32 @@ class Plan:
 
 
 def plan(graph: Graph, most: float) -> Plan:
-    """The fewest relays with which one sweep costs no more than `most`, or those with which it costs least."""
+    """The cheapest relays that keep the shape of what arrives; where one sweep would cost more than `most`, any that are cheapest.
+
+    Other relays lose more: they are taken only then, the fewest with which it costs no more.
+    """
     places = cut_vertices(graph)
-    plans = []
-    for stride in STRIDES:
-        relays = tuple(places[stride - 1 :: stride]) if stride else ()
-        if stride and not relays:
-            continue
-        plans.append(Plan(relays, estimate(graph, relays)))
-        if plans[-1].work <= most:
-            return plans[-1]
-    return min(plans, key=lambda made: made.work, default=Plan())
+    shaped = [node for node in places if framed(node)]
+    best = min(_plans(graph, shaped, STRIDES), key=lambda made: made.work)
+    if best.work <= most or len(shaped) == len(places):
+        return best
+    plans = _plans(graph, places, STRIDES)
+    return next((made for made in plans if made.work <= most), min(plans, key=lambda made: made.work))
+
+
+def _plans(graph: Graph, places: Sequence[Node], strides: Sequence[int]) -> list[Plan]:
+    chosen = dict.fromkeys(tuple(places[stride - 1 :: stride]) if stride else () for stride in strides)
+    return [Plan(relays, estimate(graph, relays)) for relays in chosen]
+
+
+def framed(node: Node) -> bool:
+    """Whether a relay's symbols are ellipsoids: not where they may be multiples of rows of J, nor where those are too large."""
+    rule = registry.find(node)
+    return (
+        Ellipsoids.affordable(node.shape, Sets.along(node.shape, (-1,)))
+        and rule is not None
+        and type(rule).multiples is Rule.multiples
+    )
 
 
 def cut_vertices(graph: Graph) -> list[Node]:

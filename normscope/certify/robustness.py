@@ -24,6 +24,7 @@ from normscope.core.progress import check_callback
 from normscope.core.region import Ball
 from normscope.core.rendering import Text
 from normscope.core.result import Result
+from normscope.core.rounding import FUNCTION, below, root
 from normscope.graph.graph import Graph
 from normscope.rules.registry import Gain
 
@@ -206,7 +207,8 @@ def _reach(margin: float, bound: Magnitude) -> float:
         return 0.0
     if not bound:
         return math.inf
-    return float(Magnitude(margin) / (bound * math.sqrt(2))) * (1 - 1e-9) if bound.finite else 0.0
+    reach = (Magnitude(margin) / bound / root(2)).lowered(margin, bound, 2)
+    return below(float(reach), 2 * FUNCTION * (1 + abs(reach.log))) if bound.finite else 0.0
 
 
 def _margin(graph: Graph, sample: tuple[torch.Tensor, ...], label: int) -> float:

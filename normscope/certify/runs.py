@@ -25,10 +25,9 @@ def dense_runs(facts: Pass) -> list[Link]:
     for start in found:
         if start in taken or _matrix(start, found) is None:
             continue
-        run, node = [start], start
-        while (following := _next(facts, node, found)) is not None:
+        run = [start]
+        while (following := _next(facts, run[-1], found)) is not None:
             run.append(following)
-            node = following
         while _matrix(run[-1], found) is None:
             run.pop()
         taken.update(run)
@@ -44,15 +43,11 @@ def _next(facts: Pass, node: Node, found: dict[Node, Link]) -> Node | None:
         return None
     reader = readers[0]
     while reader not in found:  # a linear map whose BN is folded is represented by that BN
-        onward = facts.users[reader]
-        if len(onward) != 1:
+        if len(facts.users[reader]) != 1:
             return None
-        reader = onward[0]
-    if found[reader].sources != (node,):
-        return None
-    if _matrix(reader, found) is not None or _slopes(facts, reader) is not None:
-        return reader
-    return None
+        reader = facts.users[reader][0]
+    onward = found[reader].sources == (node,) and (_matrix(reader, found) is not None or _slopes(facts, reader) is not None)
+    return reader if onward else None
 
 
 def _matrix(node: Node, found: dict[Node, Link]) -> Callable[[], torch.Tensor] | None:
@@ -113,13 +108,12 @@ def _chain(facts: Pass, run: Sequence[Link]) -> Link:
     bound, method = chains.bound(layers)
     apart = product(link.gain.factors[0] for link in run)
     members = tuple(member for link in run for member in link.members)
-    chain = Link(run[-1].node, run[0].sources, Gain((min(bound, apart),), f"chain of {len(layers)}: {method}"), members)
-    chain.shares = {node: share for link in run for node, share in link.shares.items()}
-    weights = [node for node in chain.shares if _dense(node) is not None]
-    saved = log_ratio(chain.gain.factors[0], apart) / max(len(weights), 1)
+    shares = {node: share for link in run for node, share in link.shares.items()}
+    weights = [node for node in shares if _dense(node) is not None]
     for node in weights:  # what the chain saves over the product belongs to its layers alike
-        chain.shares[node] += saved
-    return chain
+        shares[node] += log_ratio(min(bound, apart), apart) / len(weights)
+    gain = Gain((min(bound, apart),), f"chain of {len(layers)}: {method}")
+    return Link(run[-1].node, run[0].sources, gain, members, shares)
 
 
 def _slope_product(first: tuple[float, float], second: tuple[float, float]) -> tuple[float, float]:

@@ -56,9 +56,8 @@ def cut(whole: Part, bounded: Bounded, most: int) -> list[Part]:
         halves = _halves(worst)
         if float(worst.bound) <= CLOSE * steepest or halves is None:
             break
-        found = [bounded(half) for half in halves]
-        made = [part for part in found if part is not None]
-        if len(made) < len(found):
+        made = [part for part in map(bounded, halves) if part is not None]
+        if len(made) < len(halves):
             break
         for part in made:
             part.bound = min(part.bound, worst.bound)

@@ -8,32 +8,31 @@ until a curved node, whose symbols take it in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle, Together
-from normscope.certify.columns import Linearized, Map, behind, derivative_map, zero_map
-from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, guessed_rows
+from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
+from normscope.certify.ellipsoids import Ellipsoids
+from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.passing import Pass
-from normscope.certify.relays import Plan, together
+from normscope.certify.relays import Plan, framed, together
 from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
 from normscope.core.region import Ball
 from normscope.core.rounding import above, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
-from normscope.rules.readings import Activation
-from normscope.rules.registry import Rule, registry
+from normscope.rules.registry import Rule
 from normscope.rules.remainder import Remainder, Sets
 
 MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
 MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
 MOST_SYMBOLS = 60_000  # per node
-GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
-MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
 COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
 
 
@@ -48,12 +47,6 @@ class _Fresh:
 
     def error(self, node: Node) -> float:
         return 0.0
-
-
-def rule_of(node: Node) -> Rule:
-    rule = registry.find(node)
-    assert rule is not None, f"{node.label} has no rule"
-    return rule
 
 
 class Sweep:
@@ -100,6 +93,12 @@ class Sweep:
         self.parts: list[Part] = []
         self.passed_on: dict[Node, Remainder] = {}
         self.brought: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}  # to relays, and the scale of their remainder
+        self.spread = {
+            (node, sets): Ellipsoids.none(node.shape, sets)
+            for node, partitions in self.watched.items()
+            for sets in partitions
+            if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
+        }
         self.jacobian = Jacobian()
         own = away is None or chords
         self.linearized: Linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES) if own else away.linearized  # type: ignore[union-attr]
@@ -124,8 +123,18 @@ class Sweep:
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         found = length(sets.split(self.entries(node)), -1).clamp(max=self._whole(node))
         if (node, sets) in self.bent_sets:
-            measured = (self.straight_sets(node, sets) + self.bent_sets[node, sets]) * SUMMED + self.left[node]
+            measured = (self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED + self.left[node]
             found = torch.minimum(found, never_nan(measured))
+        return found
+
+    def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
+        """What columns bring to each set: source by source, by an ellipsoid around all of it, or by those of smaller sets."""
+        found = self.bent_sets[node, sets]
+        if (node, sets) in self.spread:
+            found = torch.minimum(found, self.spread[node, sets].norms())
+        for smaller in self.watched[node]:
+            if smaller.within(sets):
+                found = torch.minimum(found, length(self.bent_in(node, smaller).reshape(len(found), -1), 1))
         return found
 
     # linear parts --------------------------------------------------------------------------------------------------------
@@ -141,39 +150,6 @@ class Sweep:
         curves = type(rule).remainder is not Rule.remainder or type(rule).curvature is not Rule.curvature
         return derivative_map(node, self.facts.center) if rule.linear(node) or curves else zero_map(node)
 
-    def _guessed(self) -> dict[Node, torch.Tensor]:
-        """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess."""
-        kinked = {node: activation for node in self.graph.nodes if (activation := registry.reading(node, Activation))}
-        sources = [node.input for node, activation in kinked.items() if activation.kinked and len(node.inputs) == 1]
-        guessed = guessed_rows(self.linearized, sources)
-        places = {
-            source: (middle_of(self.facts, source).abs() <= GUESSED * self.unit * guessed[source]).reshape(-1).nonzero().reshape(-1)
-            for source in guessed
-        }
-        return self._affordable(places.items())
-
-    def _wanted_rows(self) -> dict[Node, torch.Tensor]:
-        """The entries whose rows of J are kept: those that symbols of the first sweep are multiples of."""
-        assert self.away is not None
-        places = []
-        for part in self.away.parts:
-            multiples = (
-                None if part.columns is None else rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
-            )
-            if multiples is not None:
-                places.append((part.node.input, multiples.places[part.symbols.places].reshape(-1)))
-        return self._affordable(places)
-
-    def _affordable(self, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
-        wanted: dict[Node, torch.Tensor] = {}
-        room, width = MOST_ROWS_KEPT, sum(math.prod(node.shape) for node in self.graph.inputs)
-        for source, more in places:
-            both = torch.cat([more, wanted.get(source, more[:0])]).unique()
-            if len(more) and len(both) * width <= room:
-                room -= (len(both) - len(wanted.get(source, ()))) * width
-                wanted[source] = both
-        return wanted
-
     # the sweep -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> Sweep:
@@ -187,7 +163,7 @@ class Sweep:
         if self.away is not None and not self.chords:
             self.jacobian = self.away.jacobian
         else:
-            wanted = self._guessed() if self.away is None else self._wanted_rows()
+            wanted = rows.guessed(self) if self.away is None else rows.wanted(self)
             self.jacobian = carried(self.linearized, self.watched, self.carried, self._half_widths(), wanted, self.spend)
         for node in self.carried:
             self.carried[node] = self.jacobian.size[node] * self.unit
@@ -221,12 +197,9 @@ class Sweep:
         self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
         remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
         if node in self.plan.relays:
-            remainder = self._relayed(node, remainder)
-        elif remainder is None or self._pass_on(node, remainder):
-            return
-        symbols = self._symbols(node, remainder)
-        if symbols is not None:
-            self._carry_symbols(node, symbols)
+            self._relay(node, remainder)
+        elif remainder is not None and not self._pass_on(node, remainder):
+            self._carry_symbols(node, self._symbols(node, remainder))
 
     def _rounding(self, node: Node, rule: Rule, factors: Sequence[float]) -> float:
         """What the node's kernel adds to κ: the rounding of columns, and in the first sweep that of the value at the middle."""
@@ -295,10 +268,36 @@ class Sweep:
         self.folded += folded
         return found
 
+    def _relay(self, node: Node, own: Remainder | None) -> None:
+        """New symbols for all that arrives at a relay: one ellipsoid per token, or an entry each where those are multiples of J."""
+        arrived, left = self.spread.get((node, Sets.along(node.shape, (-1,)))), self.left[node]
+        whole = self._relayed(node, own)
+        frames = self._frames(node, arrived, own) if arrived is not None and framed(node) else None
+        if frames is None:
+            self._carry_symbols(node, self._symbols(node, whole))
+            return
+        self.left[node] = 0.0
+        self._carry_symbols(node, Symbols.framed(frames))
+        assert whole.sets is not None
+        self.bent[node] = torch.minimum(self.bent[node], (whole.entries.reshape(-1) + left) * SUMMED)  # both bound the same
+        for sets in self.watched[node] & {whole.sets[0]}:
+            self.bent_sets[node, sets] = torch.minimum(self.bent_sets[node, sets], (whole.sets[1] + left) * SUMMED)
+
+    def _frames(self, node: Node, arrived: Ellipsoids, own: Remainder | None) -> torch.Tensor | None:
+        sets = Sets.along(node.shape, (-1,))
+        if own is not None:
+            limits = sets.split(own.entries)
+            if own.sets is not None and own.sets[0] in (sets, Sets.whole(node.shape)):
+                limits = own.sets[1].expand(len(limits))[:, None]
+            arrived.add_scaled(sets.split(own.scale), limits)
+        ones = torch.ones(arrived.shapes.shape[:2], dtype=torch.float64)
+        arrived.add_scaled(ones, self.left[node] * ones[:, :1])
+        return arrived.frames()
+
     def _relayed(self, node: Node, own: Remainder | None) -> Remainder:
         """All that columns bring to a relay, and what the node itself leaves out, as a remainder of the node."""
         sets = Sets.along(node.shape, (-1,))
-        entries, limits = self.bent[node].reshape(node.shape), self.bent_sets[node, sets]
+        entries, limits = self.bent[node].reshape(node.shape), self.bent_in(node, sets)
         if own is not None:
             scaled = own.scale * own.entries
             if own.sets is not None and own.sets[0] == sets:
@@ -310,11 +309,15 @@ class Sweep:
         self.bent[node] = torch.zeros_like(self.bent[node])
         for partition in self.watched[node]:
             self.bent_sets[node, partition] = torch.zeros_like(self.bent_sets[node, partition])
+            if (node, partition) in self.spread:
+                self.spread[node, partition] = Ellipsoids.none(node.shape, partition)
         ones = torch.ones(node.shape, dtype=torch.float64)
         return Remainder(ones, never_nan(entries * SUMMED), (sets, never_nan(limits * SUMMED)))
 
-    def _carry_symbols(self, node: Node, symbols: Symbols) -> None:
+    def _carry_symbols(self, node: Node, symbols: Symbols | None) -> None:
         """To the nodes behind, up to the next relay."""
+        if symbols is None:
+            return
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
         tally, at_output = Tally(), list[torch.Tensor]()
@@ -325,21 +328,22 @@ class Sweep:
         alike, rest = reached[:whole], reached[whole:]
         self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest))
         starts: dict[Node, torch.Tensor] = {}
-        if alike:
-            tokens = symbols.scale.reshape(-1, width)
-            shape = (len(tokens), width) if symbols.single else (len(tokens),)
+        by_token = bool(alike) or symbols.frames is not None
+        if by_token:
+            frames = torch.diag_embed(symbols.scale.reshape(-1, width)) if symbols.frames is None else symbols.frames
+            shape = (len(frames), width) if symbols.single else (len(frames),)
             bundle = Together(symbols.sizes.reshape(-1, width), symbols.group_sizes.reshape(shape))
             visit = partial(self._visit, bundle, tally, None)
-            starts[node] = torch.diag_embed(tokens).transpose(0, 1).reshape(width, *node.shape)
+            starts[node] = frames.permute(2, 0, 1).reshape(width, *node.shape)
             visit(node, starts[node])
             starts = self.linearized.carry(starts, alike, visit)
             read = {source for one in rest for source in one.inputs}
             starts = {one: columns for one, columns in starts.items() if one in read}
         step = self.linearized.chunk([node, *rest])
-        for chunk in symbols.chunks(step) if rest or not alike else ():
+        for chunk in symbols.chunks(step) if rest or not by_token else ():
             visit = partial(self._visit, Apart.of(symbols, chunk), tally, at_output)
             places = symbols.places[chunk]
-            if alike:
+            if by_token:
                 some = {one: bundle.apart(columns, chunk) for one, columns in starts.items()}
             else:
                 some = {node: torch.zeros(len(places), math.prod(node.shape), dtype=torch.float64)}
@@ -356,7 +360,7 @@ class Sweep:
         passed = 0.0 if last is None or last not in tally.entries else float(length(tally.entries[last]))
         part = Part(node, symbols, torch.cat(at_output) if at_output else None, last, passed)
         if self.away is not None and at_output:
-            self._find_multiples(part)
+            rows.find_multiples(self, part)
         self.parts.append(part)
 
     def _visit(self, bundle: Bundle, tally: Tally, at_output: list[torch.Tensor] | None, node: Node, columns: torch.Tensor) -> None:
@@ -368,32 +372,11 @@ class Sweep:
         if node in self.watched:
             tally.entries[node] = tally.entries.get(node, 0.0) + bundle.entries(flat)
             for sets in self.watched[node]:
+                if (node, sets) in self.spread:
+                    self.spread[node, sets].add(bundle.ellipsoids(columns, sets))
                 tally.sets[node, sets] = tally.sets.get((node, sets), 0.0) + bundle.sets(columns, sets)
         if at_output is not None and node is self.graph.output and flat.shape[1] <= MOST_OUTPUTS:
             at_output.append(flat)
-
-    def _find_multiples(self, part: Part) -> None:
-        """The rows of J that a node's symbols are multiples of, and what is left of their sizes."""
-        assert self.away is not None
-        if len(part.node.inputs) != 1 or part.node.input not in self.jacobian.rows:
-            return
-        found = rule_of(part.node).multiples(part.node, self.facts, self.away, self.chords)
-        if found is None:
-            return
-        source, symbols = part.node.input, part.symbols
-        kept = self.jacobian.wanted[source]
-        places, weights, known = (values[symbols.places] for values in (found.places, found.weights, found.known))
-        where = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
-        known = known & (kept[where] == places).all(1)
-        weights = weights * known[:, None]
-        brought = torch.zeros((), dtype=torch.float64)
-        if part.node in self.brought:  # a relay: its symbols are scale ⊙ ε and what columns bring, and not ε
-            brought, scale = (values[symbols.places] for values in self.brought[part.node])
-            weights = weights * scale[:, None]
-        part.rows = torch.einsum("uk,ukd->ud", weights, self.jacobian.rows[source][where])
-        part.least, part.most = (ends[symbols.places] for ends in (found.least, found.most))
-        bent = (weights.abs() * self.bent[source][places]).sum(1) * SUMMED + brought * SUMMED + symbols.added
-        part.rest = torch.where(known, bent, symbols.sizes)
 
 
 class _Bare:
@@ -409,14 +392,8 @@ class _Bare:
         found = length(sets.split(self.entries(node)), -1)
         if (node, sets) not in self.sweep.bent_sets:
             return found
-        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_sets[node, sets]) * SUMMED))
+        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_in(node, sets)) * SUMMED))
 
 
 def _times(factor: float, size: float) -> float:
     return factor * size if size and factor else 0.0
-
-
-def middle_of(facts: Pass, node: Node) -> torch.Tensor:
-    middle = facts.center(node)
-    assert middle is not None, f"{node.label} has no value at the middle"
-    return middle

@@ -26,6 +26,22 @@ class Symbols:
     groups: torch.Tensor  # which set each belongs to, 0, 1, 2, … in order
     group_sizes: torch.Tensor  # A
     added: float = 0.0  # the part of all sizes that was κ
+    frames: torch.Tensor | None = (
+        None  # (tokens, width, width): columns of each token's symbols, in place of scale times unit vectors
+    )
+
+    @classmethod
+    def framed(cls, frames: torch.Tensor) -> Symbols:
+        """P of each token: one set per token, of size 1."""
+        tokens, width = frames.shape[:2]
+        places, groups = torch.arange(tokens * width), torch.arange(tokens).repeat_interleave(width)
+        ones = torch.ones(tokens * width, dtype=torch.float64)
+        return cls(places, ones, ones, groups, torch.ones(tokens, dtype=torch.float64), frames=frames)
+
+    @property
+    def length(self) -> float:
+        """Of all that they add to their node, at most."""
+        return float(length(self.scale * self.sizes if self.frames is None else self.frames))
 
     @property
     def single(self) -> bool:

@@ -23,7 +23,7 @@ def total(sweep: Sweep) -> tuple[float, float]:
         if part.relay is None:
             part.bound = added(part.symbols, part.columns) if part.columns is not None else math.inf
     if matrix is None:
-        found = straight + float(sweep.bent_sets[output, sweep.whole][0])
+        found = straight + float(sweep.bent_in(output, sweep.whole)[0])
     else:
         found = min(straight + sum(part.bound for part in sweep.parts), _jointly(sweep, matrix))
     _share(sweep)
@@ -38,7 +38,7 @@ def _share(sweep: Sweep) -> None:
         passed = sum(part.passed for part in brought)
         if own is None or not (0 < passed < math.inf and math.isfinite(own.bound)):
             continue
-        whole = max(passed, float(length(own.symbols.scale * own.symbols.sizes)))
+        whole = max(passed, own.symbols.length)
         for part in brought:
             part.bound = own.bound * part.passed / whole
         own.bound *= 1 - passed / whole

@@ -13,7 +13,7 @@ from normscope.certify.forms import AffineForms
 from normscope.certify.gap import Excess, excess
 from normscope.certify.links import Link, LogRounding
 from normscope.certify.lower import check_effort
-from normscope.certify.passing import Pass, Report
+from normscope.certify.passing import Pass
 from normscope.certify.relaxation import relaxation
 from normscope.certify.runs import dense_runs
 from normscope.certify.settling import settled, uncertain
@@ -21,6 +21,7 @@ from normscope.certify.splitting import Part, cut, most_parts, part_of
 from normscope.core.bracket import Certificate, Step
 from normscope.core.errors import NO_CERTIFICATE, InputError, NoConstant, Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude
+from normscope.core.progress import Report
 from normscope.core.region import Box, Region
 from normscope.graph.graph import Graph, Node
 from normscope.rules.affine import weight_of
@@ -142,9 +143,8 @@ def upper(
     if isinstance(region, Box) and found.bound.finite and most_parts(region, forms) > 1:
         _cut(found, region, forms, known)
     check_bound(whole, found.bound, region)
-    found.notes = (
-        forms.notes if not doubt else (*forms.notes, f"{doubt} may answer otherwise elsewhere in the region: take a smaller one")
-    )
+    doubts = (f"{doubt} may answer otherwise elsewhere in the region: take a smaller one",) if doubt else ()
+    found.notes = (*forms.notes, *doubts)
     if [step.method for step in found.certificate.steps] == [forms.method]:
         found.excess = excess(forms)
     return found
@@ -163,10 +163,8 @@ def _cut(found: Upper, region: Box, forms: AffineForms, known: dict[object, Gain
     least = max((part.bound for part in parts), default=INFINITY)
     if least < found.bound:
         output, method = found.graph.output, f"{forms.method} on {len(parts)} parts"
-        found.bound = least
-        found.certificate = replace(
-            found.certificate, steps=(Step(output.name, output.path, "whole network", found.bound, method),)
-        )
+        step = Step(output.name, output.path, "whole network", least, method)
+        found.bound, found.certificate = least, replace(found.certificate, steps=(step,))
 
 
 def composed(facts: Pass) -> Upper:
@@ -218,15 +216,8 @@ def _certificate(
     for link in reversed(links):
         node = link.node
         if node in better and node in needed:
-            steps.append(
-                Step(
-                    node.name,
-                    node.path,
-                    "whole network" if node is facts.graph.output else "all up to here",
-                    at[node],
-                    facts.facts[node].method,
-                )
-            )
+            what = "whole network" if node is facts.graph.output else "all up to here"
+            steps.append(Step(node.name, node.path, what, at[node], facts.facts[node].method))
         elif node in needed:
             needed.update(link.sources)
             if link.gain.factors:

@@ -42,7 +42,9 @@ from normscope.rules.readings import LinearMap, Normalizer
 from normscope.rules.registry import registry
 
 VISIBLE = 1e-4  # constants of a float32 model are rounded to float32
+AUTOGRAD = 1e-9  # relative: more than float64 adds to a derivative that autograd computes
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
+SIDES = ("bound", "behind", "entering")
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
 UNUSED = "the output does not depend on it"
 
@@ -74,31 +76,16 @@ class Sensitivities(Result, Sequence[Sensitivity]):
 
     def to_dict(self) -> dict[str, Any]:
         """The logarithms of every bound and of its factors."""
-        sides = ("bound", "behind", "entering")
-        rows = [
-            {
-                "parameter": row.parameter,
-                **{f"{side}_log10": plain(getattr(row, side).log10) for side in sides},
-                "reason": row.reason,
-            }
-            for row in self.rows
-        ]
+        logs = [{f"{side}_log10": plain(getattr(row, side).log10) for side in SIDES} for row in self.rows]
+        rows = [{"parameter": row.parameter, **log, "reason": row.reason} for row, log in zip(self.rows, logs, strict=True)]
         return {"schema": self.schema, "parameters": rows}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Sensitivities:
         """The bounds that `to_dict` described."""
-        rows = (
-            Sensitivity(
-                row["parameter"],
-                logarithm(row["bound_log10"]),
-                logarithm(row["behind_log10"]),
-                logarithm(row["entering_log10"]),
-                row["reason"],
-            )
-            for row in content["parameters"]
-        )
-        return cls(tuple(rows))
+        rows = content["parameters"]
+        sides = [{side: logarithm(row[f"{side}_log10"]) for side in SIDES} for row in rows]
+        return cls(tuple(Sensitivity(row["parameter"], **own, reason=row["reason"]) for row, own in zip(rows, sides, strict=True)))
 
     def render(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -193,13 +180,9 @@ class _Derivative:
     """∂ output/∂ parameters at one generic input near the middle of the region or the example, where no unit is at its kink."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        example: Example,
-        region: Region | None,
-        output: str | int | None,
+        self, model: torch.nn.Module, example: Example, region: Region | None, output: str | int | None,
         generator: torch.Generator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.generator = generator_of(generator)
         twin = copy.deepcopy(model).double().eval()
         self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
@@ -231,7 +214,7 @@ class _Derivative:
     def norm(self) -> Magnitude:
         """A lower bound on the norm of the derivative in all parameters together."""
         rows = [*self.along(min(ROWS, self.output.numel())).values()]
-        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - 1e-9) if rows else 0.0
+        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - AUTOGRAD) if rows else 0.0
         return Magnitude(norm) if math.isfinite(norm) else ZERO
 
 
@@ -282,10 +265,9 @@ def _entering(facts: Pass, node: Node) -> list[tuple[Constant, Magnitude, str]]:
         scale, shift = normalizer.gamma, normalizer.beta
         count = math.prod(node.shape) / max(scale.value.numel() if isinstance(scale, Constant) else 1, 1)
         if isinstance(scale, Constant):
-            size = math.inf if normalizer.fixed else largest_output(normalizer, elements(node, normalizer)) * math.sqrt(count)
-            if normalizer.fixed:  # the output is γ z + β with z affine in the input: bounded by the values' bounds
-                size = _standardized_size(facts, node, normalizer) * math.sqrt(count)
-            rows.append((scale, Magnitude(size), "what enters the normalizer is unbounded; give a region"))
+            known = not normalizer.fixed  # else the output is γ z + β with z affine in the input
+            size = largest_output(normalizer, elements(node, normalizer)) if known else _standardized_size(facts, node, normalizer)
+            rows.append((scale, Magnitude(size * math.sqrt(count)), "what enters the normalizer is unbounded; give a region"))
         if isinstance(shift, Constant):
             rows.append((shift, Magnitude(math.sqrt(count)), ""))
     return rows

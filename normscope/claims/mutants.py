@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.claims.akbar import conditioning, derivatives, symmetry
+from normscope.claims.akbar import conditioning, derivatives, discussion, symmetry, theory
 from normscope.claims.calculus import scalar, spectral_product
 from normscope.claims.ledger import Claim, load
 from normscope.claims.observed import exchanged
@@ -110,7 +110,8 @@ MENDED: dict[str, Changes] = {  # what holds instead, of statements that do not 
     "A-Ex5.1": {"stated": lambda size, c: size / c},
     "A-L5.1-LN": {"stated": lambda weight, bias: (weight.square().sum() + bias.square().sum()).sqrt()},
     "A-WD": {"stated": 2.0},
-    "A-S7.1-rate": {"stated": lambda epsilon: 0.16 / epsilon**2},
+    "A-S7.1-saddles": {"stated": lambda least, variance: variance},
+    "A-S7.2-norms": {"stated": discussion.sum_of_scale_free_norms},
     "A-S7.2-margin": {"stated": lambda growth: 1.0},
     "A-S10-VC": {"stated": lambda number: number},
 }
@@ -157,6 +158,12 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "T-R17": {
         "all norms": {"stated": lambda norms, i: networks.product_of_factors(norms)},
         "earlier norms": {"stated": lambda norms, i: networks.product_of_factors(norms[:i])},
+    },
+    "T-S5.1": {
+        "convex as strongly convex": {
+            "stated": lambda strong, constant, radius, t: optimization.least_gap(True, constant, radius, t)
+        },
+        "no root": {"stated": lambda strong, constant, radius, t: constant * radius / (4 if strong else 2) / t**0.25},
     },
     "T-C18": {"one iteration": {"stated": lambda norms, alpha: 1 / optimization.HIDDEN_CONSTANT}},
     "T-T20": SUMS,
@@ -219,6 +226,14 @@ OTHERS: dict[str, dict[str, Changes]] = {
         "bias alone": {"stated": lambda weight, bias: bias.norm()},
     },
     "A-R5.1": {"statistics of the data": {"statistics": "data"}, "σ^0.9": {"power": 0.9}},
+    "A-S7.1-rate": {
+        "√κ": {"stated": lambda condition, epsilon: theory.condition_times_logarithm(condition**0.5, epsilon)},
+        "1 + ln 1/ε": {"stated": lambda condition, epsilon: condition + theory.condition_times_logarithm(1.0, epsilon)},
+    },
+    "A-S7.2-norms": {"as printed": {"stated": discussion.sum_of_norms}},
+    "A-S9.2-noise": {"statistics of the data": {"statistics": "data"}, "σ^0.9": {"power": 0.9}},
+    "A-S9.3-shift": {"mean 0.1": {"stated": (0.1, 1.0)}},
+    "A-S9.5-tangent": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
     "A-S4.3-fisher": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
     "L-explosion": {"2^depth": {"stated": lambda depth: 2.0**depth}},
     "O-floor-BN": {"n_K, no root": {"stated": lambda last, trace: len(last) / trace.sqrt()}},
@@ -232,14 +247,16 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "T-F1-resnet18": {"the product is 10^50": {"stated": figures.inflated}},
     "T-F2-resnet18": {"training goes backwards": {"stated": figures.backwards}},
     "T-F3": {"1/σ amplifies": {"stated": figures.grow_but_amplify}},
+    "T-S5.2-guide": {"penalty and none exchanged": {"stated": figures.unpenalized}},
     "T-S-data": {"saves no more when deeper": {"stated": figures.saves_no_more_when_deeper}},
     **{
-        f"A-{name}": {"BN and no BN exchanged": {"stated": exchanged}}
-        for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth")
+        f"A-{name}": {"normalizer and none exchanged": {"stated": exchanged}}
+        for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth", "S6-others", "S7.3-decay")
     },
 }
 NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale
     "A-P4.1", "A-P4.1-gamma", "A-S9.1-bias", "A-C4.1.1", "A-P4.2", "A-P4.3", "A-S3.2-flat", "A-R5.1", "A-S4.3-fisher", "A-metric",
+    "A-S9.2-noise", "A-S9.5-tangent",
     "T-D4", "T-C22-labels", "T-C18", "T-LLA", "A-WN-radial", "A-L5.1-LN",
 }  # fmt: skip
 

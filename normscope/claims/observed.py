@@ -21,9 +21,14 @@ def as_measured(results: Results) -> Results:
 
 
 def exchanged(results: Results) -> Results:
-    """What was measured with BN is said to have been measured without, and the other way round."""
-    other = {"batch": "none", "none": "batch"}
-    return Results([replace(t, parameters={**t.parameters, "normalizer": other[t.parameters["normalizer"]]}) for t in results])
+    """What was measured with the first normalizer is said to have been measured without, and the other way round."""
+    first = next(t.parameters["normalizer"] for t in results if t.parameters["normalizer"] != "none")
+    other = {first: "none", "none": first}
+
+    def said(name: str) -> str:
+        return other.get(name, name)
+
+    return Results([replace(t, parameters={**t.parameters, "normalizer": said(t.parameters["normalizer"])}) for t in results])
 
 
 def observation(experiment: str, seed: int, changes: Changes, stated: Sees = as_measured) -> Outcome:

@@ -17,7 +17,7 @@ SOURCES = {
     SLIDES: "Why do deep neural networks perform really well? A guarantee from normalization methods (talk, June 2023)",
     DIGEST: "a summary of the first paper, written by others",
     AKBAR: "Deep Network Normalization Through Gradient Flow Dynamics, Implicit Regularization, and Riemannian Geometry",
-    LATER: "what others have said of the same questions since",
+    LATER: "what others have found to the contrary",
     ANSWER: "answers to the questions that the papers leave open, proved in docs/laws.md",
 }
 FOR_ALL, EXISTS, CAN, LIKELY, OBSERVED = "for all", "there exists", "can", "with probability 1 − δ", "observed"
@@ -25,7 +25,7 @@ QUANTIFIERS = (FOR_ALL, EXISTS, CAN, LIKELY, OBSERVED)
 STATED, SUGGESTED, DOUBTED = "stated", "suggested", "doubted"
 HEDGES = {
     STATED: "said without reservation",
-    SUGGESTED: 'said with "may", "might", "akin to", "something like" or as what some argue',
+    SUGGESTED: 'said with "may", "might", "tends to", "akin to", "something like", as a question or as what some argue',
     DOUBTED: "doubted or withdrawn by the source itself",
 }
 

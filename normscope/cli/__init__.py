@@ -1,6 +1,6 @@
 """The command line: one file per command, beside models, examples and output, which they share; here exit codes and entry point.
 
-Exit codes: 0 done, 1 something was found, 2 an error that the user can mend, 3 no certificate (`Refusal`), 130 interrupted.
+Exit codes: 0 done, 1 something was found, 2 an error that the user can fix, 3 no certificate (`Refusal`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]  # click's, which newer v
 
 
 class Commands(TyperGroup):
-    """Turns every error that a user can mend into one line on stderr and an exit code."""
+    """Turns every error that a user can fix into one line on stderr and an exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -29,4 +29,4 @@ def check(
     for part, (inputs, classes) in (("training", split.train), ("test", split.test)):
         counts = classes.bincount(minlength=split.classes).tolist()
         low, high, mean = float(inputs.min()), float(inputs.max()), float(inputs.mean())
-        print(f"  {part}: values in [{low:.3g}, {high:.3g}], mean {mean:.4f}; samples a class: {', '.join(map(str, counts))}")
+        print(f"  {part}: values in [{low:.3g}, {high:.3g}], mean {mean:.4f}; samples per class: {', '.join(map(str, counts))}")

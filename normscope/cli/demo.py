@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from normscope.auditing import Audit
     from normscope.curvature.sharpness import Sharpness
     from normscope.curvature.spectrum import Condition
-    from normscope.lab.datasets import Split
+    from normscope.digits import Labelled
 
 SCHEMA = "normscope.demo/1"
-WIDTH, DEPTH, EPOCHS, BATCH, LEARNING_RATE = 128, 10, 40, 64, 1e-3
+WIDTH, DEPTH, CLASSES, EPOCHS, BATCH, LEARNING_RATE = 128, 10, 10, 40, 64, 1e-3
 NETWORKS = {"plain": "none", "BN": "batch", "LN": "layer"}  # column → normalizer, the only difference
 EFFORT = 2.0
 CURVED = 512  # training digits whose loss is differentiated twice
@@ -64,18 +64,18 @@ def demo(
         import torch
 
         import normscope as ns
-        from normscope.lab.datasets import digits
+        from normscope.digits import digits
 
-        data = digits()
+        learned, unseen = digits()
         found: dict[str, Trained] = {}
         for name, normalizer in NETWORKS.items():
             bar.update(task, description=f"training {name}")
-            model = train(data, normalizer, seed, epochs, runs / name, each_epoch=lambda: bar.advance(task))
+            model = train(learned, normalizer, seed, epochs, runs / name, each_epoch=lambda: bar.advance(task))
             bar.update(task, description=f"auditing {name}")
-            images, generator = data.test[0], torch.Generator().manual_seed(seed)
+            images, generator = unseen[0], torch.Generator().manual_seed(seed)
             audit = ns.audit(model, images[:8], data=images, effort=EFFORT, generator=generator)
             bar.update(task, description=f"curvature of {name}")
-            found[name] = Trained(accuracy(model, data), audit, curvature(model, data))
+            found[name] = Trained(accuracy(model, unseen), audit, curvature(model, learned))
             bar.advance(task)
         bar.update(task, description="writing the report")
         page = write_report(runs)
@@ -99,7 +99,7 @@ def one_thread() -> Iterator[None]:
 
 
 def train(
-    data: Split, normalizer: str, seed: int, epochs: int, run: Path, each_epoch: Callable[[], None] = lambda: None
+    data: Labelled, normalizer: str, seed: int, epochs: int, run: Path, each_epoch: Callable[[], None] = lambda: None
 ) -> torch.nn.Module:
     """A ReLU MLP trained with AdamW and a cosine schedule, recorded in `run`.
 
@@ -108,10 +108,9 @@ def train(
     import torch
 
     import normscope as ns
-    from normscope.lab.models import mlp
 
-    inputs, classes = data.train
-    model = mlp(WIDTH, DEPTH, inputs[0].numel(), normalizer=normalizer, generator=torch.Generator().manual_seed(seed))
+    inputs, classes = data
+    model = network(inputs[0].numel(), normalizer, torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     order = torch.Generator().manual_seed(seed)
@@ -129,22 +128,37 @@ def train(
     return model.eval()
 
 
-def accuracy(model: torch.nn.Module, data: Split) -> float:
-    """The part of the test digits that the model gets right."""
+def network(inputs: int, normalizer: str, generator: torch.Generator) -> torch.nn.Module:
+    """`DEPTH` linear layers with He-normal weights and zero biases; between them a normalizer, if any, and a ReLU."""
+    from torch import nn
+
+    kinds = {"none": (), "batch": (nn.BatchNorm1d,), "layer": (nn.LayerNorm,)}[normalizer]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for place, width in enumerate([inputs, *[WIDTH] * (DEPTH - 1)], start=1):
+        last = place == DEPTH
+        linear = nn.utils.skip_init(nn.Linear, width, CLASSES if last else WIDTH)
+        nn.init.kaiming_normal_(linear.weight, nonlinearity="linear" if last else "relu", generator=generator)
+        nn.init.zeros_(linear.bias)
+        layers += [linear] if last else [linear, *(kind(WIDTH) for kind in kinds), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def accuracy(model: torch.nn.Module, data: Labelled) -> float:
+    """The part of the digits that the model gets right."""
     from normscope.core.answers import right_answers
 
-    inputs, classes = data.test
+    inputs, classes = data
     return float(right_answers(model(inputs), classes).double().mean())
 
 
-def curvature(model: torch.nn.Module, data: Split) -> Sharpness:
+def curvature(model: torch.nn.Module, data: Labelled) -> Sharpness:
     """Of the loss on some training digits, with batch statistics."""
     from torch.nn.functional import cross_entropy
 
     import normscope as ns
     from normscope.curvature.sharpness import Sharpness
 
-    inputs, classes = data.train
+    inputs, classes = data
     return Sharpness.of(ns.hessian(model, cross_entropy, (inputs[:CURVED], classes[:CURVED]), mode="train"))
 
 
@@ -172,7 +186,7 @@ def pictures(runs: Path, page: Path) -> str:
 
 
 def table(found: Mapping[str, Trained]) -> Table:
-    """One column a network, one row a number that a newcomer can read."""
+    """One column per network, one row per number that a newcomer can read."""
     made = Table(box=None, pad_edge=False, padding=(0, 2), collapse_padding=True)
     made.add_column("")
     for name in found:

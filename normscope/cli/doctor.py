@@ -49,7 +49,7 @@ def doctor(
     fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
     seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
-    """Find what is wrong with a model's normalization and say how to mend it."""
+    """Find what is wrong with a model's normalization and say how to fix it."""
     from normscope._doctor.doctor import explanation
 
     if explain is not None:

@@ -114,7 +114,7 @@ def _executor(on: str | None) -> Executor | None:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Report]:
-    """A bar with the time left on a terminal; in a file, a line a minute."""
+    """A bar with the time left on a terminal; in a file, one line per minute."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(name).report
@@ -128,7 +128,7 @@ def _progress(name: str) -> Iterator[Report]:
 
 
 class _Lines:
-    """Progress as lines of text on stderr, at most one a minute."""
+    """Progress as lines of text on stderr, at most one per minute."""
 
     def __init__(self, name: str) -> None:
         self.name, self.start, self.last, self.ended = name, time.monotonic(), 0.0, False

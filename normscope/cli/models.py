@@ -62,14 +62,14 @@ def load_module(
 
 
 def load_data(spec: str, train: bool = False) -> Any:
-    """Labelled data: `digits`, of which there are two parts, or what the callable that `spec` names returns.
+    """Labelled data: `digits`, which has two parts, or what the callable that `spec` names returns.
 
     That is (inputs, labels) or batches of them.
     """
     if spec == "digits":
-        from normscope.lab.datasets import digits
+        from normscope.digits import digits
 
-        return digits().train if train else digits().test
+        return digits()[0 if train else 1]
     make = _named(spec, f"data {spec!r} is not of a known form: write digits, package.module:callable or file.py:callable")
     if not callable(make):
         raise InputError(f"{spec} is {make!r:.40}: name a callable that returns (inputs, labels)")

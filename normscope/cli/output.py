@@ -36,7 +36,7 @@ def check_writable(*paths: Path | None) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the file system says against writing `path`, as an error that the user can mend."""
+    """What the file system says against writing `path`, as an error that the user can fix."""
     try:
         yield
     except OSError as error:

@@ -23,7 +23,12 @@ def serve(
     ] = None,
 ) -> None:
     """Show recorded runs in the browser and follow those that are being written."""
-    from normscope.dashboard import server
+    try:
+        from normscope.dashboard import server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11"):
+            raise
+        raise InputError(f"the dashboard needs {error.name}: pip install 'normscope[dashboard]'") from None
 
     if token_file is not None:
         try:

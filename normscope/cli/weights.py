@@ -47,7 +47,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
 
 
 def read_state(path: Path) -> Mapping[str, Any]:
-    """The state dict in a file that nobody vouches for: nothing of it is run, and what is none is refused in one line."""
+    """The state dict in a file that nobody vouches for: nothing in it is run, and anything else is refused in one line."""
     if not path.is_file():
         raise InputError(f"no file {path}: --weights is a .safetensors, .pt or .pth file")
     if path.suffix not in (".safetensors", ".pt", ".pth"):

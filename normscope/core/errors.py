@@ -37,7 +37,7 @@ class Refusal(NormscopeError):
 
 
 class NoConstant(Refusal):
-    """The model is no function of one sample (it is random, or samples influence each other): there is no constant to bound."""
+    """The model is not a function of one sample (it is random, or samples influence each other): there is no constant to bound."""
 
 
 class EvaluationError(Refusal, RuntimeError):

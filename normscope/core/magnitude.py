@@ -129,6 +129,17 @@ class Magnitude:
             return self
         return Magnitude.from_log(self.log + math.log1p(-relative) - 4 * _ulp(self.log, math.log1p(-relative)))
 
+    def raised(self, *parts: Real) -> Magnitude:
+        """An upper bound on the exact product, quotient or sum of these parts, of which this is the computed one.
+
+        Each part's logarithm and each operation errs by an ulp of a logarithm, at most 2 u times the sum of all |logarithms|.
+        """
+        return self.widened(_lost(parts))
+
+    def lowered(self, *parts: Real) -> Magnitude:
+        """A lower bound on it."""
+        return self.narrowed(_lost(parts))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (Magnitude, int, float)):
             return NotImplemented
@@ -181,6 +192,11 @@ class Magnitude:
 
 def _ulp(*values: float) -> float:
     return max(math.ulp(value) for value in values)
+
+
+def _lost(parts: tuple[Real, ...]) -> float:
+    logs = [abs(Magnitude(part).log) for part in parts]
+    return 2 * (len(parts) + 2) * (2 + sum(log for log in logs if math.isfinite(log))) * 2.0**-53
 
 
 def _negative(value: Real) -> bool:

@@ -28,7 +28,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def imported(local: bool) -> Any:
-    """Ray; local: for a cluster that no other machine shall reach, which it must know when it is imported."""
+    """Ray; local: for a cluster that no other machine can reach, which Ray must know when it is imported."""
     if local:
         os.environ.setdefault(*ON_LOOPBACK)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

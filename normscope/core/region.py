@@ -1,4 +1,4 @@
-"""Where a bound shall hold: a ball or a box of inputs."""
+"""Where a bound holds: a ball or a box of inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.rounding import euclidean_norm, length
 
+INSIDE = 1 - 1e-6  # the share of the radius to which points outside are moved, so that they are inside in float32 too
 Point = Union[torch.Tensor, Sequence[torch.Tensor], float]  # a number stands for every entry, where a shape is known
 
 
@@ -65,7 +66,7 @@ class Ball:
         away = points - middle
         largest = away.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(away.dtype).tiny)
         unit = away / largest  # so that no square overflows or vanishes
-        longest = self.radius * (1 - 1e-6) / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1e-30)
+        longest = self.radius * INSIDE / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1e-30)
         return middle + unit * torch.minimum(largest, longest)
 
     def contains(self, point: Sequence[torch.Tensor]) -> bool:

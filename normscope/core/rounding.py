@@ -13,6 +13,7 @@ import torch
 
 UNIT_ROUNDOFF = 2.0**-53
 UNDERFLOW = 5e-324  # η
+FEW, FUNCTION = 16, 8  # roundings: of a short expression, and what one function of torch or Python counts as (within 4 ulps)
 SQUARES_LOST = 1e-150  # what squares that underflow take from the root of their sum, at most, of up to 10^7 of them
 SMALLEST_NORMAL = 2.0**-1022  # below it rounding is absolute, at most η
 LARGEST = torch.finfo(torch.float64).max
@@ -33,18 +34,36 @@ def summation_error(terms: float, added: torch.Tensor) -> torch.Tensor:
 
 
 @overload
-def above(size: float) -> float: ...
+def above(size: float, roundings: float = ...) -> float: ...
 @overload
-def above(size: torch.Tensor) -> torch.Tensor: ...
-def above(size: float | torch.Tensor) -> float | torch.Tensor:
-    """An upper bound on a number ≥ 0 that was computed in a few roundings, up to 16 of them; zero stays zero.
+def above(size: torch.Tensor, roundings: float = ...) -> torch.Tensor: ...
+def above(size: float | torch.Tensor, roundings: float = FEW) -> float | torch.Tensor:
+    """An upper bound on a number ≥ 0 that was computed in no more than so many roundings; zero stays zero, NaN is infinite.
 
-    Each multiplies by 1 + δ, |δ| ≤ u = 2^-53, or is off by η where numbers are subnormal, and (1 − u)^-16 < 1 + 2^-48.
+    Each multiplies by 1 + δ, |δ| ≤ u, or is off by η where numbers are subnormal, and (1 − u)^-n < 1 + 2 n u. A sum of n numbers
+    ≥ 0 takes n of them; what torch or Python compute of a number (exp, tan, a power) counts as `FUNCTION`.
     """
     if not isinstance(size, torch.Tensor):
-        return float(above(torch.tensor(size, dtype=torch.float64)))
-    raised = size * (1 + 2.0**-48)
+        return float(above(torch.tensor(size, dtype=torch.float64), roundings))
+    raised = size * (1 + 2 * math.ceil(roundings) * UNIT_ROUNDOFF)
     return torch.where((size > 0) & (size < SMALLEST_NORMAL), raised + 2 * UNDERFLOW, raised).nan_to_num(math.inf, math.inf)
+
+
+@overload
+def below(size: float, roundings: float = ...) -> float: ...
+@overload
+def below(size: torch.Tensor, roundings: float = ...) -> torch.Tensor: ...
+def below(size: float | torch.Tensor, roundings: float = FEW) -> float | torch.Tensor:
+    """A lower bound on such a number, not below 0: what `above` adds, taken off; NaN is 0."""
+    if not isinstance(size, torch.Tensor):
+        return float(below(torch.tensor(size, dtype=torch.float64), roundings))
+    return (size * (1 - 2 * math.ceil(roundings) * UNIT_ROUNDOFF) - 2 * UNDERFLOW).nan_to_num(0).clamp(min=0)
+
+
+def root(count: float) -> float:
+    """√ of a whole number, rounded up: IEEE's √ is the nearest number, and exact where that is whole."""
+    found = math.sqrt(count)
+    return found if found.is_integer() and found * found == count else math.nextafter(found, math.inf)
 
 
 def exponent_of(values: torch.Tensor) -> int:

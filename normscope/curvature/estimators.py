@@ -210,6 +210,6 @@ def _pooled(quadrature: Quadrature, chosen: slice) -> tuple[np.ndarray, np.ndarr
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse what is no probability of an interval."""
+    """Check that confidence is between 0 and 1."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence is between 0 and 1, not {confidence}")

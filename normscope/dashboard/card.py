@@ -13,6 +13,7 @@ from normscope._watch.columns import METRICS
 from normscope._watch.following import FollowedPart
 from normscope._watch.reading import Run
 from normscope.findings.finding import Finding
+from normscope.findings.over_time import Judged
 from normscope.report.summary import Problem, summarize
 
 LONGEST = 600  # characters of a text
@@ -73,7 +74,7 @@ class Card:
 def card(id: str, name: str, run: Run, updated: float) -> Card:
     """The card of a run that was refreshed just now."""
     part, life = run.parts[0], run.life
-    edges = Edges(name, run.layers, run.findings, part)
+    edges = Edges(name, run.layers, run.findings, run.judged, part)
     summary = summarize(edges, part.count, life.step)
     problems = sorted(summary.problems, key=lambda problem: problem.layer is None)
     steps = edges.arrays()["step"].tolist() or [None]
@@ -104,6 +105,7 @@ class Edges:
     name: str
     layers: Sequence[Mapping[str, Any]]
     findings: Sequence[Finding]
+    judged: Mapping[str, Judged]
     part: FollowedPart
 
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:

@@ -1,11 +1,14 @@
 """What lies below a root: runs, and results that commands wrote as JSON. Links are not followed, so nothing outside is reached.
 
-A tree may be large or slow, so it is looked through a little at a time, directories that changed last first.
+A tree may be large or slow, so it is looked through a little at a time, directories that changed last first. Times are asked for in
+the order of falling file numbers: most file systems number files as they are made, so the newest are likely to be known first, and
+the order is right once all are known.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import re
 import time
@@ -26,7 +29,7 @@ SCHEMA = re.compile(rb'^\s*(?:\[\s*)?\{\s*"schema":\s*"([^"\\]{1,100})"')  # how
 MOST_PLACES, MOST_DIRECTORIES, DEEPEST = 200_000, 1_000_000, 8
 MOST_RESULTS = 200  # in one directory
 AT_LEAST = 16  # directories that every call lists, however slow they are: the end is reached
-AT_FIRST = 1.5  # seconds until something is found: only when all names of a directory are timed is it known which are the newest
+AT_FIRST = 1.0  # seconds until something is found: only when all names of a directory are timed is it known which are the newest
 PAUSE = 10  # times as long as it took, until all is looked through again
 WATCHED = 50  # directories without a run of their own that are looked at in between, for new runs
 
@@ -54,9 +57,10 @@ class Discovery:
 
     def _begin(self) -> None:
         self._named: deque[tuple[str, int]] = deque([(self.root, 0)])  # (path, depth): time not known yet
-        self._timed: list[tuple[int, str, int]] = []  # a heap: (−time, path, depth)
+        self._timed: list[tuple[int, int, str, int]] = []  # a heap: (−time, how many were timed before, path, depth)
         self._seen: set[str] = set()
         self._left = MOST_DIRECTORIES
+        self._order = itertools.count()
         self._spent = 0.0
         self._next = 0.0
 
@@ -71,7 +75,7 @@ class Discovery:
             if self._named and (in_time or timed < AT_LEAST):
                 timed += self._time()
             elif self._timed and (in_time or listed < AT_LEAST):
-                _, path, depth = heapq.heappop(self._timed)
+                _, _, path, depth = heapq.heappop(self._timed)
                 self._list(path, depth)
                 listed += 1
             else:
@@ -110,7 +114,8 @@ class Discovery:
         for _ in range(count):
             path, depth = self._named.popleft()
             with suppress(OSError):
-                heapq.heappush(self._timed, (-os.stat(path, follow_symlinks=False).st_mtime_ns, path, depth))
+                changed = os.stat(path, follow_symlinks=False).st_mtime_ns
+                heapq.heappush(self._timed, (-changed, next(self._order), path, depth))
         return count
 
     def _list(self, path: str, depth: int, again: bool = False) -> None:
@@ -118,29 +123,30 @@ class Discovery:
         try:
             changed = os.stat(path, follow_symlinks=False).st_mtime_ns
             with os.scandir(path) as found:
-                entries = {entry.name: entry for entry in found}
-            directories = [name for name, entry in entries.items() if entry.is_dir(follow_symlinks=False)]
+                entries = list(found)
+            directories = {entry.name: entry for entry in entries if entry.is_dir(follow_symlinks=False)}
         except OSError:
             return
-        below = set(directories)
-        files = [name for name in entries if name not in below]
-        ranks = sorted((name for name in directories if RANK.fullmatch(name)), key=lambda name: int(name.removeprefix("rank-")))
+        files = {entry.name: entry for entry in entries if entry.name not in directories}
+        ranks = sorted(filter(RANK.fullmatch, directories), key=lambda name: int(name.removeprefix("rank-")))
         is_part = RANK.fullmatch(os.path.basename(path)) is not None and path != self.root
-        is_run = not is_part and bool(ranks or MANIFEST in entries or EVENTS in entries or any(map(STREAM.fullmatch, files)))
+        is_run = not is_part and bool(ranks or MANIFEST in files or EVENTS in files or any(map(STREAM.fullmatch, files)))
         if is_run:
-            self._take(
-                Place(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), [entries[name] for name in files]
-            )
+            self._take(Place(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), list(files.values()))
         if not is_run and not is_part:
             self._watched[path] = changed
             for name in [name for name in files if name.endswith(".json")][:MOST_RESULTS]:
                 if is_result(Path(path, name)):
-                    self._take(Place(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [entries[name]])
+                    self._take(Place(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [files[name]])
         if depth < DEEPEST:
-            deeper = [os.path.join(path, name) for name in directories if not name.startswith(".") and name not in ranks]
-            fresh = [each for each in deeper if not again or (each not in self._watched and self._id(each) not in self.places)]
+            deeper = [entry for name, entry in directories.items() if not name.startswith(".") and name not in ranks]
+            deeper.sort(key=os.DirEntry.inode, reverse=True)
+            fresh = [each.path for each in deeper if not again or self._is_new(each.path)]
             self._named += [(each, depth + 1) for each in fresh[: self._left]]
             self._left -= len(fresh)
+
+    def _is_new(self, path: str) -> bool:
+        return path not in self._watched and self._id(path) not in self.places
 
     def _take(self, place: Place, files: list[os.DirEntry[str]]) -> None:
         """files: whose times count."""

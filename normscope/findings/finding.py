@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import torch
@@ -115,6 +115,7 @@ class Findings(Result, Sequence[Finding]):
     model: torch.nn.Module | None = None
     example: Any = None
     repairs: list[Repair] = field(default_factory=list)
+    basis: dict[str, str] = field(default_factory=dict)  # of rules on a run: in which of its steps they could judge
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...
@@ -137,7 +138,7 @@ class Findings(Result, Sequence[Finding]):
     def without(self, known: set[str]) -> Findings:
         """Only what a baseline does not know already."""
         kept = tuple(finding for finding in self.found if finding.key not in known)
-        return Findings(kept, self.checked, self.not_checked, self.model, self.example)
+        return replace(self, found=kept, repairs=[])
 
     def apply(self) -> torch.nn.Module:
         """A copy of the model with every mechanical fix made; `.repairs` says what each changed in the output."""
@@ -155,13 +156,15 @@ class Findings(Result, Sequence[Finding]):
             "findings": [finding.to_dict() for finding in self.found],
             "checked": list(self.checked),
             "not_checked": dict(self.not_checked),
+            **({"basis": dict(self.basis)} if self.basis else {}),
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Findings:
         """The findings that `to_dict` described, without their model."""
         found = tuple(Finding(**finding) for finding in content["findings"])
-        return Findings(found, tuple(content["checked"]), dict(content["not_checked"]))
+        basis = dict(content.get("basis", {}))
+        return Findings(found, tuple(content["checked"]), dict(content["not_checked"]), basis=basis)
 
     def render(self) -> RenderableType:
         """The findings grouped by severity; severities are words, so it reads without colour."""
@@ -181,11 +184,17 @@ class Findings(Result, Sequence[Finding]):
             parts.append(Text(f"nothing found by {len(self.checked)} checks: {', '.join(self.checked)}"))
         else:
             parts.append(Text(f"{len(self.found)} found by {len(self.checked)} checks"))
-        reasons: dict[str, list[str]] = {}
-        for rule, reason in self.not_checked.items():
-            reasons.setdefault(reason, []).append(rule)
-        parts += [Text(f"not checked: {', '.join(rules)}: {reason}", "dim") for reason, rules in reasons.items()]
+        parts += [Text(f"on the run, {', '.join(rules)}: {basis}", "dim") for basis, rules in _alike(self.basis).items()]
+        parts += [Text(f"not checked: {', '.join(rules)}: {reason}", "dim") for reason, rules in _alike(self.not_checked).items()]
         return Group(*parts)
+
+
+def _alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason → the rules that have it."""
+    found: dict[str, list[str]] = {}
+    for rule, reason in reasons.items():
+        found.setdefault(reason, []).append(rule)
+    return found
 
 
 def _places(findings: Sequence[Finding]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 
 WINDOW = 200  # steps that a trend, or what is usual, is taken from
 FEWEST = 6  # values that either needs; where so many are not in the window, it reaches further back
+LEAST_JUDGED = 10  # steps, unless there are fewer, below which nothing is said to be fine
 MOST_SAID = 8  # changes of one finding's state that are told as they happen
 
 
@@ -67,6 +68,11 @@ class History:
         self.first_step: int | None = None
         self.kept: dict[str, Any] = {}  # what a rule remembers from one row to the next
         self._recent: dict[str, Recent] = {}
+        self.seen: np.ndarray | bool = True  # which layers the rule that runs can judge
+
+    def only(self, seen: np.ndarray | bool) -> None:
+        """Said by a rule: of this row it judges these layers alone, or nothing, for want of what came before."""
+        self.seen = seen
 
     def begin(self, row: Row) -> None:
         if self.first_step is None:
@@ -86,14 +92,59 @@ class History:
         return [int(index) for index in where[np.argsort(value[where], kind="stable")]]
 
 
+@dataclass
+class Judged:
+    """How often a rule judged. since: the last step before its recording.
+
+    steps: in how many, of the layer that it judged least often.
+    last: up to which step it judged every one of these layers. layers: 0 for what is about the whole network.
+    """
+
+    since: int = 0
+    steps: int = 0
+    last: int = 0
+    layers: int = 0
+
+    def enough(self, steps: int) -> bool:
+        """Whether something may be said of a training of so many steps."""
+        return self.steps >= min(LEAST_JUDGED, steps - self.since)
+
+    def of(self, steps: int) -> str:
+        """In words, of a training of so many steps."""
+        of, before = steps - self.since, f" since step {self.since:,}" if self.since else ""
+        layers = f"{self.layers:,} layer{'s' if self.layers != 1 else ''}, " if self.layers else ""
+        if self.steps >= of:
+            return f"{layers}all {of:,} steps{before}" if of != 1 else f"{layers}1 step{before}"
+        upto = f", the last at step {self.last:,}" if self.steps else ""
+        return f"{layers}{self.steps:,} of {of:,} steps{before}{upto}"
+
+
+class _Counts:
+    """Of one rule: for every layer the steps in which it was judged, and the last of them."""
+
+    def __init__(self) -> None:
+        self.steps = self.last = np.zeros(1, int)
+
+    def add(self, step: int, seen: np.ndarray) -> None:
+        self.steps = self.steps + seen
+        self.last = np.where(seen, step, self.last)
+
+    def judged(self, since: int) -> Judged:
+        ever = self.steps > 0
+        if not ever.any():
+            return Judged(since)
+        return Judged(since, int(self.steps[ever].min()), int(self.last[ever].min()), int(ever.sum()) if len(ever) > 1 else 0)
+
+
 class Chronicle:
     """Runs rules on rows, in order, and keeps since when, and until when, each finding holds.
 
     A rule that reads a column which a row does not have says nothing about that step.
     """
 
-    def __init__(self, layers: Sequence[Mapping[str, Any]], rules: Iterable[str]) -> None:
-        self.history = History(layers)
+    def __init__(self, layers: Sequence[Mapping[str, Any]], rules: Iterable[str], since: int = 0) -> None:
+        self.history, self.since = History(layers), since
+        self._counts: dict[str, _Counts] = {}
         self.rules = [RULES[rule] for rule in rules]
         self._found: dict[tuple[str, str], Finding] = {}
         self._said: dict[tuple[str, str], int] = {}
@@ -119,6 +170,7 @@ class Chronicle:
 
     def _judge(self, rule: Rule, row: Row) -> Iterator[tuple[str, str]]:
         step, seen = int(row["step"]), set()
+        self.history.seen = True
         for hit in rule.find((self.history, row)):
             key = rule.id, hit.where
             if key in seen:
@@ -140,6 +192,14 @@ class Chronicle:
                 self._found[key] = replace(found, state="was")
                 self._unsaid.add(key)
                 yield key
+        assert rule.clean is not None
+        held = np.atleast_1d(~np.isnan(np.asarray(row[rule.clean.column], np.float64)))
+        self._counts.setdefault(rule.id, _Counts()).add(step, held & self.history.seen)
+
+    @property
+    def judged(self) -> dict[str, Judged]:
+        """By rule, of those that had something to read."""
+        return {rule: counts.judged(self.since) for rule, counts in list(self._counts.items())}
 
     def untold(self) -> list[Finding]:
         """Findings whose last step or state is another than when they were told last."""
@@ -154,6 +214,21 @@ def _holds(row: Row, column: str) -> bool:
     if column == "frobenius_norm" and row.get("weights_seen", False):
         return True  # weights that are all NaN were seen
     return np.ndim(row[column]) == 0 or bool((~np.isnan(np.asarray(row[column], np.float64))).any())
+
+
+def last_judged(events: Iterable[Mapping[str, Any]]) -> dict[str, Judged]:
+    """Of events of kind "judged" what the last recording of the first process says, whatever else somebody wrote there."""
+    found: dict[str, Judged] = {}
+    for event in events:
+        if event.get("process", 0) != 0:
+            continue
+        if event.get("kind") == "started":
+            found = {}
+        rules = event.get("rules")
+        for rule, numbers in rules.items() if event.get("kind") == "judged" and isinstance(rules, Mapping) else ():
+            if isinstance(numbers, list) and len(numbers) == 4 and all(type(number) is int for number in numbers):
+                found[rule] = Judged(*numbers)
+    return found
 
 
 def last_states(events: Iterable[Mapping[str, Any]], last_step: int | None) -> list[Finding]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from normscope.findings.finding import Finding
 from normscope.findings.over_time import FEWEST, WINDOW, Chronicle, History, Row, line
 from normscope.findings.table import RULES, Clean, Hit, rule
 
@@ -20,14 +19,11 @@ EXPLOSION, VANISHING = 100.0, 1e-7
 DEAD = 0.5
 DIVERGENCE, SHIFT, RUNNING_IN = math.log(4), 2.0, 100
 USUAL = 50  # steps that the usual loss is taken from
-DEVIATIONS, UNDONE, OF_START = (
-    10.0,
-    0.25,
-    0.05,
-)  # of a spike: over the usual spread, share of the progress undone, share of the first loss
+DEVIATIONS, OF_LOGARITHM = 10.0, 4.0  # of a spike, over the usual spread of losses and, where all are above 0, of their logarithms
+UNDONE, OF_START = 0.25, 0.05  # and the share of the progress that it undoes, and of the first loss
 STILL = 20  # steps without a change
 MASSIVE = 100.0  # times the first largest input
-ABOVE = 1.1  # times the first losses, from which a training has diverged
+FIRST, ABOVE, ERRORS = 10, 1.1, 3.0  # first losses, and from how many times their median, and standard errors of it, on it diverged
 
 At = tuple[History, Row]
 
@@ -36,7 +32,7 @@ At = tuple[History, Row]
     "NS501", "a loss that is not finite", "error", name="loss-not-finite", needs=("rows",),
     fix="Look at the findings before this step; lower the learning rate, or warm it up.",
     reference="docs/watch.md",
-    clean=Clean("The loss stayed finite", "loss", "losses_read", "losses"),
+    clean=Clean("The loss stayed finite", "loss"),
 )  # fmt: skip
 def loss_not_finite(at: At) -> Iterator[Hit]:
     """After a loss that is NaN or infinite every parameter that the optimizer moves is NaN as well, and nothing that is trained
@@ -51,11 +47,12 @@ def loss_not_finite(at: At) -> Iterator[Hit]:
     "NS502", "a loss that jumps", "warning", name="loss-spike", needs=("rows",),
     fix="Look at the batch of this step; clip gradients, or lower the learning rate or Adam's β₂.",
     reference="Wortsman et al. 2023; Chowdhery et al. 2022, section 5.1",
-    clean=Clean("The loss did not jump", "loss", "losses_read", "losses"),
+    clean=Clean("The loss did not jump", "loss"),
 )  # fmt: skip
 def loss_spike(at: At) -> Iterator[Hit]:
     """A loss ten deviations above what was usual in the last 50 steps, which undoes a quarter of what training had gained, comes
-    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count."""
+    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count. Small losses
+    scatter by factors, as one wrong answer in a batch does: it must be four deviations of the logarithms, too."""
     history, row = at
     loss, kept = row["loss"], history.kept
     if not math.isfinite(loss):
@@ -63,47 +60,56 @@ def loss_spike(at: At) -> Iterator[Hit]:
     recent = history.recent("loss", USUAL)
     if len(recent) >= 4 * FEWEST or (recent.span >= USUAL and len(recent) >= FEWEST):
         if row["step"] >= kept.get("usual until", -1):  # medians of the window move slowly
-            values = np.array(recent.values)
-            usual = float(np.median(values))
-            spread = 1.4826 * float(np.median(np.abs(values - usual)))
-            kept["usual"], kept["usual until"] = (usual, spread), row["step"] + 5
-        usual, spread = kept["usual"]
+            logs = [math.log(value) for value in recent.values] if min(*recent.values, loss) > 0 else [0.0]
+            kept["usual"], kept["usual until"] = (*_usual(recent.values), *_usual(logs)), row["step"] + 5
+        usual, spread, middle, breadth = kept["usual"]
         rise, gained = loss - usual, kept["first loss"] - min(usual, kept.get("best", usual))
         kept["best"] = min(usual, kept.get("best", usual))
         least = max(UNDONE * gained, OF_START * abs(kept["first loss"]), 0.0 if gained > 0 else UNDONE * abs(usual))
-        if rise > max(DEVIATIONS * spread, least) > 0:
+        far = breadth == 0 or (loss > 0 and math.log(loss) - middle > OF_LOGARITHM * breadth)
+        if rise > max(DEVIATIONS * spread, least) > 0 and far:
             yield Hit("", f"the loss jumped from about {usual:.3g} to {loss:.3g}", {"loss": loss, "usual": usual})
             return  # and does not count as usual
+    else:
+        history.only(False)
     recent.add(int(row["step"]), loss)
     if "first loss" not in kept:
-        firsts = history.recent("first losses", 10)
+        firsts = history.recent("first losses", FIRST)
         firsts.add(int(row["step"]), loss)
-        if len(firsts) >= FEWEST:
-            kept["first loss"] = float(np.median(firsts.values))
+        if len(firsts) >= FIRST or (len(firsts) >= FEWEST and firsts.span >= FIRST):
+            kept["first loss"], kept["first losses"] = float(np.median(firsts.values)), len(firsts)
+
+
+def _usual(values: list[float]) -> tuple[float, float]:
+    """Median, and the spread about it as a standard deviation."""
+    usual = float(np.median(values))
+    return usual, 1.4826 * float(np.median(np.abs(np.array(values) - usual)))
 
 
 @rule(
     "NS503", "a loss above where it began", "error", name="loss-diverged", needs=("rows",),
     fix="Lower the learning rate (by ten to begin with), or warm it up.",
     reference="Cohen et al. 2021; Wortsman et al. 2023",
-    clean=Clean("The loss did not rise above where it began", "loss", "losses_read", "losses"),
+    clean=Clean("The loss did not rise above where it began", "loss"),
 )  # fmt: skip
 def loss_diverged(at: At) -> Iterator[Hit]:
-    """A training whose median loss over 50 steps lies a tenth above that of its first ones has unlearned more than it learned.
+    """A training whose median loss over 50 steps lies a tenth above that of its first ones, and three standard errors of it so
+    that the noise of batches does not count, has unlearned more than it learned.
     The learning rate is the first suspect: beyond 2 over the curvature each step makes the loss larger."""
     history, row = at
     if not math.isfinite(row["loss"]) or "first loss" not in history.kept:
+        history.only(False)
         return
     recent, first = history.recent("all losses", USUAL), history.kept["first loss"]
     recent.add(int(row["step"]), row["loss"])
     if len(recent) < FEWEST or recent.span < LEAST_SPAN:
+        history.only(False)
         return
-    if row["step"] < history.kept.get("diverged until", -1) and not history.kept["diverged"]:
+    limit = first + (ABOVE - 1) * abs(first)
+    if 2 * sum(value > limit for value in recent.values) <= len(recent):  # that is, the median is not above it
         return
-    history.kept["diverged until"] = row["step"] + 5
-    usual = float(np.median(recent.values))
-    history.kept["diverged"] = usual > first + (ABOVE - 1) * abs(first)
-    if history.kept["diverged"]:
+    usual, spread = _usual(recent.values)
+    if usual - first > ERRORS * 1.25 * spread / math.sqrt(history.kept["first losses"]):
         yield Hit("", f"the loss is {usual:.3g}, above the {first:.3g} that training began with", {"loss": usual, "first": first})
 
 
@@ -111,7 +117,7 @@ def loss_diverged(at: At) -> Iterator[Hit]:
     "NS504", "gradients that explode", "error", name="exploding-gradient", needs=("rows",),
     fix="Clip gradients, lower the learning rate, or warm it up.",
     reference="Pascanu, Mikolov & Bengio 2013",
-    clean=Clean("No gradient exploded", "total_gradient_norm", "gradients_read", "gradient norms"),
+    clean=Clean("No gradient exploded", "total_gradient_norm"),
 )  # fmt: skip
 def exploding_gradient(at: At) -> Iterator[Hit]:
     """A gradient a hundred times its usual norm, or one that is not finite, throws the weights away from where training had
@@ -139,6 +145,7 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
         message = f"the gradient's norm is {total:.3g}, {total / typical:.0f} times what it usually is"
         yield Hit(place, message, {"total_gradient_norm": total, "typical": typical})
         return
+    history.only(typical > 0)
     history.kept.pop("exploding", None)
     recent.add(int(row["step"]), total)
 
@@ -155,7 +162,7 @@ def _due(history: History, row: Row) -> bool:
     "NS505", "gradients that vanish", "warning", name="vanishing-gradient", needs=("rows",),
     fix="Normalize between the layers, use residual connections, or an initialization that keeps variances.",
     reference="Glorot & Bengio 2010",
-    clean=Clean("No layer's gradient vanished", "gradient_norm"),
+    clean=Clean("No recorded layer's gradient vanished", "gradient_norm"),
 )  # fmt: skip
 def vanishing_gradient(at: At) -> Iterator[Hit]:
     """A layer whose gradient is ten million times smaller than another's does not learn at a learning rate that fits the other. If
@@ -179,13 +186,14 @@ def vanishing_gradient(at: At) -> Iterator[Hit]:
     "NS506", "a variance close to ε", "warning", name="variance-collapse", needs=("rows",),
     fix="Raise the scale of what enters (initialization, residual weight), or lower ε.",
     reference="Arora, Li & Lyu 2019; the defect of scale invariance is ε/(σ² + ε)",
-    clean=Clean("The variance of what enters each normalizer stayed well above its ε", "input_variance"),
+    clean=Clean("The variance of what enters each recorded normalizer stayed well above its ε", "input_variance"),
 )  # fmt: skip
 def collapsing_variance(at: At) -> Iterator[Hit]:
     """Where the variance that enters a normalizer is close to its ε, its gain nears 1/√ε and scale invariance ends: the layer
     amplifies whatever is left of its input."""
     history, row = at
     variance = history.metric(row, "input_variance")
+    history.only(np.isfinite(history.epsilon))
     for index in history.worst(variance <= COLLAPSE * history.epsilon, variance):
         epsilon = float(history.epsilon[index])
         yield Hit(history.names[index], f"the variance of its input is {variance[index]:.2g}, close to its ε = {epsilon:g}",
@@ -196,7 +204,7 @@ def collapsing_variance(at: At) -> Iterator[Hit]:
     "NS507", "rectifiers whose units are off", "warning", name="dead-units", needs=("rows",),
     fix="Lower the learning rate, normalize before the activation, or use one with a slope everywhere.",
     reference="Lu et al. 2020 (dying ReLU)",
-    clean=Clean("At least half of every rectifier's channels were alive", "dead_fraction"),
+    clean=Clean("At least half of the channels of every recorded rectifier were alive", "dead_fraction"),
 )  # fmt: skip
 def dead_units(at: At) -> Iterator[Hit]:
     """A unit that is off for the whole batch gets no gradient and, as a rule, never comes back: the width is wasted."""
@@ -218,6 +226,7 @@ def diverging_statistics(at: At) -> Iterator[Hit]:
     one that is trained. They have a hundred steps to catch up with their initial values."""
     history, row = at
     if history.first_step is None or row["step"] - history.first_step < RUNNING_IN:
+        history.only(False)
         return
     divergence, shift = history.metric(row, "running_divergence"), history.metric(row, "running_shift")
     for index in history.worst((divergence > DIVERGENCE) | (shift > SHIFT), -divergence):
@@ -231,7 +240,7 @@ def diverging_statistics(at: At) -> Iterator[Hit]:
     "NS509", "weights that are not finite", "error", name="weight-not-finite", needs=("rows",),
     fix="Go back to a checkpoint from before this step, and lower the learning rate or clip gradients.",
     reference="docs/watch.md",
-    clean=Clean("All weights were finite", "frobenius_norm"),
+    clean=Clean("All recorded weights were finite", "frobenius_norm"),
 )  # fmt: skip
 def weight_not_finite(at: At) -> Iterator[Hit]:
     """A weight with a NaN in it makes every output NaN, and so every gradient: no further step repairs it."""
@@ -248,7 +257,7 @@ def weight_not_finite(at: At) -> Iterator[Hit]:
     "NS510", "γ that steps do not move", "error", name="unmoved-scale", needs=("rows",),
     fix="Keep γ in float32, or use an optimizer with float32 master copies: steps are rounded away in its type.",
     reference="speculators #765, flame #47, axolotl #3670",
-    clean=Clean("Every γ that had a gradient moved", "update_norm"),
+    clean=Clean("Every recorded γ that had a gradient moved", "update_norm"),
 )  # fmt: skip
 def unmoved_scale(at: At) -> Iterator[Hit]:
     """A γ that has a gradient and a learning rate but does not change by a single bit in 20 steps is rounded back after each of
@@ -256,8 +265,10 @@ def unmoved_scale(at: At) -> Iterator[Hit]:
     history, row = at
     moved, gradient = history.metric(row, "update_norm"), history.metric(row, "gradient_norm")
     still, steps = history.kept.setdefault("still", {}), int(row["step"])
-    for index, layer in enumerate(history.layers):
-        if layer.get("role") != "normalizer" or not layer.get("parameter") or math.isnan(moved[index]):
+    scales = np.array([layer.get("role") == "normalizer" and bool(layer.get("parameter")) for layer in history.layers], bool)
+    history.only(scales & (moved > 0))
+    for index in range(len(history.layers)):
+        if not scales[index] or math.isnan(moved[index]):
             continue
         if moved[index] > 0 or not gradient[index] > 0 or not row.get("learning_rate", 0) > 0:
             still.pop(index, None)
@@ -273,7 +284,7 @@ def unmoved_scale(at: At) -> Iterator[Hit]:
     "NS511", "activations far beyond what they were", "warning", name="massive-activation", needs=("rows",),
     fix="Look at the weights that write to this stream; normalize it, add weight decay, or lower the learning rate.",
     reference="Sun et al. 2024 (massive activations)",
-    clean=Clean("No activation grew a hundredfold", "largest_input"),
+    clean=Clean("No recorded input of a normalizer or activation grew a hundredfold", "largest_input"),
 )  # fmt: skip
 def massive_activation(at: At) -> Iterator[Hit]:
     """The largest entry that enters a normalizer or an activation, against its median over the first steps. A hundredfold growth
@@ -286,6 +297,7 @@ def massive_activation(at: At) -> Iterator[Hit]:
         if len(firsts) >= FEWEST:
             with np.errstate(all="ignore"):
                 history.kept["first inputs"] = np.median(np.stack(firsts.values), 0)
+        history.only(False)
         return
     with np.errstate(all="ignore"):
         factor = largest / history.kept["first inputs"]
@@ -307,7 +319,9 @@ def drifting_rate(at: At) -> Iterator[Hit]:
     history, row = at
     scheduled = row.get("learning_rate", math.nan)
     if not scheduled or not math.isfinite(scheduled):
+        history.only(False)
         return
+    history.only("first rate" in history.kept)  # the first is what others are compared with
     rate = history.metric(row, "effective_lr") / scheduled
     first = history.kept.setdefault("first rate", rate)
     with np.errstate(all="ignore"):
@@ -329,12 +343,15 @@ def growing_product(at: At) -> Iterator[Hit]:
     """The product of all weights' norms, and that of all normalizers' gains, bound how gradients scale with depth. One that rises
     by a decade (and 0.01 per layer) within 200 steps, on a straight line, leaves the range in which one learning rate fits."""
     history, row = at
+    history.only(False)
     for name, metric in PRODUCTS.items():
         value, recent = row.get(name, math.nan), history.recent(name)
         if not math.isfinite(value):
             continue
         recent.add(int(row["step"]), (value, history.metric(row, metric)))
         rise, span, straight = _rise([(step, value) for step, (value, _) in recent.held])
+        if name == "log10_weight_product" and len(recent) >= FEWEST and recent.span >= LEAST_SPAN:
+            history.only(True)
         if rise > RISE + RISE_PER_LAYER * history.multiplied:
             with np.errstate(all="ignore"):
                 growth = np.log(recent.held[-1][1][1] / recent.held[0][1][1])
@@ -359,14 +376,17 @@ def _rise(points: list[tuple[int, float]]) -> tuple[float, int, float]:
     return 0.0, 0, math.nan
 
 
+import normscope.findings.streams  # noqa: E402, F401  its rules are on rows, too
+
 STEP_RULES = ("NS501", "NS502", "NS503", "NS504")  # what is cheap enough to be judged on every step
 ROW_RULES = tuple(id for id in RULES if "rows" in RULES[id].needs and id not in STEP_RULES)
 
 
-def replayed(run: Any) -> list[Finding]:
+def replayed(run: Any) -> Chronicle:
     """What the rules say of the rows of a recorded run. run: an `ns.Run`, or what holds columns as one does."""
     columns = [RULES[id].clean.column for id in (*STEP_RULES, *ROW_RULES)]  # type: ignore[union-attr]
-    wanted = dict.fromkeys([*columns, *PRODUCTS, *PRODUCTS.values(), "gradient_norm", "running_shift", "learning_rate"])
+    others = ("gradient_norm", "running_shift", "learning_rate", "attention_entropy")
+    wanted = dict.fromkeys([*columns, *PRODUCTS, *PRODUCTS.values(), *others])
     held = run.arrays(*[name for name in wanted if name in run.columns])
     chronicle = Chronicle(run.layers, (*STEP_RULES, *ROW_RULES))
     for place in range(len(held["step"])):
@@ -375,4 +395,4 @@ def replayed(run: Any) -> list[Finding]:
             if math.isnan(row.get(name, math.nan)):
                 row.pop(name, None)
         chronicle.look(row)
-    return chronicle.findings
+    return chronicle

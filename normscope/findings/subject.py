@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from normscope.core.errors import NormscopeError, first_line
 from normscope.core.magnitude import Magnitude
 from normscope.core.statistics import RunningVariance
 from normscope.findings.finding import Finding
+from normscope.findings.over_time import Chronicle, Judged
 from normscope.findings.rows import replayed
 from normscope.findings.table import NEEDS, RULES
 from normscope.findings.weights import StoredNormalizer
@@ -27,7 +28,7 @@ from normscope.graph.graph import Constant, Graph, Node, check_finite
 from normscope.graph.trace import trace
 from normscope.operators.dense import spectral_norm
 from normscope.rules.normalizers import completed
-from normscope.rules.readings import LinearMap, Normalizer, learned
+from normscope.rules.readings import LinearMap, Normalizer, Operand, learned
 from normscope.rules.registry import Gain, registry
 from normscope.symmetry.detect import symmetries
 from normscope.symmetry.report import SymmetryReport
@@ -73,9 +74,8 @@ class Subject:
 
     @cached_property
     def normalizers(self) -> list[tuple[Node, Normalizer]]:
-        """Every use of a normalizer; those written by hand have the γ and β that stand behind them."""
-        assert self.graph is not None
-        return [(node, found) for node in self.graph if (found := completed(node, self.readers)) is not None]
+        """Every use of a normalizer, as far as the model could be traced; those written by hand have the γ and β behind them."""
+        return [(node, found) for node in self.graph or () if (found := completed(node, self.readers)) is not None]
 
     @cached_property
     def weighted(self) -> dict[Node, LinearMap]:
@@ -124,17 +124,19 @@ class Subject:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of what enters each of torch's normalizers on the example, up to where the model fails, if it does."""
-        twin = copy.deepcopy(self.model).eval()
         found: dict[str, tuple[int, ...]] = {}
-
-        def observe(path: str) -> Any:
-            return lambda module, args: found.update({path: tuple(args[0].shape)})
-
-        for path in self.torch_normalizers:
-            twin.get_submodule(path).register_forward_pre_hook(observe(path))
-        with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError):
-            twin(*self.call.args, **self.call.kwargs)
+        with contextlib.suppress(RuntimeError, ValueError):
+            self._run([self.call], self.torch_normalizers, lambda path, value: found.update({path: tuple(value.shape)}))
         return found
+
+    @torch.no_grad()
+    def _run(self, calls: Iterable[Call], paths: Iterable[str], see: Callable[[str, torch.Tensor], None]) -> None:
+        """Run a copy of the model in eval mode, and see what enters the modules at these paths."""
+        twin = copy.deepcopy(self.model).eval()
+        for path in paths:
+            twin.get_submodule(path).register_forward_pre_hook(lambda module, args, path=path: see(path, args[0]))
+        for call in calls:
+            twin(*call.args, **call.kwargs)
 
     @cached_property
     def normalizer_parameters(self) -> dict[str, nn.Parameter]:
@@ -144,22 +146,20 @@ class Subject:
             for path, module in self.torch_normalizers.items()
             for name, parameter in module.named_parameters(recurse=False)
         }
+        return found | self._read(part for _, normalizer in self.normalizers for part in (normalizer.gamma, normalizer.beta))
+
+    def _read(self, operands: Iterable[Operand | None]) -> dict[str, nn.Parameter]:
+        """The parameters that operands of the graph are made of, by name."""
         parameters = dict(self.model.named_parameters())
-        if self.graph is not None:
-            for part in (part for _, normalizer in self.normalizers for part in (normalizer.gamma, normalizer.beta)):
-                if isinstance(part, Constant):
-                    found.update({name: parameters[name] for name in part.sources if name in parameters})
-        return found
+        names = (name for part in operands if isinstance(part, Constant) for name in part.sources if name in parameters)
+        return {name: parameters[name] for name in names}
 
     @cached_property
     def handwritten_scales(self) -> dict[str, nn.Parameter]:
         """γ of normalizers that are no module of torch's, by name, as far as the model could be traced."""
-        if self.graph is None:
-            return {}
         own = {id(p) for module in self.torch_normalizers.values() for p in module.parameters(recurse=False)}
-        parameters = dict(self.model.named_parameters())
-        names = [name for _, found in self.normalizers if isinstance(found.gamma, Constant) for name in found.gamma.sources]
-        return {name: parameters[name] for name in names if name in parameters and id(parameters[name]) not in own}
+        read = self._read(normalizer.gamma for _, normalizer in self.normalizers)
+        return {name: parameter for name, parameter in read.items() if id(parameter) not in own}
 
     @cached_property
     def symmetries(self) -> SymmetryReport | None:
@@ -198,26 +198,40 @@ class Subject:
     @cached_property
     def entering(self) -> dict[str, RunningVariance]:
         """Mean and variance, channel by channel, of what enters each BN on the data, the model in eval mode."""
-        twin = copy.deepcopy(self.model).eval()
         found = {path: RunningVariance() for path in self.batch_norms}
-
-        def observe(path: str) -> Any:
-            return lambda module, args: found[path].update(args[0], 1)
-
-        hooks = [twin.get_submodule(path).register_forward_pre_hook(observe(path)) for path in self.batch_norms]
-        with torch.no_grad():
-            for call in self.batches():
-                twin(*call.args, **call.kwargs)
-        for hook in hooks:
-            hook.remove()
+        self._run(self.batches(), self.batch_norms, lambda path, value: found[path].update(value, 1))
         return found
 
     # a recorded run ----------------------------------------------------------------------------------------------------
 
     @cached_property
+    def _replayed(self) -> Chronicle:
+        return replayed(self.run)
+
+    @cached_property
+    def judged(self) -> dict[str, Judged]:
+        """By rule on rows: in how many steps it judged, as it trained, else by the rows that are on record."""
+        return self._replayed.judged | self.run.judged
+
+    def unjudged(self, rule: str) -> str:
+        """Why nothing can be said of what a rule on rows did not find, or an empty string."""
+        steps = self.run.life.step or 0
+        if self.over_time(rule) or (rule in self.judged and self.judged[rule].enough(steps)):
+            return ""
+        if rule not in self.judged:
+            return "the run has nothing on record that it reads"
+        return f"the run has too little on record: {self.judged[rule].of(steps)}"
+
+    def basis(self, rules: Iterable[str]) -> dict[str, str]:
+        """What the answer of each rule on rows rests on."""
+        return {
+            rule: self.judged[rule].of(self.run.life.step or 0) for rule in rules if self.run is not None and rule in self.judged
+        }
+
+    @cached_property
     def _over_time(self) -> dict[str, list[Finding]]:
         """By rule: what its rows show, and what was seen as it trained, which counts where both say something of a place."""
-        found = {(finding.rule, finding.where): finding for finding in replayed(self.run)}
+        found = {(finding.rule, finding.where): finding for finding in self._replayed.findings}
         found |= {(finding.rule, finding.where): finding for finding in self.run.findings if finding.rule in RULES}
         return {rule: [finding for (id, _), finding in found.items() if id == rule] for rule in RULES}
 

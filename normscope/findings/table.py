@@ -60,16 +60,10 @@ Find = Callable[[Any], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Clean:
-    """What may be said where a rule on rows found nothing, and what that rests on.
-
-    column: what the rule reads, also the chart that shows it. counted: the column that counts what was read on steps that were not
-    sampled, if the rule reads those too, and what these are called.
-    """
+    """What may be said where a rule on rows found nothing. column: what the rule reads, also the chart that shows it."""
 
     sentence: str
     column: str
-    counted: str = ""
-    called: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,8 @@ def judged(subject: Subject, rules: Sequence[str]) -> tuple[list[Finding], list[
     checked: list[str] = []
     not_checked: dict[str, str] = {}
     for id in rules:
-        if reason := subject.missing(RULES[id].needs):
+        needs = RULES[id].needs
+        if reason := subject.missing(needs) or (subject.unjudged(id) if "rows" in needs else ""):  # type: ignore[attr-defined]
             not_checked[id] = reason
         else:
             found += RULES[id].run(subject)

@@ -23,12 +23,14 @@ from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
+from normscope.graph.parting import Computed, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import perturbed
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
 LARGE = (
     4_000_000  # entries of all nodes: a model that computes more is compared in float64 on its example alone, else in its own type
 )
+SEEN = 1e-8  # of a value in float64: what differs by more is another value
 BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
 
 Inputs = Callable[[Call], list[torch.Tensor]]
@@ -70,7 +72,7 @@ class Agreement:
         if _reads_batch(self.graph):  # rules refuse it, with better advice
             return self._noted()
         around, small, large = _others(first)
-        if sum(math.prod(node.shape) for node in self.graph) > LARGE and self.graph.dtype == torch.float32:
+        if self._entries > LARGE and self.graph.dtype == torch.float32:
             self.double, small = False, first
         for name, samples in (("points around it", [around, first]), ("other scales", [large, small, first])):
             if not self.check(_together(samples), samples, name):
@@ -212,28 +214,23 @@ class Agreement:
         )
 
     def _first_difference(self, call: Call) -> str:
-        """The first module, in the order of calls, whose output is not that of its last node in the graph."""
-        outputs: dict[str, list[torch.Tensor]] = {}
-        last = {node.path: node for node in self.graph if node.path}
-        handles = [
-            module.register_forward_hook(lambda _, __, result, path=path: outputs.setdefault(path, []).append(result))
-            for path, module in self.model.named_modules()
-            if path in last
-        ]
-        try:
+        if self._entries > LARGE:
+            return ""
+        with module_outputs(self.model) as outputs, Computed() as computed:
             self._eager(call)
-            values = self._graph_output(call, capture=list(last.values()))
-        finally:
-            for handle in handles:
-                handle.remove()
-        for path, seen in outputs.items():
-            node = last[path]
-            if len(seen) != 1 or not isinstance(seen[0], torch.Tensor) or tuple(seen[0].shape) != node.shape:
-                continue
-            expected = values[node]
-            if _gap(seen[0].double(), expected) > BLURRED * float(expected.abs().max()):
-                return f", first at {node.label}"
-        return ", outside of every module whose output could be compared"
+        values = self._graph_output(call, capture=list(self.graph.nodes))
+        tolerance = SEEN if self.double else BLURRED
+        node = first_unconfirmed(self.graph, values, computed, tolerance)
+        if node is not None:
+            return f", first seen to differ at {node.label}"
+        node = first_left(self.graph, values, outputs, tolerance)
+        return "; the model computes every value of the graph, but goes on in another way" + (
+            f" after {node.label}" if node else ""
+        )
+
+    @property
+    def _entries(self) -> int:
+        return sum(math.prod(node.shape) for node in self.graph)
 
 
 def float_inputs(call: Call, ids: bool) -> list[torch.Tensor]:

@@ -110,6 +110,8 @@ class Conversion:
     def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None, ids: bool = False) -> None:
         program = functional(program)
         self.program, self.call, self.mode, self.wanted, self.ids = program, call, mode, output, ids
+        stored = reversed(program.state_dict.items())
+        self.first_names = {id(tensor): name for name, tensor in stored}  # of tied tensors, as in `named_parameters()`
         self.inputs: list[Node] = []
         self.nodes: list[Node] = []
         self.notes: list[str] = []
@@ -154,7 +156,8 @@ class Conversion:
         return values
 
     def _parameter(self, placeholder: FxNode, name: str) -> Any:
-        return Constant(self.program.state_dict[name].detach(), (name,), learned=True)
+        stored = self.program.state_dict[name]
+        return Constant(stored.detach(), (self.first_names[id(stored)],), learned=True)
 
     def _user_input(self, placeholder: FxNode, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):

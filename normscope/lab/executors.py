@@ -18,7 +18,7 @@ from normscope.lab.workspace import write_atomically
 
 ERROR = "error.txt"
 POLL = 0.5  # seconds
-UNEXPECTED, MENDABLE = 1, 2  # exit codes of a trial's process; what the user can mend would be the same in every trial
+UNEXPECTED, MENDABLE = 1, 2  # exit codes of a trial's process; what the user can fix would be the same in every trial
 
 Progress = Callable[[float], None]  # trials' worth of work done since the start, running ones counted in part
 

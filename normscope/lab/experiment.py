@@ -10,12 +10,14 @@ import math
 import pkgutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from normscope.core.errors import InputError
+from normscope.core.papers import Comparison as Comparison
+from normscope.core.papers import Plot as Plot
 
 if TYPE_CHECKING:
     from normscope.lab.workspace import Workspace
@@ -47,26 +49,6 @@ class Settings:
         return replace(self, **{name: _parsed(name, text, known[name]) for name, text in changes.items()})
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One quantity: what the paper says, what was measured, and whether they agree; None where the paper says nothing.
-
-    seeds: where there are several, how many of them say the same alone, as "2 of 3"; the runner counts them.
-    """
-
-    quantity: str
-    paper: str
-    ours: str
-    agrees: bool | None = None
-    seeds: str = ""
-
-    @property
-    def answer(self) -> str:
-        """agrees, differs, or nothing where the paper says nothing; of several seeds, how many say so."""
-        word = {True: "agrees", False: "differs", None: ""}[self.agrees]
-        return f"{word} ({self.seeds} seeds)" if self.seeds else word
-
-
 def side_by_side(with_bn: float, without: float, form: str = ".3g") -> str:
     """What was measured with BN and without, for a comparison."""
     return f"{with_bn:{form}} BN, {without:{form}} no BN"
@@ -79,26 +61,6 @@ def power(log10: float) -> str:
     ('10^-8.0', '∞', '0')
     """
     return f"10^{log10:.1f}" if math.isfinite(log10) else {math.inf: "∞", -math.inf: "0"}.get(log10, "not a number")
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure as data; `normscope.report.lab.plot` draws it. kind: lines, points, lines+points or bars.
-
-    series: name → (x, y). levels: name → y, horizontal lines such as a paper's figure. surface: (x, y, heights[y][x]), contours
-    under the series. equal: a unit is as long on both axes.
-    """
-
-    title: str
-    x: str
-    y: str
-    series: Mapping[str, tuple[Sequence[Any], Sequence[float]]]
-    kind: str = "lines"
-    log_x: bool = False
-    log_y: bool = False
-    levels: Mapping[str, float] = field(default_factory=dict)
-    surface: tuple[Sequence[float], Sequence[float], Sequence[Sequence[float]]] | None = None
-    equal: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,7 +205,7 @@ def _parsed(name: str, text: str, current: Any) -> Any:
     value = text if isinstance(current, str) else _word(text)
     numbers = isinstance(current, (int, float)) and isinstance(value, (int, float))
     if current is not None and type(value) is not type(current) and not (numbers and bool not in (type(value), type(current))):
-        raise InputError(f"{name} is like {current!r}, not {text}")
+        raise InputError(f"{name} must be a value such as {current!r}, got {text!r}")
     return value
 
 

@@ -53,7 +53,7 @@ class LayerMeter:
 
     def _inputs(self, model: nn.Module) -> dict[str, Rows]:
         copied = copy.deepcopy(model).train()  # a training pass moves running statistics
-        view = ForwardView(copied, lambda look, *arguments: look(*arguments))
+        view = ForwardView(copied, lambda what, look, *arguments: look(*arguments))
         view.handwritten = self.handwritten
         view.start(lambda hook: hook)
         try:

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 
 from normscope._watch.store import plain
 from normscope.core.errors import InputError
+from normscope.core.papers import LAB_SCHEMA
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
 from normscope.lab.executors import Executor, InProcess, Processes
@@ -20,7 +21,7 @@ from normscope.lab.experiment import Comparison, Experiment, Plot, Results, Tria
 from normscope.lab.tasks import RESULT, VERSIONS, Failure, Record, Task, run_task, tasks
 from normscope.lab.workspace import write_atomically, writing
 
-SCHEMA = "normscope.lab/1"
+SCHEMA = LAB_SCHEMA
 AGREES, PARTLY, DIFFERS, SILENT, INCOMPLETE = "agrees", "agrees in part", "differs", "measured", "incomplete"
 COLOURS = {AGREES: "green", PARTLY: "yellow", DIFFERS: "bold red", SILENT: "magenta", INCOMPLETE: "bold red"}
 RETRIES = 2
@@ -215,7 +216,7 @@ def _summary(task: Task, record: Record) -> dict[str, Any]:
 
 
 def _write_figures(experiment: Experiment[Any, Any], results: Results, directory: Path) -> list[str]:
-    from normscope.report.lab import plot
+    from normscope.report.plots import plot
 
     _made(directory)
     plots: Mapping[str, Plot] = experiment.plots(results)

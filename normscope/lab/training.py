@@ -29,6 +29,7 @@ from normscope.symmetry.detect import symmetries
 from normscope.symmetry.report import SymmetryReport
 
 Meter = Callable[[nn.Module, Tensor], Callable[[nn.Module], Numbers]]
+Penalty = Callable[[nn.Module], Callable[[], Tensor]]  # model → what is added to the loss
 Batches = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]  # classes, batch size, random stream → indices of each batch
 
 RECIPE = (  # of a training, settings of an experiment
@@ -185,10 +186,12 @@ def fit(
     workspace: Workspace,
     meter: Meter | None = None,
     batches: Batches = shuffled,
+    penalty: Penalty | None = None,
 ) -> Trained:
     """Train this network on this data by the recipe, or go on from the checkpoint.
 
-    meter: given the model and a fixed batch, makes what measures after every epoch. batches: how an epoch is cut.
+    meter: given the model and a fixed batch, makes what measures after every epoch. batches: how an epoch is cut. penalty: given
+    the model, makes what is added to the loss; it is made anew for every epoch, so that a resumed training ends the same.
     """
     if training.optimizer not in OPTIMIZERS:
         raise InputError(f"no optimizer {training.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
@@ -228,7 +231,7 @@ def fit(
                 workspace.progress(epoch - 1 + step / steps, training.epochs)
 
             cut = batches(split.train[1], training.batch_size, order)
-            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, cut, stepped)}
+            record = {"epoch": epoch, **_epoch(model, optimizer, split.train, cut, stepped, penalty)}
             diverged = bool(record.get("diverged"))
             history.append({**record, **evaluated(model, split.test, "test"), **measure(model)})
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "order": order.get_state()}
@@ -266,18 +269,20 @@ def _epoch(
     data: Labelled,
     batches: Iterator[Tensor],
     stepped: Callable[[int, Tensor], None],
+    penalty: Penalty | None,
 ) -> Numbers:
     """One pass over the data; loss and accuracy are those of the batches as they were trained on."""
     model.train()
     inputs, classes = data
     total, right, seen = 0.0, 0, 0
+    added = penalty(model) if penalty else None
     for step, chosen in enumerate(batches, start=1):
         optimizer.zero_grad()
         outputs = model(inputs[chosen])
         loss = cross_entropy(outputs, classes[chosen])
         if not loss.isfinite():
             return {"train_loss": math.nan, "train_accuracy": right / max(seen, 1), "diverged": True}
-        loss.backward()
+        (loss if added is None else loss + added()).backward()
         optimizer.step()
         stepped(step, loss)
         total += float(loss.detach()) * len(chosen)

@@ -177,20 +177,21 @@ def largest_eigenpair(
     """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-    basis = [vector / torch.linalg.vector_norm(vector)]
+    basis = torch.empty(min(size, MOST_LANCZOS_STEPS), size, dtype=dtype)
+    basis[0] = vector / torch.linalg.vector_norm(vector)
     diagonal: list[float] = []
     beside: list[float] = []
-    for _ in range(MOST_LANCZOS_STEPS):
-        image = apply(basis[-1])
+    for step in range(len(basis)):
+        image = apply(basis[step])
         if not bool(image.isfinite().all()):
             break
-        diagonal.append(float(torch.vdot(basis[-1], image).real))
-        known = torch.stack(basis)
+        diagonal.append(float(torch.vdot(basis[step], image).real))
+        known = basis[: step + 1]
         for _ in range(2):  # full reorthogonalization, twice is enough
             image = image - known.T @ (known.conj() @ image)
         beside.append(float(torch.linalg.vector_norm(image)))
-        done = len(diagonal) == size or beside[-1] <= 1e-14 * max(diagonal) or len(diagonal) >= MOST_LANCZOS_STEPS
-        if done or len(diagonal) % 8 == 0:
+        done = step + 1 == len(basis) or beside[-1] <= 1e-14 * max(diagonal)
+        if done or (step + 1) % 8 == 0:
             values, vectors = eigh_tridiagonal(np.array(diagonal), np.array(beside[:-1]))
             # the error of a Ritz value is at most its residual, squared over the gap to the next one
             residual = beside[-1] * abs(vectors[-1, -1])
@@ -198,8 +199,8 @@ def largest_eigenpair(
             if done or residual**2 / max(gap, 1e-300) <= slack / 10 * values[-1]:
                 ritz = torch.from_numpy(vectors[:, -1].copy()).to(dtype)
                 return float(values[-1]), known.T @ ritz
-        basis.append(image / beside[-1])
-    return 0.0, basis[-1]
+        basis[step + 1] = image / beside[-1]
+    return 0.0, basis[len(diagonal)]
 
 
 def frobenius_norm(weight: torch.Tensor) -> Magnitude:

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import FEW, above
 from normscope.operators.conv import Convolution
 from normscope.operators.dense import spectral_norm
 
@@ -56,7 +57,7 @@ class Layer:
         if not math.isfinite(self.proved):
             return False
         moved = torch.linalg.vector_norm(self.weight.detach().double() - self.seen.double())
-        return self.proved + math.sqrt(reuse(self.module)) * float(moved) * (1 + 1e-9) <= self.limit
+        return self.proved + above(math.sqrt(reuse(self.module)) * float(moved), self.weight.numel() + FEW) <= self.limit
 
     @torch.no_grad()
     def clip(self) -> None:

@@ -85,7 +85,7 @@ class SGDG(SphericalOptimizer):
 
 
 class AdamG(SphericalOptimizer):
-    """Adam on spheres for scale-free vectors, with one second moment a vector; torch.optim.AdamW on the rest, bit for bit.
+    """Adam on spheres for scale-free vectors, with one second moment per vector; torch.optim.AdamW on the rest, bit for bit.
 
     sphere_ratio: the learning rate on spheres over `lr`; η = 0.05 in the paper. clip, orthogonality and weight_decay as in SGDG.
     The remaining arguments are those of torch.optim.Adam and ScaleFreeOptimizer.

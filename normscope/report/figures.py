@@ -3,7 +3,7 @@
 from normscope.report.audits import certificate_gap, depth_profile, model_graph
 from normscope.report.bounds import bound_comparison, bounds_against_gaps, flatness_curves, margin_histogram
 from normscope.report.curvature import densities, eigenvalues, landscape, loss_slice
-from normscope.report.lab import plot
+from normscope.report.plots import plot
 from normscope.report.runs import heatmap, layer_series, norm_angle, products, run_figure, series
 
 __all__ = [

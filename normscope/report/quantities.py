@@ -68,6 +68,17 @@ QUANTITIES = {
     "angle": Quantity("Rotation a step", "rad"),
     "radial_gradient": Quantity("Radial part of the gradient ⟨g, w⟩/(‖g‖‖w‖)", signed=True),
     "effective_lr": Quantity("Effective learning rate"),
+    "input_p99": Quantity("99th percentile of |x|"),
+    "massive_channels": Quantity("Channels with massive activations", "share"),
+    "update_rms": Quantity("Root mean square of the step"),
+    "stream_rms": Quantity("Root mean square of the residual stream"),
+    "write_ratio": Quantity("What a block adds ‖F(x)‖/‖x‖"),
+    "backward_gain": Quantity("Gain of the backward pass ‖dx‖/‖dy‖"),
+    "attention_logit": Quantity("Largest attention logit"),
+    "attention_entropy": Quantity("Least entropy of an attention head", "of uniform"),
+    "gamma_moved": Quantity("Entries of γ that moved since the last sample", "share"),
+    "gamma_moved_from_start": Quantity("Entries of γ that moved since the start", "share"),
+    "differing_ranks": Quantity("Replicated parameters that differ between ranks"),
 }
 
 

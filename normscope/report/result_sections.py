@@ -22,19 +22,17 @@ from normscope.bounds.iterations import TrainingCost
 from normscope.bounds.margins import Margins
 from normscope.certify.robustness import LocalBrackets, Robustness
 from normscope.certify.weights import Sensitivities
-from normscope.claims.ledger import SCHEMA as CLAIM
-from normscope.claims.verdicts import VERDICTS
 from normscope.core.bracket import Bracket
 from normscope.core.codec import encode
 from normscope.core.errors import InputError
 from normscope.core.gap_curve import GapCurve
+from normscope.core.papers import CLAIM_SCHEMA, CLAIM_VERDICTS, LAB_SCHEMA
+from normscope.core.papers import Comparison as Compared
 from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate
 from normscope.curvature.landscape import Landscape
 from normscope.curvature.spectrum import Condition, Curvature
 from normscope.findings.finding import SEVERITIES, Findings
-from normscope.lab import experiment
-from normscope.lab.runner import SCHEMA as LAB
 from normscope.report import audit_page
 from normscope.report.bounds import bound_comparison
 from normscope.report.curvature import densities, eigenvalues
@@ -88,7 +86,7 @@ def curvature_section(records: Sequence[Record]) -> Section:
     """Plain and quotient side by side, where there are both."""
     named = {"quotient" if record["quotient"] else "plain": record for record in records}
     if len(named) < len(records):
-        raise InputError("two of its records are of one kind")
+        raise InputError("two of its records have the same kind")
     pairs = {
         f"{name}, {which}": [(float(pair["value"]), float(pair["error"])) for pair in found]
         for name, record in named.items()
@@ -127,7 +125,7 @@ def _measured(records: Sequence[Record]) -> list[list[Child]]:
 def _density(content: Record) -> Density:
     nodes, weights = (np.asarray(content[name], dtype=np.float64) for name in ("nodes", "weights"))
     if not nodes.shape == weights.shape == (nodes.size,) or not nodes.size:
-        raise InputError("its density has not one weight per node")
+        raise InputError("its density needs one weight per node")
     return Density(nodes, weights, float(content["width"]))
 
 
@@ -212,9 +210,9 @@ def _trivial(bound: Bound) -> str:
 
 def claims_section(records: Sequence[Record]) -> Section:
     """The ledger, a table per verdict."""
-    alike = {verdict: [record for record in records if record["verdict"] == verdict] for verdict in VERDICTS}
+    alike = {verdict: [record for record in records if record["verdict"] == verdict] for verdict in CLAIM_VERDICTS}
     if sum(map(len, alike.values())) < len(records):
-        raise InputError(f"a verdict is none of {', '.join(VERDICTS)}")
+        raise InputError(f"a verdict must be one of {', '.join(CLAIM_VERDICTS)}")
     counts = ", ".join(f"{len(own)} {verdict}" for verdict, own in alike.items() if own)
     tables = [_claims_table(verdict, own) for verdict, own in alike.items() if own]
     return Section("Claims of the papers", f"{len(records)} claims: {counts}.", tables)
@@ -241,7 +239,7 @@ def _correction(record: Record) -> str:
 def lab_section(records: Sequence[Record]) -> Section:
     """What the paper says beside what was measured."""
     record = _one(records)
-    compared = [experiment.Comparison(**row) for row in record["comparisons"]]
+    compared = [Compared(**row) for row in record["comparisons"]]
     rows = [[words(row.quantity), words(row.paper), words(row.ours), row.answer or "–"] for row in compared]
     failures = [f"{failure['label']}, seed {failure['seed']}: {failure['error']}" for failure in record["failures"]]
     settings: list[list[Child]] = [[name, words(str(value))] for name, value in record["settings"].items()]
@@ -306,9 +304,9 @@ SECTIONS: dict[str, Callable[[Sequence[Record]], Section]] = {
     Findings.schema: doctor_section,
     Curvature.schema: curvature_section,
     Guarantees.schema: generalization_section,
-    CLAIM: claims_section,
+    CLAIM_SCHEMA: claims_section,
     "normscope.claim/1": claims_section,  # of earlier versions
-    LAB: lab_section,
+    LAB_SCHEMA: lab_section,
     SymmetryReport.schema: symmetries_section,
     **{kind.schema: _stored(kind) for kind in STORED},
 }

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
 from normscope.core.errors import InputError
 from normscope.findings.finding import Finding
+from normscope.findings.over_time import Judged
 from normscope.report.quantities import Quantity, quantity
 from normscope.report.sampling import COLUMNS, SampledMatrix, sample_matrix, sample_series
 from normscope.report.theme import (
@@ -47,6 +48,8 @@ class Recording(Protocol):
     def layers(self) -> Sequence[Mapping[str, Any]]: ...
     @property
     def findings(self) -> Sequence[Finding]: ...
+    @property
+    def judged(self) -> Mapping[str, Judged]: ...
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
         """`step` and the columns, all of one length: (rows,) for a number, (rows, layers) for a metric."""
 

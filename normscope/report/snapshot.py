@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from normscope._watch.columns import LATER
+from normscope._watch.columns import METRICS, NEWER
 from normscope._watch.life import FINISHED, Life
 from normscope._watch.reading import Run, load_run
 from normscope.core.errors import InputError
 from normscope.findings.finding import Finding
-from normscope.findings.over_time import last_states
+from normscope.findings.over_time import Judged, last_judged, last_states
 
 DAMAGED = (KeyError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException)  # what a corrupt directory raises
 ADVICE = "restore it, or leave it out"
@@ -39,7 +39,7 @@ class Snapshot:
         """These columns of a run, or of the directory of one. An error says what of it cannot be read."""
         run = run if isinstance(run, Run) else load_run(run)
         try:
-            there = [name for name in columns if name not in LATER or name in run.columns]
+            there = [name for name in columns if name not in NEWER or name in run.columns]
             held, life, notes = run.arrays(*there), run.life, tuple(run.notes)
             made = Snapshot(run.path, run.manifest, run.layers, run.events(), held, run.name, life, notes)
             fits = all(isinstance(layer["name"], str) for layer in made.layers)
@@ -60,14 +60,15 @@ class Snapshot:
         events = [event for event in self.events if event["kind"] == "finding"]
         return last_states(events, int(steps[-1]) if len(steps) else None)
 
+    @property
+    def judged(self) -> dict[str, Judged]:
+        return last_judged(self.events)
+
     def arrays(self, *columns: str) -> dict[str, np.ndarray]:
-        steps = self.held["step"]
-        missing = [name for name in columns if name in LATER and name not in self.held]
-        return {
-            **{name: self.held[name] for name in ("step", *columns) if name not in missing},
-            **{name: _none(len(steps)) for name in missing},
-        }
+        return {name: self.held[name] if name in self.held else self._none(name) for name in ("step", *columns)}
 
-
-def _none(rows: int) -> np.ndarray:
-    return np.full(rows, np.nan)
+    def _none(self, name: str) -> np.ndarray:
+        """Of a column that an older run lacks."""
+        if name not in NEWER:
+            raise KeyError(name)
+        return np.full((len(self.held["step"]), len(self.layers)) if name in METRICS else len(self.held["step"]), np.nan)

@@ -20,15 +20,16 @@ from normscope.report.quantities import quantity
 from normscope.report.runs import HEATMAPS, Recording
 from normscope.report.snapshot import Snapshot
 
-ORDER = (  # worst first
-    "NS501", "NS509", "NS504", "NS503", "NS502", "NS510", "NS506", "NS505", "NS403", "NS511", "NS507", "NS309", "NS508",
+SYMPTOMS = ("NS501", "NS509", "NS515", "NS504", "NS503", "NS502", "NS505")  # what a training shows, worst first
+CAUSES = (  # and what can be behind it; of several that began at the same step, the first
+    "NS510", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS514",
 )  # fmt: skip
+ORDER = (*SYMPTOMS, *CAUSES)
 CLEAN = {rule: clean for rule in ORDER if (clean := RULES[rule].clean) is not None}
-BASIS = ("losses_read", "gradients_read", "samples")
-COLUMNS = tuple(dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), *BASIS]))  # what is read
-LEAST_SAMPLES = 10  # below which, unless that is every step, nothing is said to be fine
-BEFORE = 10  # steps before the end of a training until which its cause must have lasted
-CAUSES = ("NS504", "NS502", "NS503", "NS403", "NS506", "NS511")  # what can end in NaN
+COLUMNS = tuple(
+    dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), "samples"])
+)  # what is read
+BEFORE, AFTER = 10, 4  # steps before a symptom until which its cause must have lasted, and after it in which it may be seen first
 MOST_OUTLIERS = 5  # that are named
 APART, SPREADS = 1.0, 6.0  # decades from the median, and multiples of the usual distance from it, of what stands out
 
@@ -102,20 +103,18 @@ class Summary:
 
     @property
     def cause(self) -> Problem | None:
-        """What a training that ended in NaN began with: the first of what lasted until then."""
-        end = next((problem for problem in self.problems if problem.now and problem.rule in ENDING), None)
-        if end is None or end.step is None:
+        """What is behind the worst problem, where that is a symptom: what began first of all that held when it began.
+
+        Samples come later than what is read on every step, so what was seen in the samples right after a symptom counts.
+        """
+        end = self.problems[0] if self.problems else None
+        if end is None or end.rule not in SYMPTOMS or end.step is None:
             return None
-        reached = [
-            problem
-            for problem in self.problems
-            if problem.rule in CAUSES and problem is not end and (problem.last or 0) >= end.step - BEFORE
-        ]
-        before = [problem for problem in reached if (problem.step or 0) <= end.step]
-        named = [
-            problem for problem in self.problems if problem.rule in ENDING and problem.layer is not None and problem is not end
-        ]
-        return min(before or named, key=lambda problem: problem.step or 0, default=None)
+        step = end.step
+        others = [one for one in self.problems if one.rule in ORDER and one is not end]
+        held = [one for one in others if (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER]
+        before = [one for one in held if one.rule in CAUSES] or [one for one in held if _rank(one.rule) > _rank(end.rule)]
+        return min(before, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
 
     @property
     def headline(self) -> str:
@@ -135,16 +134,14 @@ class Summary:
             else f"{_of(worst)[:1].upper()}{_of(worst)[1:]}."
         )
         if cause is not None and cause is not worst:
-            return f"{said} It began with this, {cause.when}: {_of(cause)}."
+            began = "It began with this" if (cause.step or 0) <= (worst.step or 0) else "What was seen with it"
+            return f"{said} {began}, {cause.when}: {_of(cause)}."
         return said
 
     @property
     def basis(self) -> str:
         """How much was looked at."""
         return _basis(self.samples, self.steps, self.last_step)
-
-
-ENDING = ("NS501", "NS509")  # and a gradient that is not finite
 
 
 def _of(problem: Problem) -> str:
@@ -162,23 +159,25 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
 
     samples: rows, where `run` does not hold all of them. steps: of the training, sampled or not.
     """
-    taken = run.arrays("samples", *BASIS)
+    taken = run.arrays("samples")
     last = int(taken["step"][-1]) if len(taken["step"]) else 0
     counted = _greatest(taken["samples"])
     samples = counted or (len(taken["step"]) if samples is None else samples)
     steps = max(steps or 0, last, samples)
-    problems = sorted(_problems(run), key=lambda problem: (not problem.now, _rank(problem.rule), problem.step or 0))
+    problems = sorted(_problems(run), key=_order)
     found = {problem.rule for problem in problems}
     fine, not_judged = [], []
     for rule, clean in CLEAN.items():
-        if rule in found or not _recorded(run, clean.column):
+        judged = run.judged.get(rule)
+        if rule in found:
             continue
-        read = _greatest(taken[clean.counted]) if clean.counted else 0
-        basis = _basis(samples, steps, last) + (f", {read:,} {clean.called} read" if read else "")
-        if max(samples, read) >= min(LEAST_SAMPLES, steps):
-            fine.append(f"{clean.sentence} ({basis}).")
+        if judged is None:
+            if _recorded(run, clean.column):
+                not_judged.append(f"{clean.sentence}: not judged, in how many steps it was looked for is not on record.")
+        elif judged.enough(steps):
+            fine.append(f"{clean.sentence} ({judged.of(steps)}).")
         else:
-            not_judged.append(f"{clean.sentence}: not judged, {basis}.")
+            not_judged.append(f"{clean.sentence}: not judged, {judged.of(steps)}.")
     return Summary(tuple(problems), tuple(_outliers(run)), tuple(fine), tuple(not_judged), len(run.layers), samples, last, steps)
 
 
@@ -227,6 +226,12 @@ def _listed(finding: Finding) -> set[str]:
     """Layers that a finding of an older run lists beside its own."""
     listed: Any = finding.evidence.get("layers")
     return {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+
+
+def _order(problem: Problem) -> tuple[bool, int, int, int]:
+    """What holds now first; then symptoms, worst first; then causes, the one that began first."""
+    rank = _rank(problem.rule)
+    return not problem.now, min(rank, len(SYMPTOMS)), problem.step or 0, rank
 
 
 def _rank(rule: str) -> int:

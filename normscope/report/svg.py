@@ -47,7 +47,7 @@ class Axis:
         return abs(self.end - self.start) / (self.high - self.low)
 
     def widen(self, unit: float) -> None:
-        """Show more on both sides, so that a unit has so many pixels."""
+        """Show more on both sides, so that a unit has this many pixels."""
         middle, half = (self.low + self.high) / 2, abs(self.end - self.start) / unit / 2
         self.low, self.high = middle - half, middle + half
 
@@ -178,7 +178,7 @@ def _bars(trace: Any, across: Axis, up: Axis, color: str, index: int, groups: in
 
 
 def _surface(trace: Any, across: Axis, up: Axis) -> list[str]:
-    """A cell a value, of at most CELLS along an axis, dark where it is low."""
+    """One cell per value, at most CELLS along an axis, dark where it is low."""
     x, y, heights = (np.asarray(values, dtype=float) for values in (trace.x, trace.y, trace.z))
     every = math.ceil(max(len(x), len(y)) / CELLS)
     x, y, heights = x[::every], y[::every], heights[::every, ::every]

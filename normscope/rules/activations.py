@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from normscope.core.interval import Interval
-from normscope.core.rounding import UNDERFLOW
+from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.readings import Activation, Random
@@ -123,7 +123,7 @@ class Entrywise(Rule):
         for step in steps:
             low, high = self._slopes_around(node, Interval.around(middle, reach * (step / STEPS)).within(possible))
             missed = missed + torch.maximum(high - chord, chord - low) / len(steps)
-        missed = torch.where(missed > 0, missed * (1 + 2.0**-40), nothing)
+        missed = above(missed.clamp(min=0), 2 * STEPS + FEW)
         sizes, sets = away if moves is None else moves, next(iter(self.measured(node)[0]), None)
         return Remainder(missed, sizes.entries(node.input), None if sets is None else (sets, sizes.sets(node.input, sets)))
 
@@ -154,7 +154,7 @@ class Entrywise(Rule):
         least, largest = self.slopes(node)
         at_zero = abs(float(self.scalar(node).value(torch.zeros((), dtype=torch.float64))))  # NaN for 1/x: then nothing is known
         size = max(-least, largest) * context.norm(node.input) + at_zero * math.sqrt(node.shape[-1] if node.shape else 1)
-        return size * (1 + 1e-12) + UNDERFLOW if math.isfinite(size) else math.inf
+        return above(size, FEW + FUNCTION) + UNDERFLOW
 
 
 def homogeneity(node: Node) -> float | None:

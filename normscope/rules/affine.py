@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude, product, root_sum_square
-from normscope.core.rounding import UNDERFLOW, gamma, length, summation_error
+from normscope.core.rounding import UNDERFLOW, above, gamma, length, summation_error
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.arithmetic import copies
@@ -86,7 +86,7 @@ def propagate(node: Node, context: Context, terms: int, row_norms: torch.Tensor 
     middle, deviation = context.center(node), context.deviation(node.input)
     if row_norms is None or middle is None or not math.isfinite(deviation):
         return found
-    return found.within(Interval.around(middle, row_norms * deviation * (1 + 1e-9) + context.error(node)))
+    return found.within(Interval.around(middle, above(row_norms * deviation) + context.error(node)))
 
 
 def dense_matrix(node: Node) -> torch.Tensor:
@@ -145,7 +145,7 @@ class Linear(Rule):
         if not self.linear(node) or not node.shape or len(node.args[1].shape) == 1:
             return math.inf
         bias = float(length(node.args[2].double())) if node.args[2] is not None else 0.0
-        return (float(context.gain(node).factors[0]) * context.norm(node.input) + bias) * (1 + 1e-9) + 2 * UNDERFLOW
+        return above(context.gain(node).factors[0].ceiling * context.norm(node.input) + bias) + 2 * UNDERFLOW
 
     def linear(self, node: Node) -> bool:
         return node.inputs == node.args[:1]
@@ -177,7 +177,8 @@ def _summed_alone(node: Node) -> float:
 
 def _other_norms(node: Node, sizes: list[torch.Tensor]) -> tuple[Magnitude, Magnitude]:
     """For each of two factors the product of the Frobenius norms of the other one and of all constants."""
-    first, second = (Magnitude(float(length(size))) * _constant_norms(node) for size in sizes)
+    sides, constants = [Magnitude(float(length(size))) for size in sizes], _constant_norms(node)
+    first, second = ((side * constants).raised(side, constants) for side in sides)
     return second, first
 
 
@@ -186,7 +187,8 @@ def _constant_norms(node: Node) -> Magnitude:
     alone = _summed_alone(node) if node.op == "einsum" else 1.0
     scale = abs(float(node.kwargs.get("alpha", 1))) if node.op in ("addmm", "baddbmm", "addmv") else 1.0
     norms = [Magnitude(float(length(constant.double()))) for constant in node.constants if constant is not added(node)]
-    return product(norms) * (alone * scale * (1 + 2**-40))
+    factor = above(alone * scale)
+    return (product(norms) * factor).raised(*norms, factor)
 
 
 def _most_terms(node: Node) -> int:
@@ -256,6 +258,8 @@ class ConstantProduct(Rule):
             return None if product is None else replace(product, bias=bias)
         if node.op in ("mm", "matmul", "bmm"):
             return _product_with(node.args[:2], True)
+        if node.op == "inner" and isinstance(node.args[1], Constant) and len(node.args[1].shape) == 2:  # x Wᵀ
+            return LinearMap(node.args[0], node.args[1])
         return _contraction(node) if node.op == "einsum" else None
 
     def terms(self, node: Node) -> float:
@@ -285,9 +289,7 @@ class ConstantProduct(Rule):
         if node.op == "mv" and node.input is node.args[1]:
             return spectral_norm(node.args[0].double())
         if node.input is added(node):
-            return (
-                Magnitude(abs(float(node.kwargs.get("beta", 1)))) * math.sqrt(copies(node.input.shape, node.shape)) * (1 + 2**-48)
-            )
+            return Magnitude(above(abs(float(node.kwargs.get("beta", 1))) * math.sqrt(copies(node.input.shape, node.shape))))
         if math.prod(node.input.shape) <= EXACT_SIZE and math.prod(node.input.shape) * math.prod(node.shape) <= 16_000_000:
             matrix = dense_matrix(node)
             several = len([c for c in node.constants if c is not added(node)]) > 1 or "alpha" in node.kwargs  # entries are computed
@@ -314,7 +316,7 @@ class ConstantProduct(Rule):
         if middle is None:
             return math.inf
         size = 1.0 if node.input is added(node) else float(length(middle))
-        return float(_constant_norms(node)) * size
+        return _constant_norms(node).ceiling * size
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """Δ(AB) − ÂΔB − ΔA B̂ = (A − Â)ΔB + ΔA (B' − B̂)."""
@@ -322,7 +324,7 @@ class ConstantProduct(Rule):
         if node.op not in TWO_FACTORS or any(part is None for part in away):
             return None
         first, second = _other_norms(node, away)  # type: ignore[arg-type]
-        return float(first) * (1 + 1e-12) + UNDERFLOW, float(second) * (1 + 1e-12) + UNDERFLOW
+        return first.ceiling + UNDERFLOW, second.ceiling + UNDERFLOW
 
     def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
         """The same entry by entry, with absolute values; from the middle (A − Â)(B − B̂)."""

@@ -9,7 +9,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, above, length
+from normscope.core.rounding import FEW, UNDERFLOW, above, length, root
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.readings import Scaling
@@ -48,13 +48,12 @@ def scaled_by(node: Node, factor: torch.Tensor) -> Gain:
 
 def _inverse(constant: torch.Tensor) -> torch.Tensor:
     """1/|c|, rounded up; below 2^-1022 the rounding is absolute."""
-    return constant.abs().reciprocal() * (1 + 2**-50) + UNDERFLOW
+    return above(constant.abs().reciprocal()) + UNDERFLOW
 
 
 def _repeated(operand: Node, node: Node) -> float:
     """√ of how often broadcasting repeats an operand's entries, rounded up."""
-    count = copies(operand.shape, node.shape)
-    return 1.0 if count == 1 else math.sqrt(count) * (1 + 2**-48)
+    return root(copies(operand.shape, node.shape))
 
 
 def operand_interval(operand: Operand, context: Context) -> Interval:
@@ -107,7 +106,7 @@ class Sum(Rule):
                 size += abs(weight) * context.norm(operand) * widened
             else:
                 size += abs(weight) * float(length(_tensor(operand).expand(node.shape), -1).max())
-        return size * (1 + 1e-12) + UNDERFLOW
+        return above(size) + UNDERFLOW
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
         if len(node.inputs) != 1 or node.input.shape != node.shape:
@@ -167,7 +166,7 @@ class Product(Rule):
         if away_a is None or away_b is None:
             return None
         first, second = (float(away.max()) if away.numel() else 0.0 for away in (away_a, away_b))
-        return tuple((size + UNDERFLOW) * _repeated(source, node) * (1 + 2**-50) for size, source in ((second, a), (first, b)))
+        return tuple(above((size + UNDERFLOW) * _repeated(source, node)) for size, source in ((second, a), (first, b)))
 
     def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
         """The same entry by entry; from the middle (a − â)(b − b̂)."""
@@ -191,7 +190,7 @@ class Product(Rule):
             if isinstance(other, Node) and other.shape[-1:] == node.shape[-1:]:
                 scale = context.interval(one).magnitude if isinstance(one, Node) else float(_tensor(one).abs().max())
                 size = context.norm(other)
-                sizes.append(scale * size * (1 + 1e-12) + UNDERFLOW if scale and size else 0.0)
+                sizes.append(above(scale * size) + UNDERFLOW if scale and size else 0.0)
         return min(sizes, default=math.inf)
 
     def slopes(self, node: Node) -> tuple[float, float] | None:
@@ -284,7 +283,7 @@ class Interpolate(Rule):
 
 def _complement(weight: torch.Tensor) -> torch.Tensor:
     """|1 − w|, rounded up."""
-    return (1 - weight).abs() * (1 + 2**-50)
+    return above((1 - weight).abs())
 
 
 @rule("addcmul", "addcdiv")
@@ -351,7 +350,8 @@ class Difference(Rule):
             return Gain.infinite(node, "a difference with entries put before or behind has no rule; use torch.cat and slices")
         entries = node.input.shape[node.argument(2, "dim", -1)]
         steps = range(int(node.argument(1, "n", 1)))
-        return Gain.of(math.prod(2 * math.cos(math.pi / (2 * (entries - step))) * (1 + 2**-45) for step in steps), method="exact")
+        factors = [2 * math.cos(math.pi / (2 * (entries - step))) for step in steps]
+        return Gain.of(above(math.prod(factors), FEW * len(steps)), method="exact")
 
     def linear(self, node: Node) -> bool:
         return True

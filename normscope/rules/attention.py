@@ -12,13 +12,14 @@ rotary embeddings and biases act on q and k before this, so they are counted in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude, product
-from normscope.core.rounding import UNDERFLOW, length
+from normscope.core.rounding import FEW, SQUARES_LOST, UNDERFLOW, above, length
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules import readings
@@ -53,7 +54,8 @@ class Attention(Rule):
             if isinstance(operand, Node):
                 sizes = [_norm(other, context) for other in others]
                 copies = math.prod(node.shape[:-2]) / max(math.prod(operand.shape[:-2]), 1)
-                factors.append(product(map(Magnitude, (own, math.sqrt(copies), *sizes, 1 + 1e-12))))
+                parts = [Magnitude(above(own)), Magnitude(above(math.sqrt(copies))), *map(Magnitude, sizes)]
+                factors.append(product(parts).raised(*parts))
         if not all(factor.finite for factor in factors):
             return Gain.infinite(
                 node, "attention is not Lipschitz on unbounded tokens; put a normalizer before it or give a region"
@@ -81,14 +83,16 @@ class Attention(Rule):
             return None
         scale = abs(logit_scale(node))
         away_q, away_k, away_v = (context.deviation(part) for part in (query, key, value))
-        size_q, size_k, size_v = (float(torch.linalg.matrix_norm(m, 2).max()) * (1 + 1e-12) for m in middles)  # type: ignore[arg-type]
+        size_q, size_k, size_v = (  # singular values err by a small multiple of their matrix's sides
+            above(float(torch.linalg.matrix_norm(m, 2).max()), FEW * sum(m.shape[-2:])) for m in middles if m is not None
+        )
         reach_q, reach_k = size_q + away_q, size_k + away_k
         away_p = scale * (away_q * size_k + away_k * reach_q) / 2  # ‖P − P̂‖, softmax being ½-Lipschitz
         in_q, in_k = (
             size_v * scale * (away / 2 + 3 * away_p * reach) + away_v * scale * reach / 2
             for away, reach in ((away_k, reach_k), (away_q, reach_q))
         )
-        return tuple(factor * (1 + 1e-12) for factor in (in_q, in_k, away_p))
+        return tuple(above(factor) for factor in (in_q, in_k, away_p))
 
     def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
         return tuple((Sets.along(source.shape, (-1,)), Sets.along(source.shape, (-2, -1))) for source in node.inputs)
@@ -111,14 +115,15 @@ class Attention(Rule):
             self._tokens(part, node, away, moves_or_away, context) for part in (query, key, value)
         )
         size_q, size_k = length(q, -1), length(k, -1)
-        p = self._probabilities(node, middles)  # type: ignore[arg-type]
+        p = probabilities(node, middles)  # type: ignore[arg-type]
         reach_q = (size_q + far_q.each)[..., None]  # queries in rows, keys in columns
         away_q = far_q.each[..., None]
         far_z = scale * (reach_q * far_k.each[..., None, :] + away_q * size_k[..., None, :])
         rounded = 1e-13 * scale * size_q[..., None] * size_k[..., None, :]
         mean = scale * (reach_q[..., 0] * far_k.summed(p) + far_q.each * (p * size_k[..., None, :]).sum(-1)) + (p * rounded).sum(-1)
         changed, most = probability_changes(p, far_z + rounded, -1, mean[..., None])
-        apart = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist") * (1 + 1e-9) + 1e-13 * length(v, -1).amax()
+        distances = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = above(distances, v.shape[-1] + FEW) + 1e-13 * length(v, -1).amax() + SQUARES_LOST
         reach_k = (size_k + far_k.each)[..., None, :]
 
         def moved(weights: torch.Tensor) -> torch.Tensor:
@@ -134,7 +139,7 @@ class Attention(Rule):
             shifted = moved(most * far_v.each[..., None, :]) + average * far_v.summed(most)
             linear = far_q.each * move_k.summed(p * apart) + move_q.each * far_k.summed(p * apart)
             terms = move_v.summed(changed) + shifted + scale * linear + bent
-        size = (terms * (1 + 1e-9) + UNDERFLOW).reshape(-1)
+        size = (above(terms, 3 * (p.shape[-1] + FEW)) + UNDERFLOW).reshape(-1)  # sums over keys, up to three of them in each other
         sets = Sets.along(node.shape, (-1,))
         return Remainder(torch.ones(node.shape, dtype=torch.float64), sets.spread(size, node.shape), (sets, size))
 
@@ -155,16 +160,6 @@ class Attention(Rule):
         single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
         sizes = (_Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
         return shaped(middle, 2), *sizes  # type: ignore[return-value]
-
-    @staticmethod
-    def _probabilities(node: Node, middles: list[torch.Tensor]) -> torch.Tensor:
-        """The node itself with unit vectors for values."""
-        query, key, value = middles
-        unit = torch.eye(key.shape[-2], dtype=torch.float64).expand(*value.shape[:-2], -1, -1)
-        target = node.target
-        assert target is not None
-        rest = [part.stored_double() if isinstance(part, Constant) else part for part in node.args[3:]]
-        return target(query, key, unit, *rest, **{**node.kwargs, "scale": logit_scale(node)}).nan_to_num(0)
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
@@ -197,6 +192,16 @@ class Attention(Rule):
         copies = heads // x.shape[-3]
         shape = (*x.shape[:-3], heads, *x.shape[-2:])
         return forms.moved([x], lambda values: values[0].repeat_interleave(copies, -3), shape)
+
+
+def probabilities(node: Node, middles: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(*heads, queries, keys) for these queries, keys and values: the node itself with unit vectors for values."""
+    query, key, value = middles
+    unit = torch.eye(key.shape[-2], dtype=torch.float64).expand(*value.shape[:-2], -1, -1)
+    target = node.target
+    assert target is not None
+    rest = [part.stored_double() if isinstance(part, Constant) else part for part in node.args[3:]]
+    return target(query, key, unit, *rest, **{**node.kwargs, "scale": logit_scale(node)}).nan_to_num(0)
 
 
 def _every_query_sees_a_key(mask: Node | Constant | None) -> bool:
@@ -237,7 +242,7 @@ class Rotary(Rule):
         return x * Interval(cos, cos) + turned * Interval(sin, sin)
 
     def norm(self, node: Node, context: Context) -> float:
-        return self._scale(node) * context.norm(node.input) * (1 + 1e-12) + UNDERFLOW
+        return above(self._scale(node) * context.norm(node.input)) + UNDERFLOW
 
     def form(self, node: Node, forms: Forms) -> Form:
         return Rotation((forms.of(node.input),), node.shape, node=node)

@@ -13,7 +13,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import ONE, Magnitude, product
-from normscope.core.rounding import above
+from normscope.core.rounding import FEW, above, below, gamma
 from normscope.graph.graph import Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.forms import Form, Forms
@@ -44,10 +44,10 @@ class Summation(Rule):
     def gain(self, node: Node, context: Context) -> Gain:
         count = self.terms(node)
         if node.op == "cumsum":
-            return Gain.of(0.5 / math.sin(math.pi / (4 * count + 2)) * (1 + 2**-45), method="exact")
+            return Gain.of(above(0.5 / math.sin(math.pi / (4 * count + 2))), method="exact")
         if node.op == "mean":
-            return Gain.of(1 / math.sqrt(count) * (1 + 2**-50) if count else 0, method="exact")
-        return Gain.of(math.sqrt(count) * (1 + 2**-50), method="exact")
+            return Gain.of(above(1 / math.sqrt(count)) if count else 0, method="exact")
+        return Gain.of(above(math.sqrt(count)), method="exact")
 
     def interval(self, node: Node, context: Context) -> Interval:
         return context.interval(node.input).summed(node.apply, self.terms(node))
@@ -80,7 +80,10 @@ class AxisByAxis(Rule):
         if largest == 0:
             return Gain.of(0, method="exact")
         norms = [_axis_norm(node, axis, place) for axis in range(axes)]
-        return Gain((product(norms) / Magnitude(largest) ** (axes - 1) * (1 + 2**-40),), "exact")
+        roundings = FEW * axes + sum(node.input.shape[-axes:])  # of weights, and of their sums along every axis
+        divisors = [below(largest, roundings)] * (axes - 1)
+        size = product(norms) / product(map(Magnitude, divisors))
+        return Gain((size.raised(*norms, *divisors).widened(gamma(roundings)),), "exact")
 
     def interval(self, node: Node, context: Context) -> Interval:
         if "bicubic" in node.op:  # its weights have two signs
@@ -121,8 +124,9 @@ def _axis_norm(node: Node, axis: int, place: tuple[torch.Tensor, ...]) -> Magnit
     rows, columns = torch.zeros(outputs, dtype=torch.float64), ONE * 0
     for block in blocks:
         rows += block.abs().sum(1)
-        columns = max(columns, Magnitude(float(above(block.abs().sum(0)).max())))
-    return (columns * float(rows.max()) * (1 + 2**-30)).sqrt()
+        columns = max(columns, Magnitude(float(above(block.abs().sum(0), outputs + FEW).max())))
+    most = above(float(rows.max()), inputs + FEW)
+    return (columns * most).raised(columns, most).sqrt()
 
 
 def _axis_matrix(node: Node, axis: int, place: tuple[torch.Tensor, ...]) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.core.rounding import length
+from normscope.core.rounding import FEW, above, below, euclidean_norm
 from normscope.graph.graph import Node
 from normscope.rules.arithmetic import copies
 from normscope.rules.registry import Context, Gain, Rule, rule
@@ -25,7 +25,7 @@ class Cosine(Rule):
             least = max(epsilon, self._least(source, axis - len(shape) if axis >= 0 else axis, context))
             if least <= 0:
                 return Gain.infinite(node, "with ε = 0 a cosine is not Lipschitz near vectors of length 0")
-            factors.append(math.sqrt(copies(source.shape, shape)) / least * (1 + 2**-48))
+            factors.append(above(math.sqrt(copies(source.shape, shape)) / least))
         return Gain.of(*factors, method="smallest length")
 
     @staticmethod
@@ -34,7 +34,7 @@ class Cosine(Rule):
         middle, away = context.center(source), context.deviation(source)
         if middle is None or not math.isfinite(away) or -axis > len(source.shape):
             return 0.0
-        return float(length(middle, axis).min()) * (1 - 2**-40) - away * (1 + 2**-40)
+        return below(float(euclidean_norm(middle, axis).min()), middle.shape[axis] + FEW) - above(away)
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-1 - 2**-40, 1 + 2**-40, node.shape)
@@ -49,13 +49,13 @@ class Distance(Rule):
         if not order >= 1:
             return Gain.infinite(node, f"a distance of order p = {order:g} < 1 is not Lipschitz")
         width = max(operand.shape[-1] for operand in node.args[:2])
-        factor = width ** max(0.0, 1 / order - 0.5) * (1 + 2**-48)
+        factor = width ** max(0.0, 1 / order - 0.5)
         shapes = [tuple(operand.shape) for operand in node.args[:2]]
         if node.op == "cdist":  # (…, rows, 1, d) and (…, 1, columns, d)
             shapes = [(*shapes[0][:-1], 1, shapes[0][-1]), (*shapes[1][:-2], 1, *shapes[1][-2:])]
         whole = tuple(torch.broadcast_shapes(*shapes))
         used = [copies(shape, whole) for operand, shape in zip(node.args[:2], shapes, strict=True) if isinstance(operand, Node)]
-        return Gain.of(*(factor * math.sqrt(count) * (1 + 2**-50) for count in used), method="norm")
+        return Gain.of(*(above(factor * math.sqrt(count)) for count in used), method="norm")
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)

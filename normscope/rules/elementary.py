@@ -9,7 +9,7 @@ import torch
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
-from normscope.core.rounding import UNDERFLOW
+from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below
 from normscope.graph.graph import Constant, Node
 from normscope.rules.activations import Entrywise, Fixed, number
 from normscope.rules.registry import Context, register
@@ -61,7 +61,7 @@ def _logit(node: Node) -> Scalar:
         return UNBOUNDED
     if epsilon <= 0:
         return Scalar(torch.logit, slope, turns=[(0.5, 4.0, 4.0)], ends=NOWHERE, domain=(UNDERFLOW, BELOW_ONE))
-    steepest = 1 / (epsilon * (1 - epsilon)) * (1 + 2**-48)
+    steepest = above(1 / (epsilon * (1 - epsilon)))
     top = float(torch.logit(torch.tensor(1.0, dtype=torch.float64), epsilon))
 
     def clamped(x: torch.Tensor) -> torch.Tensor:
@@ -145,8 +145,8 @@ class Tangent(Entrywise):
         low, high = (side.clamp(-FARTHEST, FARTHEST) for side in (bounds.low, bounds.high))
         flattest = (low / math.pi - POLE).ceil() <= high / math.pi + POLE  # where tan is 0
         ends = [1 + side.tan().square() for side in (low, high)]
-        least = torch.where(flattest, 1.0, torch.minimum(*ends) * (1 - 1e-12))
-        return torch.where(inside, least, -math.inf), torch.where(inside, torch.maximum(*ends) * (1 + 1e-12), math.inf)
+        least = torch.where(flattest, 1.0, below(torch.minimum(*ends), 2 * FUNCTION + FEW))
+        return torch.where(inside, least, -math.inf), torch.where(inside, above(torch.maximum(*ends), 2 * FUNCTION + FEW), math.inf)
 
     def interval(self, node: Node, context: Context) -> Interval:
         bounds = context.interval(node.input)

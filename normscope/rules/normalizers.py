@@ -17,7 +17,7 @@ import torch
 from normscope.core.errors import NoConstant, Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, above, length
+from normscope.core.rounding import FEW, UNDERFLOW, above, below, length
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.forms import Fixed, Form, Forms
@@ -128,9 +128,8 @@ class NormalizerRule(Rule):
         scale = smallest_scale(node, normalizer, context)
         if scale <= 0:
             return Gain.infinite(node, "with ε = 0 a normalizer is not Lipschitz near zero variance; use ε > 0 or a smaller region")
-        return Gain.of(
-            Magnitude(self._shape_factor(node, normalizer)) / Magnitude(scale) * (1 + 2**-45), method="smallest variance"
-        )
+        factor = Magnitude(self._shape_factor(node, normalizer))
+        return Gain.of((factor / scale).raised(factor, scale), method="smallest variance")
 
     @staticmethod
     def _shape_factor(node: Node, normalizer: Normalizer) -> float:
@@ -172,7 +171,7 @@ class NormalizerRule(Rule):
         size = largest_output(normalizer, elements(node, normalizer))
         radius = torch.full(node.shape, size, dtype=torch.float64)
         scale, shift = (channel_tensor(node, normalizer, *part) for part in ((normalizer.weight, 1.0), (normalizer.bias, 0.0)))
-        return Interval.around(shift, scale.abs() * radius * (1 + 2**-40))
+        return Interval.around(shift, above(scale.abs() * radius))
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """The derivative of u/s, s² = ‖u‖²/d + ε, is √2/(√d s²)-Lipschitz where s is smallest (docs/laws.md)."""
@@ -182,7 +181,7 @@ class NormalizerRule(Rule):
             return None
         count = 1 if normalizer.kind == "l2" else max(elements(node, normalizer) - 1, 1)  # a sample variance divides by d − 1
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
-        return (math.sqrt(2 / count) * largest * reach / scale / scale * (1 + 2**-40) + UNDERFLOW,)
+        return (above(math.sqrt(2 / count) * largest * reach / scale / scale) + UNDERFLOW,)
 
     def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
         normalizer = self.reading(node)
@@ -205,10 +204,10 @@ class NormalizerRule(Rule):
         reach, count = away.sets(node.input, sets), elements(node, normalizer)
         share = reach if normalizer.kind == "l2" else reach / math.sqrt(count)
         spread = set_variances(normalizer, middle).reshape(-1).sqrt().nan_to_num(0, 0, 0)
-        least = (spread * (1 - 2**-40) - share * (1 + 2**-40)).clamp(min=0)
-        squared = (least.square() + normalizer.epsilon) * (1 - 2**-48)
+        least = (below(spread, count + FEW) - above(share)).clamp(min=0)
+        squared = below(least.square() + normalizer.epsilon)
         divided = 1 if normalizer.kind == "l2" else max(count - 1, 1)
-        bend = math.sqrt(2 / divided) * reach / squared * (1 + 2**-40)
+        bend = above(math.sqrt(2 / divided) * reach / squared)
         size = above(bend * (reach / 2 if moves is None else moves.sets(node.input, sets)))
         return Remainder(
             channel_tensor(node, normalizer, normalizer.weight, 1.0).abs(), sets.spread(size, node.shape), (sets, size)
@@ -232,7 +231,7 @@ class NormalizerRule(Rule):
         size = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
         shift = 0.0 if normalizer.bias is None else float(length(normalizer.bias))
-        return (size * largest + shift) * (1 + 1e-12) + UNDERFLOW
+        return above(size * largest + shift) + UNDERFLOW
 
     def linear(self, node: Node) -> bool:
         normalizer = self.reading(node)
@@ -344,10 +343,11 @@ def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> floa
     if middle is not None and math.isfinite(deviation):
         variance = float(set_variances(normalizer, middle).min())
         spread = math.sqrt(variance) if 0 < variance < math.inf else 0.0  # squares may overflow: then nothing is known
-        share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(elements(node, normalizer))
-        smallest = max(spread * (1 - 2**-40) - share * (1 + 2**-40), 0.0)
+        count = elements(node, normalizer)
+        share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(count)
+        smallest = max(below(spread, count + FEW) - above(share), 0.0)
     if normalizer.placement == "inside":
-        return math.hypot(smallest, math.sqrt(normalizer.epsilon)) * (1 - 2**-50)
+        return below(math.hypot(smallest, math.sqrt(normalizer.epsilon)))
     return smallest + normalizer.epsilon if normalizer.placement == "outside" else max(smallest, normalizer.epsilon)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from normscope.core.interval import ROUNDOFF, Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, above
+from normscope.core.rounding import UNDERFLOW, above, root
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.convolution import _per_axis
@@ -187,10 +187,10 @@ class OrderStatistic(Rule):
         if self._of_two(node):
             return Gain.of(*(math.sqrt(_broadcast(source, node)) for source in node.inputs), method="max", separate=True)
         if node.op in ("cummax", "cummin", "logcumsumexp"):  # of n results each is 1-Lipschitz
-            return Gain.of(math.sqrt(max(node.input.shape, default=1)) * (1 + 2**-50), method="repeats")
+            return Gain.of(root(max(node.input.shape, default=1)), method="repeats")
         axis = node.kwargs.get("dim")
         if node.op == "aminmax" and (math.prod(node.input.shape) if axis is None else node.input.shape[axis]) == 1:
-            return Gain.of(math.sqrt(2) * (1 + 2**-50), method="repeats")  # the least may be the largest
+            return Gain.of(root(2), method="repeats")  # the least may be the largest
         return Gain.of(1, method="sorting")
 
     def interval(self, node: Node, context: Context) -> Interval:
@@ -257,7 +257,7 @@ class VectorNorm(Rule):
         if order < 1 < entries:
             return Gain.infinite(node, f"the {order:g}-norm of several entries is not Lipschitz: its slope is unbounded near 0")
         factor = 1.0 if order >= 2 or entries <= 1 else entries ** (1 / order - 0.5)
-        return Gain.of(factor * (1 + 2**-48), method="norm")
+        return Gain.of(above(factor), method="norm")
 
     @staticmethod
     def _order(node: Node) -> object:
@@ -271,7 +271,7 @@ class VectorNorm(Rule):
         if not isinstance(order, (int, float)) or not order >= 1 or math.isinf(size):
             return Interval.constant(0.0, math.inf, node.shape)
         entries = math.prod(node.input.shape) / max(math.prod(node.shape), 1)
-        return Interval.constant(0.0, size * entries ** (1 / order) * (1 + 2**-40) + UNDERFLOW, node.shape)
+        return Interval.constant(0.0, above(size * entries ** (1 / order)) + UNDERFLOW, node.shape)
 
     def form(self, node: Node, forms: Forms) -> Form:
         """‖c x‖_p = c ‖x‖_p for every p but 0, which counts the entries that are not 0."""
@@ -290,7 +290,7 @@ class Quantile(Rule):
         if isinstance(node.args[1], Node):
             return Gain.infinite(node, "which quantile it takes depends on the input")
         count = node.args[1].value.numel() if isinstance(node.args[1], Constant) else 1
-        return Gain.of(math.sqrt(count) * (1 + 2**-50), method="sorting")
+        return Gain.of(root(count), method="sorting")
 
     def interval(self, node: Node, context: Context) -> Interval:
         """It increases with every entry."""
@@ -313,11 +313,11 @@ class Spread(Rule):
             return Gain.infinite(node, "it divides by a count that its correction makes 0 or less")
         scale = 1 / math.sqrt(entries - bessel_correction(node))
         if node.op == "std":
-            return Gain.of(scale * (1 + 2**-50), method="norm")
+            return Gain.of(above(scale), method="norm")
         size = context.interval(node.input).magnitude
         if math.isinf(size):
             return Gain.infinite(node, "a variance grows like a square; bound the values by a region")
-        return Gain.of(Magnitude(size) * (2 * math.sqrt(entries) * scale**2 * (1 + 2**-48)), method="square")
+        return Gain.of(Magnitude(size) * above(2 * math.sqrt(entries) * scale**2), method="square")
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)

@@ -18,7 +18,7 @@ import torch
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude, Real
-from normscope.core.rounding import UNDERFLOW, UNIT_ROUNDOFF, length
+from normscope.core.rounding import FEW, UNDERFLOW, UNIT_ROUNDOFF, above, length
 from normscope.graph.graph import Node
 from normscope.graph.naming import operation_name
 from normscope.rules.forms import Form, Forms
@@ -149,12 +149,12 @@ class Rule:
         away: distances from the computed middle. moves: changes between any two points of the region, per distance of the inputs;
         None for the change from the computed middle itself, of which `away` is the size.
         """
-        factors = self.curvature(node, context)
+        factors = None if node.is_foreign else self.curvature(node, context)  # forward mode takes a foreign derivative for 0
         if factors is None:
             return None
         sizes = away if moves is None else moves
         parts = [factor * sizes.sets(source, Sets.whole(source.shape)) for factor, source in zip(factors, node.inputs, strict=True)]
-        size = torch.stack(parts).sum(0) * (1 + 2.0**-40)
+        size = above(torch.stack(parts).sum(0), len(parts) + FEW)
         return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
 
     def tokenwise(self, node: Node) -> bool:

@@ -36,6 +36,10 @@ class Sets:
     def whole(cls, shape: Shape) -> Sets:
         return cls(tuple(range(len(shape))), max(math.prod(shape), 1))
 
+    def within(self, others: Sets) -> bool:
+        """Whether each of the others is cut into several of these, in order."""
+        return self.order == others.order and 1 < self.size < others.size and others.size % self.size == 0
+
     def split(self, values: torch.Tensor) -> torch.Tensor:
         """(…, *shape) → (…, sets, size)."""
         leading = values.dim() - len(self.order)

@@ -8,7 +8,7 @@ import torch
 
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import above
+from normscope.core.rounding import FEW, above
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.averages import keeps_constants
@@ -38,7 +38,7 @@ class GridSample(Rule):
             return Gain.infinite(node, "its grid holds NaN")
         # a weight is the difference of a coordinate and a whole number, rounded as the coordinate is; a row has at most 64 of them
         rounding = 2.0**-50 * max(node.input.shape[2:]) * 8 * math.sqrt(outputs)
-        return Gain((size * (1 + 2**-40) + rounding,), "exact")
+        return Gain(((size + rounding).raised(size, rounding),), "exact")
 
     def _columns(self, node: Node) -> list[torch.Tensor]:
         """Columns of every sample's matrix, in blocks (samples, columns, outputs)."""
@@ -61,9 +61,9 @@ class GridSample(Rule):
         rows, columns = 0.0, 0.0
         for block in self._columns(node):
             rows = rows + block.abs().sum(1)
-            columns = max(columns, float(above(block.abs().sum(2)).max()))
-        largest = float(above(torch.as_tensor(rows)).max())
-        return (Magnitude(columns) * largest).sqrt() if math.isfinite(columns * largest) else Magnitude(math.inf)
+            columns = max(columns, float(above(block.abs().sum(2), block.shape[2] + FEW).max()))
+        largest = float(above(torch.as_tensor(rows), math.prod(node.input.shape[2:]) + FEW).max())
+        return (Magnitude(columns) * largest).raised(columns, largest).sqrt()
 
     def interval(self, node: Node, context: Context) -> Interval:
         if not self.linear(node) or node.args[2] not in (0, 1):  # bilinear, nearest: weights ≥ 0

@@ -13,6 +13,7 @@ import torch
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
+from normscope.core.rounding import above, root
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms, Lookup
@@ -85,7 +86,7 @@ class Rearrangement(Rule):
 
     def norm(self, node: Node, context: Context) -> float:
         """Vectors along the last axis stay whole, are split, or are joined, as positions tell."""
-        return context.norm(node.input) * math.sqrt(vectors_joined(node)) * (1 + 2**-50)
+        return above(context.norm(node.input) * math.sqrt(vectors_joined(node)))
 
     def linear(self, node: Node) -> bool:
         return True
@@ -105,7 +106,7 @@ class Selection(Rearrangement):
     """Every output entry is an entry of the input or a constant: √ of the most copies."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        return Gain.of(math.sqrt(max(copies_read(node))) * (1 + 2**-52), method="copies")
+        return Gain.of(root(max(copies_read(node))), method="copies")
 
     def form(self, node: Node, forms: Forms) -> Form:
         if any(not is_float(source) for source in node.inputs):
@@ -227,7 +228,7 @@ class Overwrite(Rule):
             most if several is None or source is not _values(node) else max(most, several)
             for source, most in zip(node.inputs, copies_read(node), strict=True)
         ]
-        return Gain.of(*(math.sqrt(most) * (1 + 2**-52) for most in copies), method="selection", separate=True)
+        return Gain.of(*(root(most) for most in copies), method="selection", separate=True)
 
     def interval(self, node: Node, context: Context) -> Interval:
         chosen_by_values = any(not is_float(source) for source in node.inputs)
@@ -286,7 +287,7 @@ def _accumulated(node: Node, weight: float = 1.0) -> Gain:
     writes = _places_and_values(node)
     assert writes is not None
     most = [int(torch.bincount(part).max()) if part.numel() else 0 for part in writes]
-    scattered = abs(weight) * math.sqrt(most[0] * most[1]) * (1 + 2**-50)
+    scattered = above(abs(weight) * math.sqrt(most[0] * most[1]))
     operands = ((node.args[0], 1.0), (_values(node), scattered))  # by place: both may be the same node
     return Gain.of(*(factor for operand, factor in operands if isinstance(operand, Node)), method="sum")
 
@@ -311,7 +312,7 @@ class Several(Rule):
     """Several tensors at once, made of the entries of the inputs."""
 
     def gain(self, node: Node, context: Context) -> Gain:
-        return Gain.of(*(math.sqrt(most) * (1 + 2**-52) for most in copies_read(node)), method="copies", separate=True)
+        return Gain.of(*(root(most) for most in copies_read(node)), method="copies", separate=True)
 
     def terms(self, node: Node) -> float:
         return 0

@@ -7,7 +7,7 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.core.rounding import UNDERFLOW
+from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below, root
 from normscope.graph.graph import Node
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
@@ -41,7 +41,7 @@ class Softmax(Rule):
             torch.sigmoid(own - rest + sign * ROUNDING * (own.abs() + rest.abs()))  # of ln p/(1 − p)
             for own, rest, sign in ((low, _of_others(high, axis), -1), (high, _of_others(low, axis), 1))
         )
-        return Interval(least.nan_to_num(0) * (1 - 1e-9), largest.nan_to_num(1) * (1 + 1e-9) + UNDERFLOW)
+        return Interval(below(least.nan_to_num(0), FEW + FUNCTION), above(largest.nan_to_num(1), FEW + FUNCTION) + UNDERFLOW)
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation.
@@ -54,7 +54,8 @@ class Softmax(Rule):
             return None
         away, _ = probability_changes(torch.softmax(middle, node.args[1]), reach, node.args[1])
         rows = float(torch.linalg.vector_norm(away, dim=node.args[1]).max())
-        return (min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input)) * (1 + 2**-40),)
+        least = min(float(away.max()) + 2 * rows, 1.5 * context.deviation(node.input))
+        return (above(least, node.shape[node.args[1]] + FEW),)
 
     def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
         """(J(p) − J(p̂))Δz with J(p)Δz = p ⊙ (Δz − pᵀΔz): |p − p̂| (|Δz| + pᵀ|Δz|) + p̂ |p − p̂|ᵀ|Δz|; from the middle half."""
@@ -67,7 +68,7 @@ class Softmax(Rule):
         changed = on_the_way(changed) if moves is None else changed
         average = (most * moved).sum(axis, keepdim=True)
         entries = changed * (moved + average) + p * (changed * moved).sum(axis, keepdim=True)
-        return Remainder(torch.ones(node.shape, dtype=torch.float64), entries * (1 + 1e-9) + 2 * UNDERFLOW)
+        return Remainder(torch.ones(node.shape, dtype=torch.float64), above(entries, 2 * (node.shape[axis] + FEW)) + 2 * UNDERFLOW)
 
     def center_error(self, node: Node, context: Context) -> float:
         """Half of the logits' error, or of what was masked: entries far below the largest have probability 0 with any error."""
@@ -107,9 +108,9 @@ def probability_changes(
     together = torch.logsumexp(away + p.log(), axis, keepdim=True).clamp(min=0)
     if mean is not None:
         most = away.amax(axis, keepdim=True).clamp(min=1e-12)
-        known = torch.maximum(mean, torch.log1p(mean * torch.expm1(most) / most)) * (1 + 1e-12)
+        known = above(torch.maximum(mean, torch.log1p(mean * torch.expm1(most) / most)), FEW + 2 * FUNCTION)
         together = torch.minimum(together, known.nan_to_num(math.inf, math.inf))
-    changed = (p * torch.expm1((away + together) * (1 + 1e-12) + 1e-12)).nan_to_num(1, 1).clamp(max=1)
+    changed = (p * torch.expm1(above(away + together) + 1e-12)).nan_to_num(1, 1).clamp(max=1)
     return changed, (p + changed).clamp(max=1)
 
 
@@ -133,7 +134,7 @@ class LogSoftmax(Rule):
 
     def gain(self, node: Node, context: Context) -> Gain:
         n = node.shape[node.args[1]]
-        return Gain.of(math.sqrt(n) * (1 + 2**-50) if n > 1 else 0.0, method="log-softmax")
+        return Gain.of(root(n) if n > 1 else 0.0, method="log-softmax")
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-math.inf, 0.0, node.shape)
@@ -158,7 +159,7 @@ class GatedLinearUnit(Rule):
         gate = context.interval(node.input).magnitude
         if math.isinf(gate):
             return Gain.infinite(node, "a gate times an unbounded value; bound the values by a region or a normalizer before it")
-        return Gain.of(math.hypot(1.0, gate / 4) * (1 + 2**-50), method="product")
+        return Gain.of(above(math.hypot(1.0, gate / 4)), method="product")
 
     def interval(self, node: Node, context: Context) -> Interval:
         size = context.interval(node.input).magnitude

@@ -154,7 +154,7 @@ class Absorbers:
 
 
 def _not_made_of(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The classes of one partition that are no unions of classes of another."""
+    """The classes of one partition that are not unions of classes of another."""
     own, others = np.broadcast_arrays(labels, known)
     pairs = np.unique(np.stack([own.ravel(), others.ravel()]), axis=1)
     names, counts = np.unique(pairs[1], return_counts=True)

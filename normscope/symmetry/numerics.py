@@ -58,7 +58,7 @@ class Numerics:
 
     @cached_property
     def _single(self) -> bool:
-        """Whether the model holds float32 constants that are no buffers, so that it does not run in float64."""
+        """Whether the model holds float32 constants that are not buffers, so that it does not run in float64."""
         try:
             with torch.no_grad():
                 self._of_model(self.parameters)

@@ -145,7 +145,7 @@ class SymmetryReport(Result):
 
 
 def check_report(report: Any, model: nn.Module) -> None:
-    """Refuse what is no report, or one of a model with other parameters or modules."""
+    """Check that this is a report, and of a model with these parameters and modules."""
     if not isinstance(report, SymmetryReport):
         raise InputError(f"symmetries is what ns.symmetries(model, example) returns, not {type(report).__name__}")
     sizes = {name: report.sizes.get(name) if is_lazy(value) else value.numel() for name, value in model.named_parameters()}

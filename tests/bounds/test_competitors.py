@@ -282,6 +282,7 @@ def test_regression_and_hopeless_models_are_told_why():
 # coverage ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda distribution: distribution.name)
 @pytest.mark.parametrize("draws", [4, pytest.param(500, marks=pytest.mark.full)])
 def test_certified_competitors_cover(distribution: Distribution, draws: int):

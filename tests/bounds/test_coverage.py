@@ -47,7 +47,7 @@ def failures(distribution: Distribution, draws: int, seed: int) -> tuple[Counter
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=lambda distribution: distribution.name)
-@pytest.mark.parametrize("draws", [25, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("draws", [10, pytest.param(500, marks=pytest.mark.full)])
 def test_certified_bounds_cover(distribution, draws):
     failed, seen = failures(distribution, draws, seed=draws)
     place = "Corollary 21" if distribution.loss == "zero-one" else "Theorem 20"
@@ -69,6 +69,7 @@ def test_the_binomial_bound_is_exact_enough_to_fail_sometimes():
     assert binom.ppf(UNLIKELY, 400, DELTA / 3) <= missed <= most_failures(400, DELTA)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("unevenness", [0.0, 2.0, 5.0])
 @pytest.mark.parametrize("cells", [2, 30, 2000])
 @pytest.mark.parametrize("size", [10, 300])

@@ -61,7 +61,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_folding_preserves_the_function_and_leaves_no_statistics(name, dtype):

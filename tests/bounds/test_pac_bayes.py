@@ -57,6 +57,7 @@ def test_the_prior_is_the_best_of_the_grid(distance, dimension):
     assert divergence == gaussian_kl(dimension, 0.3, distance, prior)
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("q", [0.0, 1e-6, 0.1, 0.5, 0.99, 1.0])
 @pytest.mark.parametrize("budget", [0.0, 1e-6, 0.01, 1.0, 50.0, 1e300])
 def test_the_inverse_of_kl_errs_upwards(q, budget):

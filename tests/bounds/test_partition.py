@@ -29,6 +29,7 @@ WANTED = [
 ]
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("wanted", WANTED, ids=str)
 @pytest.mark.parametrize("dimension", [1, 3, 12])
 @pytest.mark.parametrize("domain", [None, 1], ids=["held-out", "domain"])

@@ -88,6 +88,7 @@ def test_ratios_and_gradients_by_hand():
     assert largest_ratios(setting, rows).exp().tolist() == pytest.approx([max(ratios[:2]), ratios[2]])
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("loss", ["l1", "zero-one", "ramp"])
 def test_proved_constants_hold_on_the_whole_ball(make, loss):

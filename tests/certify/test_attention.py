@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
 VARIANTS = list(itertools.product((False, True), ("none", "causal", "biased"), (1, 2, 4), (False, True), (True, False)))
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("bias, mask, shared, rotary, fused", VARIANTS)
 def test_sound_on_a_ball(bias, mask, shared, rotary, fused):
     seed = VARIANTS.index((bias, mask, shared, rotary, fused))

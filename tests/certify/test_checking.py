@@ -64,6 +64,7 @@ def test_a_contradiction_is_no_bare_assertion():
         Bracket(Magnitude(2), Magnitude(1))
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1.0, 1e150, 1e290])
 @pytest.mark.parametrize("slope", [1e-250, 1e-100, 1.0, 1e100, 1e250])
 def test_exact_bounds_pass_at_every_scale(scale, slope):

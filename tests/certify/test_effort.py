@@ -113,7 +113,7 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ODD)
 def test_forms_never_loosen_or_contradict(name, monkeypatch):
     """Beside `check_bound` and the search, which every bracket passes: what is found without forms is not below."""

@@ -107,7 +107,7 @@ def violations(graph, model, region, found, seed=0, pairs=6, steps=12):
     return wrong
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 12))])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_pair_of_points_exceeds_a_bound(name, seed):
@@ -135,6 +135,7 @@ def test_remainders_that_are_left_to_the_next_matrix(monkeypatch):
         assert not violations(graph, layers, region, found)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "no remainder known"])
 def test_bounds_shrink_to_the_norm_of_the_jacobian(name):
     model, x, graph = drawn(name, 0)
@@ -229,6 +230,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(mutant, monkeypatch):
     change, name, options = MUTANTS[mutant]

@@ -47,7 +47,7 @@ CANCELLING = {
 }
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CANCELLING)
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -94,7 +94,7 @@ def largest_reachable_jacobian(model: nn.Sequential, features: int, generator: t
     return float(torch.linalg.matrix_norm(jacobians, 2).max())
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(18))
 def test_within_one_percent_of_the_largest_reachable_jacobian(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -130,7 +130,7 @@ def test_constant_and_identity():
 # witnesses -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", [seed for seed in range(18) if not is_deep(seed)])
 def test_the_model_itself_attains_the_lower_bound_at_the_witness(seed):
     module, example, mode = network(seed)

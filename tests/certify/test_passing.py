@@ -97,6 +97,7 @@ def test_any_order_of_questions_on_curved_networks(name):
     check(make().double(), torch.randn(shape, dtype=torch.float64), seeds=2)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("seed", [seed for seed in range(0, 18, 2) if not is_deep(seed)])
 def test_any_order_of_questions_on_random_networks(seed):
     check(*network(seed))
@@ -111,6 +112,7 @@ def test_any_order_of_questions_on_more_networks(seed):
 ALL_CASES = {**RULE_CASES, **VARIANTS}
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if i % 12 == 0 else pytest.mark.full) for i, name in enumerate(ALL_CASES)]
 )

@@ -169,3 +169,33 @@ def test_linear_operations_without_a_derivative_are_relaxed_as_they_run(name, mo
     truth = float(torch.linalg.matrix_norm(jacobian, 2))
     bracket = ns.lipschitz(model, center[None], region=ns.Ball(center, 1e-6), effort=0.1)
     assert truth * (1 - 1e-6) <= float(bracket.upper) <= truth * (1 + 1e-3)
+
+
+@torch.library.custom_op("normscope_tests::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda context, slope: slope * context.saved_tensors[0].cos(),
+    setup_context=lambda context, inputs, output: context.save_for_backward(inputs[0]),
+)
+
+
+class Sine(ns.rules.Rule):
+    """A user's rule that knows how far the derivative is from that at the middle."""
+
+    def gain(self, node, context):
+        return ns.rules.Gain.of(1)
+
+    def curvature(self, node, context):
+        return (context.deviation(node.input),)
+
+
+def test_an_operation_with_a_backward_alone_has_no_linear_part(monkeypatch):
+    """Torch's forward mode takes its derivative for 0, without a word."""
+    monkeypatch.setitem(ns.rules.registry.rules, "normscope_tests.sine", Sine())
+    x = torch.full((1, 2), 0.5, dtype=torch.float64)
+    found = ns.lipschitz(Function(torch.ops.normscope_tests.sine), x, region=ns.Ball(x[0], 0.01))
+    assert 0.87 <= found.lower <= found.upper <= 1.01

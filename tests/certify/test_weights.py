@@ -117,6 +117,7 @@ FINITE = (
     "masked",
     "strided",
     "in one more product",
+    "in one more place",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,13 +25,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("ViTModel", {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 16, "patch_size": 4}),
     "Mixtral": ("MixtralForCausalLM", {**GROUPED, **TOKENS, "num_local_experts": 2}),
     "Phi": ("PhiForCausalLM", {**GROUPED, **TOKENS}),
+    "StableLm": ("StableLmForCausalLM", {**GROUPED, **TOKENS}),
+    "Starcoder2": ("Starcoder2ForCausalLM", {**GROUPED, **TOKENS}),
+    "Granite": ("GraniteForCausalLM", {**GROUPED, **TOKENS}),
+    "OPT": ("OPTForCausalLM", {**{k: v for k, v in SMALL.items() if k != "intermediate_size"}, "ffn_dim": 32, "word_embed_proj_dim": 16, **TOKENS}),
+    "Falcon": ("FalconForCausalLM", {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50, **TOKENS}),
+    "Bloom": ("BloomForCausalLM", {"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": 50, **TOKENS}),
+    "GPTJ": ("GPTJForCausalLM", {"n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "vocab_size": 50, **TOKENS}),
+    "Olmo2": ("Olmo2ForCausalLM", {**GROUPED, **TOKENS}),
 }  # fmt: skip
 
 
 @cache
 def _made(name: str, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     kind, settings = ARCHITECTURES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -43,3 +43,12 @@ def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> No
     finally:
         process.kill()
     assert process.returncode in ((0,) if how == signal.SIGINT else (0, -how)) and errors == ""
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    for name in [name for name in sys.modules if name.startswith(("normscope.dashboard.", "starlette."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("normscope.dashboard.server", raising=False)
+    result = normscope("serve", str(tmp_path))
+    assert result.exit_code == 2 and "pip install 'normscope[dashboard]'" in result.stderr and result.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 from fractions import Fraction
 
 import torch
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 import normscope as ns
 from normscope.core.interval import Interval
-from normscope.core.rounding import above, gamma, length, summation_error
+from normscope.core.magnitude import Magnitude, product
+from normscope.core.rounding import above, below, gamma, length, root, summation_error
 
 exponents = st.integers(-1070, 1000)
 signed = st.floats(-1, 1, allow_subnormal=False)
@@ -109,3 +111,45 @@ def test_each_row_has_a_scale_of_its_own():
     expected = [5e-300, 5.0, 5e300, 5e-324, 0.0]
     for found, exact in zip(length(rows, 1).tolist(), expected, strict=True):
         assert exact <= found <= exact * (1 + 1e-12) + 1e-322
+
+
+positive = st.floats(1e-15, 1e15)
+
+
+@given(st.lists(positive, min_size=1, max_size=16))
+def test_products_and_sums_lie_between_below_and_above(values):
+    """A product of up to 16 numbers takes fewer roundings than `FEW`; a sum of n takes n."""
+    exact = math.prod(map(Fraction, values))
+    assert Fraction(below(math.prod(values))) <= exact <= Fraction(above(math.prod(values)))
+    many = values * 100
+    found = float(tensor(many).cumsum(0)[-1])  # one after the other
+    assert Fraction(below(found, len(many))) <= sum(map(Fraction, many)) <= Fraction(above(found, len(many)))
+
+
+@given(st.floats(0, 1e-300), st.floats(0, 1))
+def test_subnormal_products_lie_between_below_and_above(a, b):
+    exact, found = Fraction(a) * Fraction(b), a * b
+    assert Fraction(below(found)) <= exact and (exact <= Fraction(above(found)) or not found)
+
+
+def test_what_is_no_number_is_unknown():
+    assert above(math.nan) == above(math.inf) == math.inf and below(math.nan) == 0 and below(math.inf) > 1e300
+    assert above(0.0) == below(0.0) == 0
+
+
+@given(st.integers(0, 2**52))
+def test_a_root_is_rounded_up_by_two_ulps_at_most(count):
+    found = root(count)
+    assert Fraction(found) ** 2 >= count
+    assert Fraction(max(found - 2 * math.ulp(found), 0.0)) ** 2 <= count
+    whole = math.isqrt(count)
+    assert root(whole**2) == whole
+
+
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=6), positive)
+def test_logarithms_are_rounded_outward(values, divisor):
+    """A quotient of a product, against logarithms with fifty digits."""
+    precise = Context(prec=50)
+    exact = sum((Decimal(value).ln(precise) for value in values), Decimal(0)) - Decimal(divisor).ln(precise)
+    found = product(map(Magnitude, values)) / divisor
+    assert Decimal(found.lowered(*values, divisor).log) <= exact <= Decimal(found.raised(*values, divisor).log)

@@ -28,6 +28,13 @@ def test_the_flat_graph_is_the_product(name, matrix, monkeypatch):
     assert_same(compiled(case, matrix=matrix).dense(), plain.dense())
 
 
+def test_the_compiled_products_of_a_linear_model():
+    """One compilation: a code generator takes seconds per graph."""
+    case = CASES["linear"]
+    assert_same(compiled(case).dense(), dense_hessian(case))
+
+
+@pytest.mark.full
 def test_the_compiled_products_of_a_batch_norm_network():
     case = CASES["batch norm"]
     exact, made = dense_hessian(case), compiled(case)

@@ -24,7 +24,7 @@ def test_there_are_models_enough():
     assert len(CASES) >= 20
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CASES)
 def test_products_equal_the_dense_hessian(name):
     exact = dense_hessian(CASES[name])
@@ -38,6 +38,7 @@ def test_products_without_tapes_are_the_same(memory):
         assert (kept - fresh).abs().max() <= 1e-14
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", [name for name in CASES if "relu" not in name])
 def test_products_are_differences_of_gradients(name):
     """A reference that uses first derivatives alone: torch's second derivatives of some operations are wrong."""

@@ -79,7 +79,7 @@ def test_every_kind_of_symmetry_is_among_the_models():
     assert found == set(KINDS)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in (*OTHERS, *TRANSFORMERS))])
 def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
     """Under each group by itself, and under all of them."""
@@ -137,6 +137,7 @@ def test_sharpness_both_ways_when_weights_shrink():
     assert after[1].largest.value == pytest.approx(before[1].largest.value, rel=0.02)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gauss_newton_matrix_is_zero_along_every_symmetry(name):
     case = CASES[name]

@@ -150,7 +150,7 @@ def test_the_basis_is_orthonormal_and_the_relation_holds_after_restarts():
         krylov.restart(krylov.ritz(), torch.arange(10, 15))
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 def test_eigenvalues_of_every_model(name):
     case = CASES[name]
@@ -189,6 +189,7 @@ def assert_covered(matrix: torch.Tensor, products: int, confidence: float) -> No
     assert binomtest(inside, REPEATS, confidence, alternative="less").pvalue >= 1e-4, inside
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("spectrum", ["model", "decaying", "signed"])
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_traces_lie_in_their_interval_at_the_stated_rate(spectrum, confidence, wide):
@@ -196,7 +197,7 @@ def test_traces_lie_in_their_interval_at_the_stated_rate(spectrum, confidence, w
     assert_covered(wide[1] if spectrum == "model" else random_symmetric(shapes[spectrum]), 48, confidence)
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 def test_traces_of_every_model_lie_in_their_interval_at_the_stated_rate(name):
     assert_covered(dense_hessian(CASES[name]), 12, 0.95)
@@ -226,7 +227,7 @@ def test_density_is_near_the_true_distribution(wide):
     assert len(density.figure().data) == 1
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CASES)
 def test_densities_of_every_model(name):
     """All eigenvalues are within reach."""

@@ -372,6 +372,29 @@ def test_a_slow_file_system_delays_but_stops_nothing(delay: float, tmp_path: Pat
     assert not found.more and len(found.ids) == 60
 
 
+@pytest.mark.parametrize("rising", [True, False])
+def test_a_first_answer_that_has_time_for_few_directories_has_those_made_last(
+    rising: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File numbers say which directories are asked for their times first, and no more: where they mislead, the end is the same."""
+    for number in range(300):
+        (tmp_path / f"{number * 7919 % 1000:03}").mkdir()
+        (tmp_path / f"{number * 7919 % 1000:03}" / "manifest.json").write_text('{"layers": []}')
+    made = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_ino, reverse=not rising)
+    for number, path in enumerate(made):
+        for each in (path / "manifest.json", path):
+            os.utime(each, (1e9 + number // 20, 1e9 + number // 20))  # file systems with coarse clocks
+    with monkeypatch.context() as patched:
+        Slow(patched, 0.05)
+        catalogue = Catalogue(tmp_path)
+        first = catalogue.changes()
+        newest = {path.name for path in made[-10:]}
+        assert first.total < 30 and (not rising or newest <= set(first.listed))
+        while (found := catalogue.changes()).more:
+            pass
+    assert {path.name for path in made[-200:]} == set(found.listed)
+
+
 def test_of_many_runs_the_newest_are_listed_and_all_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogues, "MOST_LISTED", 20)
     monkeypatch.setattr(catalogues, "MOST_KEPT", 40)

@@ -73,6 +73,7 @@ def test_figures_are_those_of_the_report(kind: str, here: TestClient, root: Path
         assert found.json() == json.loads(ns.load_run(root / "bad").figure(names.get(kind, kind)).to_json())
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("of", [*METRICS, *SCALARS])
 def test_every_column_has_a_figure_and_a_table(of: str, here: TestClient) -> None:
     kind = "heatmap" if of in METRICS else "series"

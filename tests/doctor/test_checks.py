@@ -31,6 +31,7 @@ def test_is_silent_on_the_near_miss(rule):
     assert rule not in rules(CASES[rule][1]())
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("rule", CASES)
 def test_nothing_changes_by_looking(rule):
     patient = CASES[rule][0]()

@@ -81,6 +81,7 @@ def test_layouts_that_do_not_fit_are_refused(axes, block):
         Spheres((0,)).norm((torch.ones(4, 2), torch.ones(4)))
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, axes, block", LAYOUTS)
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])

@@ -222,10 +222,35 @@ def test_what_runs_differently_is_refused(name):
     assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
 
 
-def test_the_first_module_that_differs_is_named():
+class Tripled(nn.Module):
+    """Many operations, of which export sees one in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.layer_norm(torch.tanh(x), (4,))
+        x = x * (3.0 if torch.compiler.is_compiling() else 2.0)
+        return (x @ x.mT).softmax(-1).sin()
+
+
+def test_the_first_node_that_differs_is_named():
+    """What follows it differs as well; what comes before does not, though a graph may write it in other operations."""
+    line = Tripled.forward.__code__.co_firstlineno + 2
+    with pytest.raises(ns.Refusal, match=rf"first seen to differ at mul at 1 \(test_agreement.py:{line}\)"):
+        trace(nn.Sequential(nn.Linear(4, 4), Tripled(), nn.ReLU()), randn(1, 3, 4))
+
+
+def test_a_module_that_goes_on_where_its_part_of_the_graph_ends_is_named():
     model = nn.Sequential(nn.Linear(4, 4), Function(half_exported), nn.ReLU())
-    with pytest.raises(ns.Refusal, match="first at relu at 1"):
+    with pytest.raises(ns.Refusal, match="computes every value of the graph, but goes on in another way after relu at 1"):
         trace(model, 4 * randn(1, 4))
+
+
+def test_a_model_that_goes_on_where_its_graph_ends_is_said_to():
+    def longer(x):
+        y = torch.tanh(x)
+        return y if torch.compiler.is_compiling() else 2 * y
+
+    with pytest.raises(ns.Refusal, match="computes every value of the graph, but goes on"):
+        trace(Function(longer), randn(1, 4))
 
 
 def test_a_model_is_left_as_it_was():

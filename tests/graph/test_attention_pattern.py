@@ -47,6 +47,7 @@ class SelfAttention(nn.Module):
         return self.mix(*(part.transpose(1, 2) for part in (q, k, v)))
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", [*FUSED, *APART])
 def test_recognised_where_it_means_the_same(name):
     torch.manual_seed(0)
@@ -57,7 +58,7 @@ def test_recognised_where_it_means_the_same(name):
         assert torch.allclose(graph.run([x], torch.float64)[0], model.double()(x.double()), atol=1e-12)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FUSED)
 def test_the_bound_holds(name):
     torch.manual_seed(0)

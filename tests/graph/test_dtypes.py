@@ -42,7 +42,7 @@ def casts(notes: tuple[str, ...]) -> set[str]:
     return {note.split()[2] for note in notes if note.startswith("casts to")}
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_computing_in_another_type_changes_no_bound(name, dtype):
@@ -55,6 +55,7 @@ def test_computing_in_another_type_changes_no_bound(name, dtype):
         assert found.bracket.lower <= exact.upper * 1.01
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize("name", INTEGER)
 def test_casts_to_integers_are_what_they_are(name, region):
@@ -111,6 +112,7 @@ def test_eager_attention_is_audited_in_every_type(kind, dtype):
     ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_eager_attention_has_symmetries_and_curvature_in_every_type(kind, dtype):
     model, example = transformer(kind, TYPES[dtype])

@@ -47,6 +47,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", STANDARDIZED)
 def test_hand_written_normalizers_are_recognised(name):
     model = Function(STANDARDIZED[name])

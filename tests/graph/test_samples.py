@@ -159,6 +159,7 @@ def example(seed: int = 0, size: int = 4) -> torch.Tensor:
     return torch.randn(size, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.quick(14)
 @pytest.mark.parametrize("step", APART)
 def test_an_operation_on_every_sample_by_itself_is_proved(step):
     assert unproved(Net(step), Call.of(example()), lambda output: output) is None

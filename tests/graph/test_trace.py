@@ -154,6 +154,7 @@ def test_same_function(name):
         assert torch.allclose(graph.run([x], torch.float64)[0], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("seed", [seed for seed in range(18) if not is_deep(seed)])
 def test_batched_is_one_by_one(seed):
     module, example, mode = network(seed)

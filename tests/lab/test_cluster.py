@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,10 @@ from normscope.lab.cluster import OnRay, _write, run_and_collect
 from normscope.lab.experiment import find
 from normscope.lab.runner import run_experiment
 from normscope.lab.tasks import RESULT, tasks
+from tests.conftest import NODE
 from tests.lab.test_runner import SLOW, TINY, trial_records
 
-ray = pytest.importorskip("ray")
-
-NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-
-
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    """Two nodes of one processor each, on this machine; the second may be killed."""
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    yield made
-    ray.shutdown()
-    made.shutdown()
+pytest.importorskip("ray")
 
 
 def test_a_trial_sends_its_files_back(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_synthetic_sets_are_the_same_every_time_and_can_be_learned_from(name: st
     first, second = load_data(name), load_data(name)
     assert torch.equal(first.train[0], second.train[0]) and torch.equal(first.test[1], second.test[1])
     if first.train[1].is_floating_point():
-        with pytest.raises(InputError, match="real targets and no classes: choose others, as digits"):
+        with pytest.raises(InputError, match="real targets and no classes: choose others, such as digits"):
             _ = first.classes
     else:
         assert len(first.train[1].unique()) == first.classes

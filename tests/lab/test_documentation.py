@@ -15,7 +15,7 @@ from normscope.lab.catalogue import catalogue
 from normscope.lab.documentation import write_page
 from normscope.lab.experiment import Plot
 from normscope.lab.runner import run_experiment
-from normscope.report.lab import plot
+from normscope.report.plots import plot
 from normscope.report.svg import svg
 from normscope.report.theme import COLORS
 from tests.lab.test_runner import TINY

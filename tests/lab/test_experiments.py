@@ -101,7 +101,7 @@ def test_planar_classifiers_have_the_symmetry_of_their_normalizer(normalizer: st
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("toy-flow", "digits", "digits is not two classes in the plane: choose other data, as halfplanes or rings"),
+        ("toy-flow", "digits", "digits is not two classes in the plane: choose other data, such as halfplanes or rings"),
         ("invariant-valleys", "waves", "waves is not two classes in the plane"),
         ("margins", "waves", "real targets and no classes"),
     ],
@@ -120,6 +120,7 @@ def test_plain_networks_must_be_given_more_time(tmp_path: Path) -> None:
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "images": "200", "epochs": "1", "seeds": "[0]"}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

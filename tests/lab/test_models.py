@@ -45,6 +45,7 @@ def test_stems_differ_in_resolution() -> None:
         assert features.eval()(image).shape == (1, 64, size, size)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", NORMALIZERS)
 def test_resnet18_runs_with_every_normalizer(name: str) -> None:
     model = resnet18(10, name, "small")
@@ -80,6 +81,7 @@ def test_weights_have_the_he_variance() -> None:
     assert deviations == pytest.approx([(2 / 300) ** 0.5, (2 / 400) ** 0.5, (1 / 400) ** 0.5], rel=0.05)
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(
     ("name", "axes"),
     [(name, axes) for name in NORMALIZERS for axes in range(4) if has_layer(name) and (name, axes) != ("instance", 0)],
@@ -119,7 +121,7 @@ def test_layer_normalization_of_features_is_one_group() -> None:
         (lambda: gpt(width=10, heads=4), "a width of 10 cannot be shared by 4 heads"),
         (lambda: build("lenet", load_data("digits"), "none"), "no network 'lenet': choose from mlp"),
         (lambda: build("mlp", load_data("digits"), "none", deep=3), "mlp has no option deep: choose from width, depth"),
-        (lambda: build("gpt", load_data("digits"), "none"), "choose such data, as markov"),
+        (lambda: build("gpt", load_data("digits"), "none"), "choose data like that, such as markov"),
         (lambda: build("resnet18", load_data("gaussians"), "none"), "are not images"),
         (lambda: build("resnet18", load_data("digits"), "instance", stem="small"), "cannot take samples of 3×8×8"),
     ],
@@ -148,6 +150,7 @@ def test_efficientnet_b3_is_the_standard_one() -> None:
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 1000)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "instance"])
 def test_other_networks_run_with_every_normalizer(name: str) -> None:
     images, ids = torch.rand(4, 3, 8, 8), torch.randint(16, (4, 6))
@@ -158,6 +161,7 @@ def test_other_networks_run_with_every_normalizer(name: str) -> None:
         assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "instance"])
 def test_efficientnet_runs_with_every_normalizer(name: str) -> None:
     assert efficientnet_b3(10, name).train()(torch.rand(2, 3, 8, 8)).isfinite().all()

@@ -214,7 +214,7 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> Non
     ("changes", "words"),
     [
         ({"epoch": "3"}, "no setting epoch: choose from data, seeds, networks"),
-        ({"epochs": "many"}, "epochs is like 100, not many"),
+        ({"epochs": "many"}, "epochs must be a value such as 100, got 'many'"),
         ({"networks": "lenet"}, "networks has no 'lenet': choose from mlp, resnet18"),
         ({"seeds": "[]"}, "at least one seed"),
         ({"data": "mnist"}, "no data set 'mnist': choose from digits"),

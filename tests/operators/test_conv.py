@@ -61,7 +61,7 @@ def test_there_are_enough_cases():
     assert len(SMALL) >= 60
 
 
-@pytest.mark.quick(50)
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: "-".join(map(str, case)))
 def test_exact_where_the_matrix_is_small(case):
     kernel = kernel_of(case)

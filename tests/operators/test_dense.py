@@ -45,6 +45,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.quick(18)
 @pytest.mark.parametrize("rows, columns", [(16, 16), (16, 64), (256, 16), (64, 64), (256, 256)])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_known_singular_values(name, rows, columns):
@@ -70,6 +71,7 @@ def log_ratio(bound: Magnitude, truth: mpmath.mpf) -> float:
 SHAPES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 8), (8, 8), (12, 5)]
 
 
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-8, 1.0, 1e8, 1e150, 1e300])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_never_below_forty_digits(shape, scale):
@@ -181,6 +183,7 @@ def test_what_vanished_in_rounding_is_not_zero():
     assert float(ns.certify.operator_norm(Function(lambda x: (1e20 * x + x) - 1e20 * x), (2,)).upper) >= 1
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("size", [1, 3, 60, 100])
 @pytest.mark.parametrize("scale", [0.0, 5e-324, 1e-310, 1e-170, 1.0, 1e170, 1e300])
 @pytest.mark.parametrize("first", [0.0, 1.0])

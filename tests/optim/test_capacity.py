@@ -23,6 +23,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("module, shape", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_capped_convolutions_obey_the_limit_on_any_input(module, shape, dtype):

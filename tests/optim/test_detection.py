@@ -13,6 +13,7 @@ from tests.optim.standin import MODELS, batch, parameters_equal, train
 symmetries = pytest.importorskip("normscope.symmetry.detect", reason="needs ns.symmetries").symmetries
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("kind", [SGDG, SGDP, AdamG, AdamP])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_example_and_report_are_the_same(kind, name):

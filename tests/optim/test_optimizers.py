@@ -17,6 +17,7 @@ from tests.optim.standin import ALL, DENSE, MODELS, Group, Report, batch, dense,
 EMPTY = Report()
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(
     "ours, theirs, settings",
     [
@@ -59,6 +60,7 @@ def test_the_rest_of_a_model_moves_as_in_torch(kind, settings, theirs):
     assert torch.equal(copied, model[6].weight)
 
 
+@pytest.mark.quick(8)
 @each(ALL)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

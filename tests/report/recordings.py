@@ -11,6 +11,7 @@ import numpy as np
 from normscope._watch.columns import METRICS, SCALARS, schema
 from normscope._watch.life import FINISHED
 from normscope._watch.store import Writer
+from normscope.report.summary import CLEAN
 
 ROWS_AT_ONCE = 500
 
@@ -49,6 +50,7 @@ def write_run(
         writer.row(row)
         while writer._waiting.qsize() > ROWS_AT_ONCE:  # rows beyond the queue's limit would be dropped
             pass
+    writer.event("judged", process=0, step=steps, rules={rule: [0, steps, steps, len(names)] for rule in CLEAN})
     if finding is not None:
         writer.event("finding", **finding)
     if closed:

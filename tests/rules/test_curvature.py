@@ -32,7 +32,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("radius", [1e-4, 0.1, 0.5])
 @pytest.mark.parametrize("name", CASES)
 def test_the_derivative_is_as_close_as_stated(name, radius):

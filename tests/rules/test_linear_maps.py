@@ -75,6 +75,7 @@ def test_the_gain_is_the_norm_of_the_matrix_that_runs(name):
     assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-6)
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_interval_holds_all_corners(name):
     function, shape = EXACT[name]

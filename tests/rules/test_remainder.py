@@ -88,7 +88,7 @@ def drawn(name, seed):
     return graph, facts, [graph.run([point], torch.float64, capture=graph.nodes)[1] for point in points]
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(
     ("pairs", "chords"), [(False, False), (True, False), (True, True)], ids=["from the middle", "pairs", "chords"]
 )

@@ -19,7 +19,7 @@ from tests.cases import ENTRYWISE, RULE_CASES, VARIANTS, Case, Function
 CASES = {name: case for name, case in {**RULE_CASES, **VARIANTS}.items() if case.mode == "eval"}
 
 
-@pytest.mark.quick(80)
+@pytest.mark.quick(50)
 @pytest.mark.parametrize("name", CASES)
 def test_values_lie_in_their_intervals(name):
     """On inputs in [−2, 2], so that the bounds are worth something."""
@@ -44,6 +44,7 @@ def entrywise(case: Case):
 FUNCTIONS = [name for name in ENTRYWISE if isinstance(registry.rules.get(name), Entrywise)]
 
 
+@pytest.mark.quick(28)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_slopes_contain_every_difference_quotient_and_are_reached(name):
     node, rule = entrywise(RULE_CASES[name])
@@ -91,6 +92,7 @@ POLES = {
 }
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("radius", [1e-3, 0.05])
 @pytest.mark.parametrize("name", POLES)
 def test_functions_with_poles_are_bounded_away_from_them(name, radius):

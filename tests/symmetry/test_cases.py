@@ -16,19 +16,19 @@ def found(request):
     return case, ns.symmetries(case.model(), case.example, case.mode)
 
 
-@pytest.mark.quick(32)
+@pytest.mark.quick(16)
 def test_detection_is_exact(found):
     case, report = found
     assert Counter(map(described, report)) == Counter(case.groups)
 
 
-@pytest.mark.quick(32)
+@pytest.mark.quick(16)
 def test_no_group_is_refuted(found):
     _, report = found
     assert report.check() == []
 
 
-@pytest.mark.quick(32)
+@pytest.mark.quick(16)
 def test_named_directions_are_the_null_space(found):
     case, report = found
     complete = report.completeness()

@@ -90,6 +90,7 @@ PARTS: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {  # m
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_joined_from_parts_mixes_within_each_of_them(name):
     make, blocks = PARTS[name]

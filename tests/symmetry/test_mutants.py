@@ -62,6 +62,7 @@ MUTANTS = {  # an operation, what a mutant says it is, and a model on which that
 }  # fmt: skip
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_refuted(name, monkeypatch):
     op, form, model, shape = MUTANTS[name]

@@ -18,7 +18,7 @@ def missed(seed: int) -> int:
     return complete.unnamed
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("seed", [*range(16), 1251])  # 1251: a shift absorbed behind an RMSNorm of tiny features
 def test_groups_hold_on_random_graphs(seed):
     missed(seed)

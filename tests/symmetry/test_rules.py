@@ -43,12 +43,14 @@ def probe(name: str, shifted: bool) -> ns.SymmetryReport:
     )
 
 
+@pytest.mark.quick(100)
 @pytest.mark.parametrize("shifted", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("name", CASES)
 def test_no_group_is_refuted(name, shifted):
     assert probe(name, shifted).check() == []
 
 
+@pytest.mark.quick(27)
 @pytest.mark.parametrize("name", KEEP_SCALE)
 def test_homogeneous_operations_let_a_scale_pass(name):
     kinds = {group.kind for group in probe(name, False) if "scale" in group.parameters}

@@ -53,6 +53,7 @@ ATTENTION = {  # dimension of the query–key and of the value–output group of
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_has_its_linear_groups(name):
     counts = [group.count for group in report(name, "eval").of_kind("linear")]

@@ -49,6 +49,7 @@ def with_block(content: Files, start: int, block: bytes) -> Files:
     return {**content, SEGMENT: stream[:start] + block + stream[start + len(block) :]}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("filling", [b"\0", b"\xff", b"\x55"])
 @pytest.mark.parametrize("checked", [True, False])
 def test_all_outside_of_a_damaged_block_is_read_and_the_loss_is_said(

@@ -190,3 +190,53 @@ def test_a_process_that_cannot_write_ends_only_its_own_record(wrap: Wrap, rank: 
     assert other.table()["step"].to_pylist()[-1] == STEPS, "the other goes on"
     if not late:
         assert "goes alone" in other.events("note")[0]["message"]
+
+
+def drifting(rank: int, path: Path, planted: bool) -> None:
+    """Two processes that train the same model; from step 9 on β of one normalizer is another on rank 1, if so planted."""
+    join(rank, path)
+    wrapped = replicated(model())
+    optimizer = sgd(wrapped.parameters())
+    data = torch.Generator().manual_seed(rank)
+    with ns.watch(wrapped, optimizer, path / "run", every=2, quiet=True) as watch:
+        for step in range(1, 31):
+            if planted and step == 9 and rank == 1:
+                with torch.no_grad():
+                    wrapped.module[5].bias[3] += 1e-6
+            optimizer.zero_grad()
+            loss = wrapped(torch.randn(4, 3, 4, 4, generator=data)).square().mean()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+            distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_a_rank_that_differs_is_named_with_its_parameter(planted: bool, tmp_path: Path) -> None:
+    assert started(drifting, tmp_path, planted) == [0, 0]
+    run = ns.load_run(tmp_path / "run")
+    assert not run.events("error")
+    found = {finding.where: finding for finding in run.findings if finding.name == "rank-divergence"}
+    judged = run.judged["NS515"]
+    assert judged.steps >= 3 and judged.last <= 30  # compared without waiting, so perhaps not all of 14 samples
+    said = str(run)
+    if not planted:
+        assert not found and ("γ and β were the same on all ranks" in said) and (judged.steps >= 10 or "not judged" in said)
+        return
+    assert "γ and β were the same" not in said
+    assert "5.bias" in found and "differs on rank 1" in found["5.bias"].message and (found["5.bias"].first_step or 0) >= 10
+    assert "5.bias differs on rank 1" in said
+
+
+def test_a_hash_knows_every_entry_and_its_place() -> None:
+    from normscope._watch.replicas import _hash
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.linspace(-1, 1, 33, dtype=torch.float64).to(dtype)
+        seen = {int(_hash(x))} | {int(_hash(x.roll(1)))}
+        for place in range(33):
+            changed = x.clone()
+            changed[place] += 0.5
+            seen.add(int(_hash(changed)))
+        assert len(seen) == 35 and int(_hash(x.clone())) == int(_hash(x))

@@ -61,6 +61,7 @@ LOSSES: dict[str, tuple[Callable[[Model, Tensor], list[Tensor]], bool | None]] =
 }
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.RMSNorm])
 def test_only_weights_that_the_loss_sees_through_the_output_are_judged(

@@ -280,7 +280,83 @@ def odd_arguments_and_results(record: Record) -> tuple[nn.Module, Loss]:
     return Odd(), lambda model, x: sum(half.square().mean() for half in model(x=x).parts["halves"])
 
 
+class Attending(nn.Module):
+    """Two residual blocks with attention; `around` is the user's own way to call one."""
+
+    def __init__(self, around: Callable[..., Tensor], written_out: bool = False, in_place: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head, self.around = nn.Linear(6, 8), nn.Linear(8, 3), around
+        self.blocks = nn.ModuleList(Attention(written_out, in_place) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        Net.count += 1
+        h = self.embed(x)[:, None] + torch.arange(4.0)[:, None]
+        for block in self.blocks:
+            h = self.around(block, h)
+        return self.head(h.mean(1))
+
+
+class Attention(nn.Module):
+    def __init__(self, written_out: bool, in_place: bool) -> None:
+        super().__init__()
+        self.norm, self.mix, self.written_out, self.in_place = nn.LayerNorm(8), nn.Linear(8, 24), written_out, in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(self.norm(x * 1.0)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if self.written_out:
+            mixed = torch.softmax(q @ k.mT / 2.0, -1) @ v
+        else:
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return x.add_(mixed) if self.in_place else x + mixed
+
+
+def attention(
+    around: Callable[..., Tensor] = lambda block, h: block(h), **options: bool
+) -> Callable[[Record], tuple[nn.Module, Loss]]:
+    return lambda record: (Attending(around, **options), plain_loss)
+
+
+def attention_with_packed_tensors(record: Record) -> tuple[nn.Module, Loss]:
+    """Queries and keys are packed by the user's own hooks: unpacked once each, by the backward pass."""
+    counted = {"packed": 0, "unpacked": 0}
+
+    def pack(tensor: Tensor) -> Tensor:
+        counted["packed"] += 1
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        counted["unpacked"] += 1
+        return tensor
+
+    def around(block: nn.Module, h: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return block(h)
+
+    record["counted"] = lambda: dict(counted)
+    return Attending(around), plain_loss
+
+
+def hooks_on_gradients(record: Record) -> tuple[nn.Module, Loss]:
+    """The user's own hooks on the tensors between blocks see each gradient once, in the same order."""
+    seen = record.setdefault("seen gradients", [])
+
+    def around(block: nn.Module, h: Tensor) -> Tensor:
+        h.register_hook(lambda gradient: seen.append(float(gradient.norm())))
+        return block(h)
+
+    record["gradients"] = lambda: list(seen)
+    return Attending(around), plain_loss
+
+
 CASES: dict[str, Callable[[Record], tuple[nn.Module, Loss]]] = {
+    "fused attention": attention(),
+    "written-out attention": attention(written_out=True),
+    "blocks that write into their input": attention(in_place=True),
+    "blocks, checkpointed": attention(lambda block, h: checkpoint(block, h, use_reentrant=False)),
+    "blocks, checkpointed, reentrant": attention(lambda block, h: checkpoint(block, h, use_reentrant=True)),
+    "attention with packed tensors": attention_with_packed_tensors,
+    "hooks on gradients between blocks": hooks_on_gradients,
     "numpy generator in a closure": numpy_generator,
     "torch generator in a closure": torch_generator,
     "stochastic depth": stochastic_depth,

@@ -25,7 +25,7 @@ NAME = "VC dimension (Bartlett et al. 2019)"
 
 
 def vc_dimension(parameters: Sequence[int], units: Sequence[int]) -> float:
-    """The bound for a ReLU network with so many parameters and units a layer, the last layer of one unit.
+    """The bound for a ReLU network with so many parameters and units per layer, the last layer of one unit.
 
     It solves 2^m ≤ 2^L (2eRm/ΣW_i)^{ΣW_i} for m, by a lemma that needs 2eR ≥ 16: R counts as 3 at least.
     """

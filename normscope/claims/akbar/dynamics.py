@@ -142,6 +142,25 @@ def _penalty(decay: float, w: Tensor) -> Tensor:
     return decay / 2 * w @ w
 
 
+def minibatch_loss(x: Tensor, targets: Tensor, w: Tensor, statistics: str, power: float) -> Callable[[slice], Map]:
+    """Mini-batch → its loss as a function of the weights of a BN neuron, ε = 0.
+
+    statistics: "batch", or "data" for those of all data at w, held fixed. power: of σ in BN, 1 as it should be.
+    """
+    whole = x @ w
+
+    def of_batch(chosen: slice) -> Map:
+        def loss(p: Tensor) -> Tensor:
+            z = x[chosen] @ p
+            own = standardize(z, 0, 0.0) * z.std(correction=0) ** (1 - power)
+            hat = own if statistics == "batch" else (z - whole.mean()) / whole.std(correction=0)
+            return (hat.tanh() - targets[chosen]).square().mean()
+
+        return loss
+
+    return of_batch
+
+
 @claim("A-R5.1")
 def minibatch_radial_gradient(
     generator: torch.Generator, stated: float = VISIBLE, statistics: str = "batch", power: float = 1.0
@@ -151,18 +170,10 @@ def minibatch_radial_gradient(
     statistics: "data" normalizes each batch with the statistics of all data, held fixed; then there is one. power: of σ in BN.
     """
     x, targets, w = normal(generator, 200, 5), normal(generator, 200), normal(generator, 5)
-    whole, effects, grown = x @ w, {}, 0.0
+    of_batch, effects, grown = minibatch_loss(x, targets, w, statistics, power), {}, 0.0
     for size in (4, 10, 40):
         for start in range(0, 200, size):
-            chosen = slice(start, start + size)
-
-            def loss(p: Tensor, chosen: slice = chosen) -> Tensor:
-                z = x[chosen] @ p
-                own = standardize(z, 0, 0.0) * z.std(correction=0) ** (1 - power)
-                hat = own if statistics == "batch" else (z - whole.mean()) / whole.std(correction=0)
-                return (hat.tanh() - targets[chosen]).square().mean()
-
-            slope = gradient(loss, w)
+            slope = gradient(of_batch(slice(start, start + size)), w)
             effects[f"batch of {size} from {start}"] = abs(float(slope @ w / (slope.norm() * w.norm())))
             growth = float((w - 0.1 * slope).norm() ** 2 - w.norm() ** 2) / float(0.01 * slope @ slope)
             grown = max(grown, abs(growth - 1))

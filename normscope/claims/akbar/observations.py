@@ -14,6 +14,8 @@ from normscope.claims.verdicts import Outcome
 FIVE_LAYERS = '{"mlp":{"width":48,"depth":5}}'
 TOY_FLOW: Changes = {"degrees": "[90.0]"}
 CONDITIONING: Changes = {"learning_rates": "[0.05]", "steps": "400"}
+OTHERS: Changes = {**CONDITIONING, "normalizers": '["none","layer","weight"]'}
+DECAYS: Changes = {"epochs": "30", "decays": "[0.0,0.001,0.01]"}
 MARGINS: Changes = {"epochs": "130"}
 BAD_INIT: Changes = {"scales": "[0.001,1.0,100.0]"}
 SADDLE_ESCAPE: Changes = {"rest": "1000", "steps": "1500"}
@@ -34,6 +36,18 @@ def conditioning(generator: torch.Generator, stated: Sees = as_measured) -> Outc
     They differ from seed to seed by more than from the paper, so one seed says little: `normscope lab run conditioning --seeds 10`.
     """
     return observation("conditioning", generator.initial_seed(), CONDITIONING, stated)
+
+
+@claim("A-S6-others")
+def conditioning_of_others(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
+    """`conditioning` with LN and with WN in place of BN: the spread of the dense Hessian's eigenvalues, and iterations."""
+    return observation("conditioning", generator.initial_seed(), OTHERS, stated)
+
+
+@claim("A-S7.3-decay")
+def decay_and_normalizer(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
+    """`decay-and-normalizer`: λ from 0 to 0.01 with BN and without, 300 digits. One seed says little: the lab has three."""
+    return observation("decay-and-normalizer", generator.initial_seed(), DECAYS, stated)
 
 
 @claim("A-E3")

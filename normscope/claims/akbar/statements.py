@@ -5,7 +5,8 @@ from __future__ import annotations
 from normscope.claims.statement import AKBAR, DOUBTED, FOR_ALL, OBSERVED, SUGGESTED, Statement
 
 BATCH_STATISTICS = "statistics of the batch, ε = 0"
-ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a, σ with ε inside"
+ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a"
+APPENDIX = f"{ONE_UNIT}, no ε"
 
 STATEMENTS = {
     "A-P4.1": Statement(
@@ -16,7 +17,7 @@ STATEMENTS = {
         AKBAR, "Section 2.1, key property of BN (as Proposition 4.1's first version, which Section 4.1 withdraws)", FOR_ALL,
         f"c > 0, {BATCH_STATISTICS}", "With BN, scaling the weights by c and γ by 1/c leaves the output unchanged.",
         "γ stays as it is, as Proposition 4.1 then says: BN has removed the scale already. Section 2.1 still has the first "
-        "version.",
+        "version.", DOUBTED,
     ),
     "A-S4.1-group": Statement(
         AKBAR, "Section 4.1, geometry of BN's invariance", FOR_ALL, f"{BATCH_STATISTICS}, independent layers",
@@ -35,7 +36,7 @@ STATEMENTS = {
         AKBAR, "Corollary 4.1.1", FOR_ALL, BATCH_STATISTICS, "With BN, ⟨∇_W L, W⟩ + ⟨∇_b L, b⟩ = 0.",
     ),
     "A-P4.2": Statement(
-        AKBAR, "Proposition 4.2 and the paragraph after its proof", FOR_ALL, "c > 0, ε = 0",
+        AKBAR, "Proposition 4.2 and the third paragraph after its proof", FOR_ALL, "c > 0, ε = 0 (the proof writes ε and drops it)",
         "With LN, one common scale of (W, b) and one common shift of b leave the output unchanged.",
     ),
     "A-P4.3": Statement(
@@ -51,25 +52,25 @@ STATEMENTS = {
         "They are free, but for LN there are more: W → W + 1vᵀ adds the same number to every neuron, so (W, b) has 2 + d_in.",
     ),
     "A-Eq1": Statement(
-        AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, ONE_UNIT, "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
-        "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends.",
+        AKBAR, "Section 3.2, Eq. (1)", FOR_ALL, f"{ONE_UNIT}, σ with ε inside", "∂L/∂z_n = (1/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k].",
+        "The factor γ is missing: ∂L/∂z_n = (γ/mσ)[mδ_n − Σδ_k − ẑ_n Σδ_kẑ_k], as Appendix A.1.1 ends: γ = 2 doubles it.",
     ),
     "A-A.1.1-end": Statement(
-        AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, ONE_UNIT, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
+        AKBAR, "Appendix A.1.1, last formula for ∂L/∂z", FOR_ALL, APPENDIX, "∂L/∂z_k = (γ/σ)[δ_k − mean δ − ẑ_k mean(δẑ)].",
     ),
     "A-A.1.1-W": Statement(
-        AKBAR, "Appendix A.1.1, ∂L/∂W", FOR_ALL, ONE_UNIT,
+        AKBAR, "Appendix A.1.1, ∂L/∂W", FOR_ALL, APPENDIX,
         "∂L/∂W_j = (γ/σ)[Σ_k δ_k x_kj − (1/m) Σ_k Σ_n δ_n x_kj − (1/m) Σ_k ẑ_k x_kj Σ_n δ_n ẑ_n], orthogonal to W.",
     ),
     "A-A.1.1": Statement(
-        AKBAR, "Appendix A.1.1, ∂ẑ_n/∂z_k", FOR_ALL, ONE_UNIT, "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
+        AKBAR, "Appendix A.1.1, ∂ẑ_n/∂z_k", FOR_ALL, APPENDIX, "∂ẑ_n/∂z_k = δ_nk/σ − 1/(mσ) − (z_n − μ)(z_k − μ)/σ³.",
         "The last term lacks 1/m: it is (z_n − μ)(z_k − μ)/(mσ³), for ∂σ/∂z_k = (z_k − μ)/(mσ). Example: z = (1, −1), where ẑ does "
         "not move along (1, −1); as printed it would, by −1·(1, −1).",
     ),
     "A-LN-backward": Statement(
         AKBAR, "Section 3.2, formula of LN", FOR_ALL, "one sample, d neurons, δ = ∂L/∂a",
         "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
-        "The free index is i: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
+        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
     ),
     "A-WN-3.2": Statement(
         AKBAR, "Section 3.2, weight norm", FOR_ALL, "w = gv/‖v‖",
@@ -85,7 +86,8 @@ STATEMENTS = {
     ),
     "A-WN-radial": Statement(
         AKBAR, "Section 4.3, after Proposition 4.3", FOR_ALL, "w = gv/‖v‖", "∇_v L·v = g ∂L/∂g.",
-        "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free.",
+        "∇_v L·v = 0, for w does not depend on ‖v‖; g ∂L/∂g = ∂L/∂w·w is free. Example: v = (1, 0), g = 1, ∂L/∂w = (1, 0): 0 "
+        "against 1.",
     ),
     "A-A.1.2": Statement(
         AKBAR, "Appendix A.1.2, last paragraph", FOR_ALL, "one BN unit at δ = 0, squared error ½Σ(a − y)²",
@@ -93,7 +95,7 @@ STATEMENTS = {
     ),
     "A-A.1.2-matrix": Statement(
         AKBAR, "Appendix A.1.2, matrix and eigenvector ẑ", FOR_ALL, "as A-A.1.2, γ fixed",
-        "That Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ), with 1 − m along ẑ.",
+        "That Hessian is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ), up to a term I/m that is written and then left out, with 1 − m along ẑ.",
         "It is (γ²/σ²)(I − 11ᵀ/m − ẑẑᵀ/m), with 0 along ẑ, γ fixed or not. The appendix doubts 1 − m and ends with 0.", DOUBTED,
     ),
     "A-A.1.2-gradient": Statement(
@@ -108,7 +110,9 @@ STATEMENTS = {
     "A-S3.2-eigen": Statement(
         AKBAR, "Section 1.4, item 3; Sections 3.2 and 5.1", FOR_ALL, f"a BN neuron, {BATCH_STATISTICS}, any w",
         "The Hessian has eigenvalue 0 along w: Hw = 0.",
-        "At critical points. Elsewhere differentiating ∇L(w)·w = 0 gives Hw = −∇L(w); only wᵀHw = 0.",
+        "At critical points. Elsewhere differentiating ∇L(w)·w = 0 gives Hw = −∇L(w); only wᵀHw = 0. Example: L = w_1²/‖w‖² "
+        "at w = (1, 1) "
+        "has ∇L = (½, −½) and Hw = (−½, ½).",
     ),
     "A-S6.1": Statement(
         AKBAR, "Section 6.1", FOR_ALL, "a BN neuron a, μ and σ treated as constant, which the paper calls inexact",
@@ -141,7 +145,7 @@ STATEMENTS = {
     ),
     "A-L5.1-LN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "LN with weights and biases, ε = 0, gradient flow",
-        "The Frobenius norm of the layer's weight matrix is conserved.",
+        "‖W‖_F of the layer is conserved.",
         "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right.",
     ),
     "A-L5.1-WN": Statement(
@@ -150,7 +154,8 @@ STATEMENTS = {
     ),
     "A-WD": Statement(
         AKBAR, "Section 5.1, after the remark", FOR_ALL, "the penalty (λ/2)‖w‖² added to a scale-invariant loss, gradient flow",
-        "d‖w‖²/dt = −λ‖w‖².", "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖²; it is ½‖w‖² that has the rate −λ‖w‖².",
+        "d‖w‖²/dt = −λ‖w‖².", "d‖w‖²/dt = 2w·dw/dt = −2λ‖w‖²; it is ½‖w‖² that has the rate −λ‖w‖². Example: L = 0 gives "
+        "w = e^(−λt)w_0 and ‖w‖² = e^(−2λt)‖w_0‖².",
     ),
     "A-R5.1": Statement(
         AKBAR, "Remark after Lemma 5.1, (iii)", FOR_ALL, "mini-batches with their own statistics",
@@ -165,10 +170,25 @@ STATEMENTS = {
     ),
     "A-S7.1-rate": Statement(
         AKBAR, "Section 7.1, convergence to critical points", FOR_ALL,
-        "L convex and L-smooth, κ = L/μ; strong convexity is not asked for",
+        "L convex and L-smooth, κ = L/μ with μ > 0 the constant of strong convexity, which Section 5.1 names and this place "
+        "does not",
         "Gradient descent converges in O(κ ln(1/ε)) iterations.",
-        "It needs μ > 0, strong convexity. x⁴/4 on [−1, 1] is convex and 3-smooth, and gradient descent with step ⅓ takes about "
-        "1.5/ε² steps to |x| ≤ ε: every factor 10 in ε costs a hundred times the steps, not a constant more.",
+    ),
+    "A-S7.1-saddles": Statement(
+        AKBAR, "Section 7.1, paragraph on strict saddle points, as something one might prove", FOR_ALL,
+        f"linear networks with BN, {BATCH_STATISTICS}",
+        "BN removes the pathological saddles: every critical point is a global minimum on the sphere, up to the invariances.",
+        "Not for one neuron: where γ = 0 and w is uncorrelated with the target, the gradient is 0, the loss that of a "
+        "constant, and the "
+        "Hessian has a negative eigenvalue. With γ held at 1 the maximum, −w, is critical as well.", SUGGESTED,
+    ),
+    "A-S7.2-norms": Statement(
+        AKBAR, "Section 7.2, formal bound attempt", FOR_ALL,
+        "L layers with BN, a linear output; roughly, for some norms, and plus terms for BN's parameters that are not given",
+        "GenGap ≤ O((1/N) Σ_l ‖W_l‖²_{2,1} ∏_{j≠l} ‖W_j‖²_{2,∞}).",
+        "W → cW before BN leaves the function as it is and multiplies the sum by c^2L: no constant of O makes it a bound. It "
+        "would have to "
+        "be in scale-free quantities, such as D⁻¹W.", SUGGESTED,
     ),
     "A-S7.2-margin": Statement(
         AKBAR, "Section 7.2, generalization bound via margin", FOR_ALL, "the complexity of the network stays as it is",
@@ -182,6 +202,23 @@ STATEMENTS = {
         "No: the VC dimension depends on the set of functions alone. A linear threshold shatters d points in ℝ^d whether w is any "
         "vector or a unit one.", SUGGESTED,
     ),
+    "A-S9.2-noise": Statement(
+        AKBAR, "Section 9.2, first item", FOR_ALL, "BN with the statistics of mini-batches, ε = 0 here",
+        "Mini-batch estimates add noise and break the exact invariances.",
+        "The loss of every mini-batch is itself invariant, as Section 3.1 says of the batch (z = (w, −w) has ẑ = (1, −1) for "
+        "every w > 0). What the estimates do is bias "
+        "the gradient: "
+        "the mean over mini-batches is not the gradient of all data.",
+    ),
+    "A-S9.3-shift": Statement(
+        AKBAR, "Section 9.3", FOR_ALL, f"BN without γ and β, {BATCH_STATISTICS}, every σ > 0",
+        "BN keeps the inputs of the next layer at mean 0 and variance 1, whatever the weights.",
+    ),
+    "A-S9.5-tangent": Statement(
+        AKBAR, "Section 9.5, normalization in different spaces", FOR_ALL, f"a neuron before BN, {BATCH_STATISTICS}",
+        "Updates in the tangent plane of the sphere, without the radial part of the gradient, would do as BN does.",
+        hedge=SUGGESTED,
+    ),
     "A-E1": Statement(
         AKBAR, "Section 8, Experiment 1", OBSERVED, "a linear classifier in the plane",
         "With BN the norm of w changes by less than 1 % in training; without, it moves.",
@@ -190,12 +227,23 @@ STATEMENTS = {
         AKBAR, "Section 8, Experiment 2", OBSERVED, "3 layers of 10 units, regression",
         "With BN λ_max is 5 times smaller, κ about 20 instead of 200, and training takes under 100 iterations.",
     ),
+    "A-S6-others": Statement(
+        AKBAR, "Sections 2.2 and 6, introduction, after Salimans & Kingma of WN; expected of LN", OBSERVED,
+        "3 layers of 10 units, regression here",
+        "WN improves the conditioning and often the speed of descent, and LN has a qualitatively similar effect.",
+        hedge=SUGGESTED,
+    ),
+    "A-S7.3-decay": Statement(
+        AKBAR, "Section 7.3, third implication; Section 9.1, regularization and BN", OBSERVED, "a 5-layer network on digits here",
+        "Weight decay and BN are complementary: together they are often best, and with BN a smaller decay is enough.",
+        hedge=SUGGESTED,
+    ),
     "A-E3": Statement(
         AKBAR, "Section 8, Experiment 3", OBSERVED, "a 50-20-1 ReLU network",
         "With BN the mean margin is 1.8 instead of 1.2 and training accuracy survives more noise in the weights.",
     ),
     "A-E4": Statement(
-        AKBAR, "Section 8, Experiment 4", OBSERVED, "5 layers, ReLU, all weights very large or very small",
+        AKBAR, "Section 8, Experiment 4", OBSERVED, "5 layers, ReLU, weights far too large or too small everywhere",
         "With BN training goes smoothly from weights far too large or too small; without, it fails or starts late.",
     ),
     "A-noise": Statement(

@@ -6,9 +6,9 @@ from normscope.claims.statement import ANSWER, EXISTS, FOR_ALL, LATER, Statement
 
 STATEMENTS = {
     "L-explosion": Statement(
-        LATER, "against Than 2025, Section 4.2: normalization reduces constants exponentially", EXISTS,
+        LATER, "against Than 2025, Section 4.2; of random networks, Yang et al. 2019 (Akbar, Section 2.3)", EXISTS,
         "ReLU chains with BN of the data's statistics, all ‖W_k‖ = 1",
-        "The constant of a network with BN grows exponentially with depth, while that of the same network without BN is 1.",
+        "The constant of a network with BN grows exponentially with depth, while that of the same network without BN is at most 1.",
     ),
     "L-rank": Statement(
         LATER, "against Than 2025, Section 4.2", EXISTS, "one BN layer, ε = 0, data close to a line; ‖W‖ = 1",

@@ -16,6 +16,7 @@ from normscope.claims.than2025.generalization import (
     DELTA,
     LOSS_BOUND,
     POINTS,
+    Sample,
     adversarial_losses,
     bound_of_theorem,
     samples,
@@ -33,7 +34,8 @@ FILLED = ((1, 1, 100), (10, 10, 1000), (100, 100, 10_000), (1000, 1000, 10**6)) 
 def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Outcome:
     """Coverage as for T-T20, with the same losses and one that is linear, for which both sums are equal; then sum against sum.
 
-    It needs no Lipschitz constant, and so holds for any loss, with jumps or without.
+    It needs no Lipschitz constant, and so holds for any loss, with jumps or without: proved in docs/laws.md (Cells), for cells that
+    were fixed before the sample.
     """
     cases, trials = [], []
     for sample in samples(generator, 2):
@@ -45,6 +47,40 @@ def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float
             bound = stated(sample.empirical(loss), change, sample.uncertainty)
             trials.append(Trial(setting, bound, sample.risk(loss), terms=terms))
     return weaker(upper_bound(cases), coverage(trials, DELTA))
+
+
+def attacked(loss: Tensor, radius: float) -> Tensor:
+    """The largest loss within a radius of every point; the points are even on [0, 1]."""
+    reach = min(int(radius * (POINTS - 1) + 1e-6), POINTS - 1)
+    most: Tensor = torch.nn.functional.max_pool1d(loss[None], 2 * reach + 1, 1, reach)[0]
+    return most
+
+
+@claim("T-S-adversarial")
+def attacks_bound_the_sum(generator: torch.Generator, stated: Callable[[float], float] = float) -> Outcome:
+    """In (6) the sum over cells comes from Σ (m_i/m) E[f : X_i]. Where no two points of a cell are further apart than r, that is at
+    most the mean over the samples of max f within r, which is what adversarial training of radius r makes small.
+
+    Losses as for T-T20 and a constant one, which reaches it. stated: the radius of the attack, of the cells' diameter. A
+    shorter attack is not enough: all samples of a cell at its left end, f = C near its right end.
+    """
+    cases = []
+    for sample in samples(generator, 1):
+        losses = {**adversarial_losses(sample), "constant": torch.ones_like(sample.points)}
+        cases += [_attacked_case(f"{sample.setting}, loss {name}", sample, loss, stated) for name, loss in losses.items()]
+    cells, points = 4, torch.linspace(0, 1, POINTS, dtype=torch.float64)
+    cell = (points * cells).long().clamp(max=cells - 1)
+    counts = torch.zeros(POINTS, dtype=torch.int64)
+    counts[(cell == cells - 1).nonzero()[0]] = 10
+    sample = Sample(points, torch.full((POINTS,), 1 / POINTS, dtype=torch.float64), counts, cell, cells)
+    far = (points > 1 - 0.05 / cells).double() * LOSS_BOUND
+    return upper_bound([*cases, _attacked_case("samples at the left end, loss at the right", sample, far, stated)])
+
+
+def _attacked_case(name: str, sample: Sample, loss: Tensor, stated: Callable[[float], float]) -> Case:
+    inside = sample.shares @ loss  # E[f : X_i] at every point
+    bound = sample.empirical(attacked(loss, stated(1 / sample.cells)))
+    return Case(name, scalar(bound), scalar(sample.empirical(inside)))
 
 
 def one_label(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ Says = Callable[[Numbers], bool]  # whether what is measured is what the paper s
 
 RELU_NETWORK: Changes = {"networks": '{"mlp":{"width":64,"depth":10,"epochs":25}}', "normalizers": '["none"]'}
 RESNET18: Changes = {"networks": '{"resnet18":{"stem":"small","epochs":2}}', "normalizers": '["batch"]'}
+PENALTIES: Changes = {"epochs": "40", "penalties": "[0.0,0.01,0.1]"}
 BLOCKS = Stage(expansion=4, kernel=3, stride=1, width=16, blocks=3)
 PRODUCTS = {
     "weights_matrix": "log10 of spectral norms",
@@ -136,6 +137,12 @@ def less_data(generator: torch.Generator, stated: Says = saves_more_when_deeper)
     return measured("exponentially less", stated(needed), "width 48, Adam 3e-3, 120 steps, batch 50, 85 % of test digits", **needed)
 
 
+@claim("T-S5.2-guide")
+def penalized_constants(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
+    """`capacity-penalty`: a multiple of Σ log ‖W_l‖ and Σ log gains in the loss, with BN and without; the best of two factors."""
+    return observation("capacity-penalty", generator.initial_seed(), PENALTIES, stated)
+
+
 # Statements to be refuted: what the claims above must tell from what was measured.
 
 
@@ -143,6 +150,17 @@ def backwards(results: Results) -> Results:
     """Training is said to have gone the other way."""
     turned = [[{**record, "epoch": epoch} for epoch, record in enumerate(t.numbers["history"][::-1])] for t in results]
     return Results([replace(t, numbers={**t.numbers, "history": history}) for t, history in zip(results, turned, strict=True)])
+
+
+def unpenalized(results: Results) -> Results:
+    """What was trained with the first penalty is said to have been trained without, and the other way round."""
+    first = next(t.parameters["penalty"] for t in results if t.parameters["penalty"])
+    other = {first: 0.0, 0.0: first}
+
+    def said(penalty: float) -> float:
+        return other.get(penalty, penalty)
+
+    return Results([replace(t, parameters={**t.parameters, "penalty": said(t.parameters["penalty"])}) for t in results])
 
 
 def inflated(results: Results) -> Results:

@@ -257,7 +257,10 @@ def discontinuous_loss_bound(
 
 @claim("T-S-T1")
 def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float], float] = float.__add__) -> Outcome:
-    """Coverage of the absolute difference, with losses that are low on the data and losses that are high there alone."""
+    """Coverage of the absolute difference, with losses that are low on the data and losses that are high there alone.
+
+    Proved in docs/laws.md (Cells, two-sided), for cells that were fixed before the sample; the trials cannot prove it.
+    """
     trials = []
     for sample in samples(generator, 3):
         for name, loss in adversarial_losses(sample).items():
@@ -310,7 +313,8 @@ def network_bound(
 ) -> Outcome:
     """Random networks on [0, 1] with loss |h₁(x) − ½|, one label for all x: the steepest slope of the loss against each constant.
 
-    Then the coverage of the whole bound for the network with the largest gap of nine, a choice that depends on the data.
+    Then the coverage of the whole bound for the network with the largest gap of nine, a choice that depends on the data; it is
+    Theorem 20 (docs/laws.md, Cells) with the constants of Corollaries 10 and 11.
     The constants are loose: see T-C10 and T-C11. Where labels differ, see T-C22-labels.
     """
     cases, trials = [], []

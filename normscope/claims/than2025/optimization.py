@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
+from math import prod, sqrt
 from typing import SupportsFloat
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.bounds.iterations import cited_evaluations, evaluations, least_iterations
 from normscope.claims.calculus import chain, gradient, normal, scalar, scaled_identities
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, implication
+from normscope.claims.verdicts import Case, Outcome, implication, lower_bound
 
 WIDTHS = (4, 4, 4, 4)
 LONGEST = 1000  # steps that are tried
@@ -33,6 +33,46 @@ def steps_to_stationarity(weights: list[Tensor], x: Tensor, y: Tensor, alpha: fl
             return step
         first = first - rate * slope
     return LONGEST
+
+
+def least_gap(strong: bool, constant: float, radius: float, steps: int) -> float:
+    """What is left after t steps: LR/(2(1 + √t)), so that t is of order L²R²/α²; strongly convex LR/(4t), so that it is LR/(4α)."""
+    return constant * radius / (4 * steps) if strong else constant * radius / (2 * (1 + sqrt(steps)))
+
+
+@claim("T-S5.1")
+def quoted_complexities(generator: torch.Generator, stated: Callable[[bool, float, float, int], float] = least_gap) -> Outcome:
+    """f(x) = a max_{i ≤ t} x_i + (b/2)‖x‖² with an oracle that returns the first maximal entry (Bubeck 2015, Theorem 3.13).
+
+    x_s is in the span of e_1, …, e_{s−1}, so f(x_s) ≥ 0 up to s = t, and min f = −a²/(2bt). Convex: a = L√t/(1 + √t) and
+    b = L/(R(1 + √t)). Strongly convex: a = L/2, b = L/(2R), where the source has L²/(8bα), equal to LR/(4α). Subgradient methods of
+    three steps, with momentum and without, in the ball of radius R. Reached by staying at 0.
+    """
+    cases = []
+    for strong in (False, True):
+        for constant, radius, steps in ((1.0, 1.0, 4), (3.0, 2.0, 25), (10.0, 0.5, 100)):
+            root = sqrt(steps)
+            a, b = (constant / 2, constant / (2 * radius)) if strong else (constant * root, constant / radius)
+            a, b = (a, b) if strong else (a / (1 + root), b / (1 + root))
+            for rate in (0.1, 1.0, 10.0):
+                for momentum in (0.0, 0.9):
+                    gap = _lowest(a, b, radius, steps, rate * radius / constant, momentum) + a * a / (2 * b * steps)
+                    what = f"{'strongly convex' if strong else 'convex'}, L = {constant:g}, R = {radius:g}, {steps} steps"
+                    cases.append(Case(what, scalar(stated(strong, constant, radius, steps)), scalar(gap)))
+    return lower_bound(cases)
+
+
+def _lowest(a: float, b: float, radius: float, steps: int, rate: float, momentum: float) -> float:
+    """The least value among x_1 = 0, …, x_t of a projected subgradient method with the oracle's answers."""
+    x, moved, lowest = torch.zeros(steps, dtype=torch.float64), torch.zeros(steps, dtype=torch.float64), 0.0
+    for step in range(1, steps):
+        slope = b * x
+        slope[int(x.argmax())] += a
+        moved = momentum * moved - rate / step**0.5 * slope
+        x = x + moved
+        x = x * min(1.0, radius / max(float(x.norm()), 1e-300))
+        lowest = min(lowest, float(a * x.max() + b / 2 * x @ x))
+    return lowest
 
 
 @claim("T-C18")

@@ -15,7 +15,9 @@ STATEMENTS = {
     "T-L1": Statement(
         THAN, "Lemma 1; proof in Appendix A.1", FOR_ALL, "statistics held fixed, ε > 0, no γ",
         "‖BN‖_Lip = ‖1/σ‖, the ℓ2 norm of the vector of (σ_k² + ε)^-½.",
-        "It is max_k (σ_k² + ε)^-½, for the Jacobian is diagonal; the ℓ2 norm is an upper bound, larger by up to √n.",
+        "It is max_k (σ_k² + ε)^-½, for the Jacobian is diagonal; the ℓ2 norm is that matrix's Frobenius norm, an upper bound "
+        "that is "
+        "larger by up to √n.",
     ),
     "T-S-BN": Statement(
         SLIDES, "slide on Lipschitz continuity", FOR_ALL, "statistics held fixed, with γ",
@@ -26,12 +28,13 @@ STATEMENTS = {
         "‖∂LN/∂x‖ ≤ (σ_n² + ε)^-½ at x, and ‖LN‖_Lip ≤ 1/σ with σ the least √(σ_n² + ε) over ℝⁿ.",
     ),
     "T-L23": Statement(
-        THAN, "Lemma 23 (Appendix A.2), Eq. (15) to (19)", FOR_ALL, "every x in ℝⁿ, ε > 0, no γ",
+        THAN, "Lemma 23 (Appendix A.2); proof in Eq. (15) to (18)", FOR_ALL, "every x in ℝⁿ, ε > 0, no γ",
         "∂LN/∂x = (σ_n² + ε)^-½ (I − yyᵀ/(‖y‖² + nε))(I − 11ᵀ/n) with y = x − μ.",
     ),
     "T-L3": Statement(
-        THAN, "Lemma 3; proof in Appendix A.3", FOR_ALL, "groups of at least two entries, ε > 0, no γ",
-        "‖GN‖_Lip ≤ Σ over groups of (σ_k² + ε)^-½.",
+        THAN, "Lemma 3; proof in Appendix A.3, (26) to (28)", FOR_ALL,
+        "disjoint groups of at least two entries, ε > 0, no γ; σ_k² the least variance of group k over ℝⁿ, and at x in the proof",
+        "‖GN‖_Lip ≤ Σ over groups of (σ_k² + ε)^-½, and ‖∂GN/∂x‖ is at most the same sum of σ_k(x).",
         "The sharp constant is the maximum over the groups, for the Jacobian is block diagonal.",
     ),
     "T-S-LN": Statement(
@@ -46,7 +49,11 @@ STATEMENTS = {
     "T-D-LN": Statement(
         DIGEST, "architecture onboarding, component map and design tradeoffs", FOR_ALL, "a layer of n neurons, no γ",
         "‖LN‖_Lip ≤ (1 − 1/n)/σ, so that smaller layers are penalized more; groups of GN likewise.",
-        "‖LN‖_Lip ≤ 1/σ, reached for every n ≥ 3: no size is penalized more. The paper itself (Lemmas 2 and 3) has no such factor.",
+        "‖LN‖_Lip ≤ 1/σ, reached for every n ≥ 3: no size is penalized more. Example: at x = (1, 0, −1) the direction (1, −2, "
+        "1) is "
+        "orthogonal to 1 and to x, and LN multiplies it by 1/σ, not by ⅔/σ. The paper as "
+        "we have it (Lemmas 2 and 3) has no such factor; the digest goes by the title of an earlier version, which may have "
+        "had it.",
     ),
     "T-D4": Statement(
         THAN, "Section 4.1, after Definition 4", FOR_ALL, "ReLU, leaky ReLU, tanh, sigmoid, softmax",
@@ -57,7 +64,7 @@ STATEMENTS = {
     ),
     "T-L5-residual": Statement(
         THAN, "Remark 7, first item, with Figure 1", CAN, "ResNet-18 and other modern networks, which are not of Definition 4",
-        "The bound ∏s_k of Lemma 5 is astronomically high for them, 10^50 for ResNet-18.",
+        "As a bound for such networks too, the product ∏s_k of Lemma 5 can become astronomically high, 10^50 for ResNet-18.",
         "Lemma 5 is about chains. For residual blocks x + F(x) the bound is ∏(1 + ‖F‖), which the product of norms may lie "
         "under: W_k = 2I in K blocks x + W_k x has the constant 3^K against 2^K.",
     ),
@@ -77,7 +84,7 @@ STATEMENTS = {
         THAN, "Section 4.2, paragraph after Corollary 10", FOR_ALL, "BN; nothing is said of what else changes with the variance",
         "As the input variances increase, ‖h_no, x‖_Lip tends to be smaller.",
         "Not where they increase with the weights: σ_k is measured behind W_k, so W_k → cW_k makes σ_k → cσ_k and leaves h_no, and "
-        "∏‖W_k‖∏1/σ_k, as they are. What counts is the ratio ‖W_k‖/σ_k, which no scale of the weights changes.",
+        "∏‖W_k‖∏1/σ_k, as they are. What counts is the ratio ‖W_k‖/σ_k, which no scale of the weights changes.", SUGGESTED,
     ),
     "T-C11": Statement(
         THAN, "Corollary 11", FOR_ALL, f"{NORMALIZED}: LN, σ_k the least √(σ² + ε) over all inputs",
@@ -91,7 +98,8 @@ STATEMENTS = {
         "which exceeds P_w. Large σ_k can be meant on data or on a region only, and then the bound is a local one.",
     ),
     "T-headline": Statement(
-        THAN, "Remark 7 (10^50), Section 4.2 (10^-25) and Remark 17", CAN, "ResNet-18 with 20 BN layers, the paper's own numbers",
+        THAN, "Remark 7 (10^50), Section 4.2 (10^-25) and Remark 17", CAN,
+        "ResNet-18 with 20 BN layers, the paper's own numbers, which it does not multiply; 'bounded' is read as at most 10^10",
         "The product of norms, 10^50, is reduced by ∏1/σ_k ≈ 10^-25, so that normalized networks keep bounded smoothness.",
         "10^50 · 10^-25 = 10^25: what is left of the bound is astronomical still. (And for a residual network neither is a bound.)",
     ),
@@ -114,15 +122,19 @@ STATEMENTS = {
     "T-C14": Statement(
         THAN, "Section 4.3, the sentence before Corollary 14", FOR_ALL, "the ℓ1 loss, networks with several outputs",
         "‖f, W_i‖_Lip = ‖h, W_i‖_Lip.",
-        "ℓ1 is √n_K-Lipschitz in ℓ2; for the extremal member the factor is √min(n_i, …, n_K). With one output it is right.",
+        "ℓ1 is √n_K-Lipschitz in ℓ2; for the extremal member the factor is √min(n_i, …, n_K). With one output it is right. "
+        "Example: "
+        "h = (w_1x, w_2x) at x = 1 has ‖∂h/∂W‖ = 1, and ∂f/∂W = (±1, ±1) has norm √2.",
     ),
     "T-C14-11": Statement(
-        THAN, "Corollary 14, Eq. (11)", EXISTS, "for all i in [1, K) and a_j in [0, s_j], j > i; every x; the ℓ1 loss, one "
-        "output here",
+        THAN, "Corollary 14, Eq. (11)", EXISTS, "for any i in [1, K) and any x, then all a_j in [0, s_j], j > i; from Theorem "
+        "13; the ℓ1 "
+        "loss, one output here",
         "A member has ‖f(h*, x), W_i‖_Lip = a_{i+1}⋯a_K ‖h_{i−1}(x) truncated‖.",
-        "(8)'s truncation is inherited: with one output the paper's member has ∏a_j ‖h_{i−1}(x)‖. Example: x = (0, 1), h = "
-        "relu(w·x), "
-        "K = 2, a_2 = 1: stated 0, true 1.",
+        "(8)'s truncation is inherited: with one output the member of Theorem 13 has ∏a_j ‖h_{i−1}(x)‖. Example: x = (0, 1), h = "
+        "relu(w·x), K = 2, a_2 = 1: stated 0, true 1. No member has (11) at every x (T-T13, i = 1); but x comes first here, "
+        "and for one x "
+        "some other member has it: multiply its W_K by ‖h_{i−1}(x) truncated‖/‖h_{i−1}(x)‖.",
     ),
     "T-T15": Statement(
         THAN, "Theorem 15, Eq. (12); proof in Appendix C", EXISTS,
@@ -136,21 +148,30 @@ STATEMENTS = {
     ),
     "T-R17": Statement(
         THAN, "Remark 17; Section 5.1, paragraph after Corollary 18", FOR_ALL,
-        "unnormalized networks, i < K, bounded inputs; the constant of O depends on none of the s_k",
+        "unnormalized networks, i < K, bounded inputs; the constant of O depends on none of the s_k (Section 2.2)",
         "The training loss is O(s_K⋯s_{i+1})-Lipschitz in W_i, so that weights of deeper layers may need fewer iterations.",
-        "For i = 1 it is right. Else the norms before layer i count as well, through ‖h_{i−1}‖ ≤ s_1⋯s_{i−1}‖x‖: the constant "
+        "For i = 1 it is right; and for all i if O may hold A_{i−1} = sup ‖h_{i−1}‖, as in (10), but then layers cannot be "
+        "compared. "
+        "Else the norms before layer i count as well, through ‖h_{i−1}‖ ≤ s_1⋯s_{i−1}‖x‖: the constant "
         "is up to "
         "∏_{j≠i} s_j · ‖x‖, which for equal norms is the same in every layer. LN, GN and IN bound ‖h_{i−1}‖ by √n and make it "
         "right; "
         "BN with fixed statistics bounds nothing.",
+    ),
+    "T-S5.1": Statement(
+        THAN, "Section 5.1, iteration complexity, after Bubeck 2015", FOR_ALL,
+        "methods that start at 0 and stay in the span of the subgradients they have seen; the worst function of that constant on a "
+        "ball of fixed radius R",
+        "To come within α of the minimum takes Ω(L²/α²) iterations for convex and Ω(L/α) for strongly convex functions.",
     ),
     "T-C18": Statement(
         THAN, "Corollary 18", FOR_ALL, "any generalized gradient method, i < K, an unnormalized network and its training loss",
         "At least Ω(s_{i+1}⋯s_K/α) iterations are needed to an α-stationary point in W_i.",
         "A lower bound over all Lipschitz functions says that some function is slow, not that this loss is: where the first "
         "layer is "
-        "dead, every start is stationary at step 0. And Zhang et al. 2020, the source, prove that for such functions no finite "
-        "number of steps reaches an α-stationary point; their rate Ω(L/α) is for (δ, α)-stationary points.",
+        "dead, every start is stationary at step 0. And Zhang et al. 2020, the source, prove that for the whole class no finite "
+        "number of steps suffices for an α-stationary point; what they count are steps to (δ, α)-stationary points, and δ is "
+        "in the rate.",
     ),
     "T-C19": Statement(
         THAN, "Corollary 19, from Davis et al. 2022 and Tian et al. 2022", FOR_ALL, "BN, σ as in Corollary 10, i < K",
@@ -169,7 +190,8 @@ STATEMENTS = {
         "Local Lipschitzness of f on those areas is all that the theorem assumes of f's slopes.",
     ),
     "T-T20-partition": Statement(
-        THAN, "Theorem 20, its second sentence", FOR_ALL, "any partition; whether it may depend on D is not said",
+        THAN, "Theorem 20, its second sentence", FOR_ALL,
+        "any partition; it is introduced after D, and whether it may depend on D is not said",
         "The bound (13) holds for the partition into X_1, …, X_N.",
         "The partition must not depend on the sample. Cells drawn after it refute (13): X_1 = tiny balls around the samples, X_2 = "
         "the rest, f = 0 on X_1 and 1 on X_2, so |T| = 1, L = 0, and the bound goes to 0 with m while the risk is about 1.",
@@ -182,6 +204,11 @@ STATEMENTS = {
     "T-S-T1": Statement(
         SLIDES, "Theorem 1, Eq. (6)", LIKELY, f"{PARTITION}; λ_i the cells' diameters",
         "|F(P, h) − F(D, h)| ≤ Σ_T (m_i/m) λ_i L_i + g.",
+    ),
+    "T-S-adversarial": Statement(
+        SLIDES, "slide on generalization, last item under Eq. (6)", FOR_ALL, "attacks whose radius is at least the cells' diameter",
+        "The bound explains why adversarial training is reasonable: a small loss around every sample makes the bound small.",
+        hedge=SUGGESTED,
     ),
     "T-S-errors": Statement(
         SLIDES, "slide on the errors of a trained model", FOR_ALL, "any family of models that has minimizers of both risks",
@@ -198,7 +225,9 @@ STATEMENTS = {
     "T-C22-labels": Statement(
         THAN, "Section 5.2.2, first sentence", FOR_ALL, "f is L_f-Lipschitz in h; the label is a function ŷ(x) of the input",
         "‖f, x‖_Lip ≤ L_f ‖h, x‖_Lip.",
-        "f(h, x) depends on x through the label too and jumps where that does, however gentle h is. Inside of cells of pairs "
+        "Of f∘h it is right. But f(h, x) depends on x through the label too (h = 0 is constant, and |h − ŷ(x)| goes from 0 to "
+        "1) and jumps where that does, however gentle h is. "
+        "Inside of cells of pairs "
         "(x, y), "
         "where the label is one, it holds; across labels only a loss that is L_y-Lipschitz in y moves by at most "
         "L_f‖h‖_Lip‖x − x'‖ + L_y‖y − y'‖. Cross-entropy has no L_y: at z = (100, 0) it moves by 100 with the label.",
@@ -207,7 +236,9 @@ STATEMENTS = {
         THAN, "Section 5.2.1, related bounds, (HKK)", FOR_ALL, "partitions of diameter λ with N cells; (HKK)'s constant left out",
         "√(N/m) gives (HKK) the curse of dimensionality, which Theorem 20 does not have.",
         "Where every cell has data, |T| = N and g ≥ C(√2 + 1)√(N ln(2N/δ)/m) exceeds √(N/m): the number of cells counts in both. "
-        "Theorem 20 gains where most cells are empty, and by local constants. (HKK) has one more constant, which is not written "
+        "Where every sample has a cell of its own, |T| = m and g > C. Theorem 20 gains where few of many cells have data, and "
+        "by local "
+        "constants. (HKK) has one more constant, which is not written "
         "out and makes it larger; with it, no comparison of values follows at all.",
     ),
     "T-LLA": Statement(
@@ -216,6 +247,11 @@ STATEMENTS = {
         "(LLA), at its best μ, falls as m^-1/3 up to a logarithm; Theorem 20 on a partition that is chosen for m as m^-1/(n+2), "
         "and on "
         "a fixed one not at all. For more than one dimension n it is the slower. Both bound different risks.",
+    ),
+    "T-S5.2-guide": Statement(
+        THAN, "Section 5.2.1, first paragraph after Theorem 20", OBSERVED,
+        "a 5-layer network on 300 digits, `ns.optim.LogCapacity` here",
+        "The bound is a guide to training: fit the sample well and keep the loss's local constants small.", hedge=SUGGESTED,
     ),
     "T-F1": Statement(
         THAN, "Figure 1, 10-layer ReLU network", OBSERVED, "CIFAR-10; digits here",

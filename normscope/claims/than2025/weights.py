@@ -26,7 +26,7 @@ from normscope.claims.calculus import (
 )
 from normscope.claims.ledger import claim
 from normscope.claims.than2025.networks import WIDTHS, Deviations, Weights, product_of_factors
-from normscope.claims.verdicts import Case, Outcome, constant, identity, upper_bound
+from normscope.claims.verdicts import Case, Outcome, constant, identity, implication, upper_bound
 
 SAMPLES = 12  # of Theorem 15's training set
 READOUT = 0.1  # its c
@@ -167,8 +167,12 @@ def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = n
 def loss_constant_of_member(
     generator: torch.Generator, stated: Callable[[Tensor, Sequence[int]], Tensor] = truncated_norm
 ) -> Outcome:
-    """One output, so that f = |y − h| is as steep as h: the paper's members that end in width 1, at x = e_n and at positive x."""
-    cases = []
+    """One output, so that f = |y − h| is as steep as h: members of Theorem 13 that end in width 1, at x = e_n and at positive x.
+
+    (11) is said to follow from Theorem 13, whose member does not have it. Read with x first, some member does: W_K × ‖x
+    truncated‖/‖x‖ (evidence).
+    """
+    cases, rescued = [], 0.0
     for member in members(generator):
         widths, factors = (*member.widths, 1), [*member.factors, 1.0]
         later, last = scaled_identities(factors, widths), torch.eye(len(member.features), dtype=torch.float64)[-1]
@@ -176,7 +180,11 @@ def loss_constant_of_member(
             slope = gradient(partial(_absolute_error, partial(_linear_chain, later, x)), member.weight).norm()
             case_of = f"{len(x)} inputs, widths {widths}, {name}"
             cases.append(Case(case_of, member.scale * stated(x, widths[1:]), slope, member.scale * x.norm()))
-    return constant(cases)
+            share = truncated_norm(x, widths[1:]) / x.norm()
+            other = [*later[:-1], share * later[-1]]
+            slope = gradient(partial(_absolute_error, partial(_linear_chain, other, x)), member.weight).norm()
+            rescued = max(rescued, abs(float(slope - member.scale * truncated_norm(x, widths[1:]))))
+    return implication(cases, {"error of (11) for that other member": rescued})
 
 
 def extreme_gradient(scale: Tensor, slopes: Tensor, active: Tensor, features: Tensor, rows: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 const PATIENCE = 2000; // milliseconds, once the worker runs: on a machine that trains it may take seconds to start
 
-// lists: names of layers, one list a run. Resolves to the positions of the matching ones in each, or throws what is wrong.
+// lists: names of layers, one list per run. Resolves to the positions of the matching ones in each, or throws what is wrong.
 export function matching(pattern, lists) {
   if (pattern === "") return Promise.resolve(lists.map((names) => names.map((_, index) => index)));
   return new Promise((resolve, reject) => {

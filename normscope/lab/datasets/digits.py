@@ -1,28 +1,13 @@
-"""Handwritten digits that ship with scikit-learn."""
+"""Handwritten digits that come with scikit-learn, as a data set of the lab."""
 
 from __future__ import annotations
 
 import torch
 
+from normscope.digits import digits as parts
 from normscope.lab.datasets.split import Split
-
-TEST_PART = 0.2
 
 
 def digits(generator: torch.Generator | None = None) -> Split:
-    """scikit-learn's 1,797 handwritten digits: float32 images of 1×8×8 in [0, 1] and their classes.
-
-    >>> digits().test[0].shape
-    torch.Size([360, 1, 8, 8])
-
-    A fifth is the test part, with every class in proportion. generator: of the split; without one it is always the same.
-    """
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    seed = 0 if generator is None else int(torch.randint(2**31, (), generator=generator))
-    images, classes = load_digits(return_X_y=True)
-    parts = train_test_split(images, classes, test_size=TEST_PART, random_state=seed, stratify=classes)
-    train_x, test_x = (torch.tensor(part / 16, dtype=torch.float32).reshape(-1, 1, 8, 8) for part in parts[:2])
-    train_y, test_y = (torch.tensor(part, dtype=torch.int64) for part in parts[2:])
-    return Split((train_x, train_y), (test_x, test_y))
+    """`normscope.digits.digits` as a split."""
+    return Split(*parts(generator))

@@ -26,7 +26,7 @@ class Split:
     @property
     def classes(self) -> int:
         if self.train[1].is_floating_point():
-            raise InputError("these data have real targets and no classes: choose others, as digits")
+            raise InputError("these data have real targets and no classes: choose others, such as digits")
         return int(torch.cat([self.train[1], self.test[1]]).max()) + 1
 
     def in_unit_ball(self) -> Split:
@@ -47,7 +47,7 @@ class Split:
     def as_tokens(self) -> Split:
         """Sequences of token ids, or an error."""
         if len(self.sample_shape) != 1 or self.train[0].is_floating_point():
-            raise InputError("this network takes sequences of token ids: choose such data, as markov")
+            raise InputError("this network takes sequences of token ids: choose data like that, such as markov")
         return self
 
     def subset(self, images: int | None, generator: torch.Generator) -> Split:

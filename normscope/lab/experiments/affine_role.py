@@ -10,7 +10,7 @@ from normscope.lab.training import Training, TrainingSettings, trained_numbers
 VARIANTS = {"γ and β": (), "γ alone": ("shift",), "β alone": ("scale",), "neither": ("scale", "shift")}  # → what is frozen
 NUMBERS = {
     "∏max|γ|/σ": ("audit", "products", "normalizers_tight"),
-    "∏1/σ a layer": ("audit", "products", "normalizers_layer"),
+    "∏1/σ per layer": ("audit", "products", "normalizers_layer"),
     "∏‖W‖": ("audit", "products", "weights_matrix"),
     "certified constant": ("audit", "bracket", "upper_log10"),
 }

@@ -52,7 +52,7 @@ def blanked(data: Labelled, classes: int, noise: torch.Generator) -> Labelled:
     """
     inputs, labels = data
     if not inputs.is_floating_point():
-        raise InputError("blank samples are noise, which token ids cannot be: choose other data, as digits")
+        raise InputError("blank samples are noise, which token ids cannot be: choose other data, such as digits")
     blanks = inputs.std() * torch.randn(inputs.shape, generator=noise)
     return torch.cat([inputs, blanks]), torch.cat([labels, classes + GROUPS * labels // classes])
 

@@ -90,7 +90,7 @@ def judge(results: Results) -> list[Comparison]:
         for side, what in {"upper_log10": "certified upper bound", "lower_log10": "witnessed lower bound"}.items():
             slope, (first, last) = _slope(group, side), _ends(group, side)
             shown = f"×{10**slope:.3g} ({power(first)} → {power(last)})"
-            rows.append(Comparison(f"{name}: {what} a normalizer more", "falls exponentially", shown, less(10**slope, FALLS)))
+            rows.append(Comparison(f"{name}: {what} per added normalizer", "falls exponentially", shown, less(10**slope, FALLS)))
         product = _ends(group, "audit", "products", "normalizers_tight")[1]
         rows.append(Comparison(f"{name}: ∏max|γ|/σ of all", "exponentially small", power(product), less(product, 0.0)))
         gaps = " → ".join(f"{gap:.3f}" for gap in _ends(group, "gap_accuracy"))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from normscope.core.errors import InputError
 from normscope.curvature.spectrum import Curvature, hessian
 from normscope.geometry.flow import gradient_descent
-from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, side_by_side
+from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, Settings, less, side_by_side
 from normscope.lab.models import mlp
 from normscope.lab.workspace import Workspace
 from normscope.symmetry.detect import symmetries
@@ -29,8 +30,11 @@ CONVERGED = 0.1  # of the loss at the start
 
 @dataclass(frozen=True)
 class ConditioningSettings(Settings):
+    """normalizers: none, and those that are compared with it."""
+
     data: str = "waves"
     seeds: tuple[int, ...] = (0, 1, 2)
+    normalizers: tuple[str, ...] = ("none", "batch")
     learning_rates: tuple[float, ...] = (0.05, 0.2)
     width: int = 10
     depth: int = 3
@@ -48,7 +52,9 @@ class Descent:
 
 
 def trials(settings: ConditioningSettings, seed: int) -> dict[str, Descent]:
-    pairs = [(kind, rate) for kind in ("none", "batch") for rate in settings.learning_rates]
+    if "none" not in settings.normalizers or len(settings.normalizers) < 2:
+        raise InputError("normalizers holds none and at least one other, such as none,batch: they are compared")
+    pairs = [(kind, rate) for kind in settings.normalizers for rate in settings.learning_rates]
     recipe = (settings.data, settings.width, settings.depth, settings.steps)
     return {f"{kind} rate {rate:g}": Descent(kind, rate, *recipe) for kind, rate in pairs}
 
@@ -78,13 +84,17 @@ def measure(trial: Descent, workspace: Workspace) -> Numbers:
 
 
 def spectrum(curvature: Curvature) -> Numbers:
-    """λ_max, and κ without zero modes, from all eigenvalues."""
+    """λ_max, and κ without zero modes, from all eigenvalues; κ is near 1/part where eigenvalues lie all the way down to the part.
+
+    spread: λ_max over the median of those above the smaller part, which no cut decides.
+    """
     eigenvalues = torch.linalg.eigvalsh(curvature.dense())
     sizes = eigenvalues.abs()
     kept = {f"{part:g}": sizes[sizes > part * sizes.max()] for part in ZEROS}
     return {
         "largest": float(eigenvalues[-1]),
         **{f"condition {part}": float(values.max() / values.min()) for part, values in kept.items()},
+        "spread": float(sizes.max() / kept[f"{ZEROS[0]:g}"].median()),
         "eigenvalues": eigenvalues.tolist(),
     }
 
@@ -97,21 +107,39 @@ def _first_below(values: Tensor, level: float) -> float:
 def judge(results: Results) -> list[Comparison]:
     rows = []
     for (rate,), group in results.groups("learning_rate").items():
-        plain, normalized = (group.where(normalizer=kind) for kind in ("none", "batch"))
-        for quantity, (name, paper, factor) in STATED.items():
-            with_bn, without = (_median(part.values("plain", quantity)) for part in (normalized, plain))
-            ours, agrees = side_by_side(with_bn, without), without >= factor / 2 * with_bn
-            rows.append(Comparison(f"rate {rate:g}: {name}", paper, ours, agrees))
-            with_bn, without = (_median(part.values("quotient", quantity)) for part in (normalized, plain))
-            ours = side_by_side(with_bn, without)
-            rows.append(Comparison(f"rate {rate:g}: {name}, symmetries divided out", "", ours))
-        with_bn, without = (_median(part.values("iterations")) for part in (normalized, plain))
-        ours, agrees = side_by_side(with_bn, without, ".0f"), with_bn < min(100, without)
-        rows.append(Comparison(f"rate {rate:g}: iterations to a tenth of the loss", "under 100 BN, more without", ours, agrees))
-        with_bn, without = (_median(part.values("spike")) for part in (normalized, plain))
-        name = f"rate {rate:g}: largest gradient over the median, after step {SETTLED}"
-        ours = side_by_side(with_bn, without, ".1f")
-        rows.append(Comparison(name, "spikes only without BN", ours, with_bn < without))
+        plain = group.where(normalizer="none")
+        for (kind,), normalized in group.groups("normalizer").items():
+            if kind != "none":
+                rows += _compared(f"rate {rate:g}" if kind == "batch" else f"{kind}, rate {rate:g}", kind, normalized, plain)
+    return rows
+
+
+def _compared(rate: str, kind: str, normalized: Results, plain: Results) -> list[Comparison]:
+    """A normalizer beside none; of BN the paper has figures, of others it says that they improve conditioning and speed."""
+
+    def medians(*path: str) -> tuple[float, float]:
+        return _median(normalized.values(*path)), _median(plain.values(*path))
+
+    def shown(found: tuple[float, float], form: str = ".3g") -> str:
+        return side_by_side(*found, form) if kind == "batch" else f"{found[0]:{form}} {kind}, {found[1]:{form}} none"
+
+    rows = []
+    for quantity, (name, paper, factor) in STATED.items():
+        found = medians("plain", quantity)
+        said, agrees = (paper, found[1] >= factor / 2 * found[0]) if kind == "batch" else ("", None)
+        rows.append(Comparison(f"{rate}: {name}", said, shown(found), agrees))
+        rows.append(Comparison(f"{rate}: {name}, symmetries divided out", "", shown(medians("quotient", quantity))))
+    found = medians("plain", "spread")
+    said, agrees = ("", None) if kind == "batch" else ("smaller with it", less(*found))
+    rows.append(Comparison(f"{rate}: λ_max over the median |λ| above {ZEROS[0]:g} λ_max", said, shown(found), agrees))
+    found = medians("iterations")
+    said, agrees = ("under 100 BN, more without" if kind == "batch" else "fewer with it"), found[0] < found[1]
+    agrees = agrees and (kind != "batch" or found[0] < 100)
+    rows.append(Comparison(f"{rate}: iterations to a tenth of the loss", said, shown(found, ".0f"), agrees))
+    found = medians("spike")
+    said, agrees = ("spikes only without BN", found[0] < found[1]) if kind == "batch" else ("", None)
+    name = f"{rate}: largest gradient over the median, after step {SETTLED}"
+    rows.append(Comparison(name, said, shown(found, ".1f"), agrees))
     return rows
 
 

@@ -31,7 +31,7 @@ class RateSettings(TrainingSettings):
 
 def trials(settings: RateSettings, seed: int) -> dict[str, Training]:
     if settings.patience < 2:
-        raise InputError("patience is at least 2: without BN networks are trained so many times as long")
+        raise InputError("patience must be at least 2: networks without BN are trained that many times as long")
     found = {}
     for network in settings.networks:
         for rate in settings.learning_rates:

@@ -69,7 +69,7 @@ def in_the_plane(name: str, workspace: Workspace) -> Labelled:
     """The training part of a data set of two classes in the plane."""
     split = workspace.data(name)
     if split.sample_shape != (2,) or split.classes != 2:
-        raise InputError(f"{name} is not two classes in the plane: choose other data, as halfplanes or rings")
+        raise InputError(f"{name} is not two classes in the plane: choose other data, such as halfplanes or rings")
     return split.train
 
 

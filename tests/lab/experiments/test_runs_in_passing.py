@@ -22,11 +22,14 @@ TINY = {
         "networks": '{"mlp":{"width":8,"depth":3,"skip":true},"vit":{"patch":4,"width":8,"depth":1,"heads":2}}',
         "shares": "0.0,1.0",
     },
+    "capacity-penalty": {**SMALL, "penalties": "0.0,0.1"},
     "dead-relus": {**SMALL, "rates": "0.001"},
+    "decay-and-normalizer": {**SMALL, "decays": "0.0,0.01"},
     "deep-linear": {**SHORT, "networks": '{"mlp":{"width":4,"activation":"linear"}}', "depths": "2"},
     "dropout-batchnorm": {**SMALL, "rates": "0.0,0.5"},
     "floors": {**SHORT, "depths": "2,4", "width": "8"},
     "gradient-explosion": {**ONE_SEED, "width": "16", "depth": "12", "batch_size": "16"},
+    "prenorm-depth": {**SHORT, "networks": '{"gpt":{"width":4,"heads":2},"vit":{"width":4,"heads":2,"patch":4}}', "depths": "1,2"},
     "radial-momentum": {"steps": "20", "width": "8", "depth": "3", "momenta": "0.0,0.9"},
     "scale-cues": SMALL,
     "sgd-adam": {**SMALL, "sgd_rates": "0.01", "adam_rates": "0.001"},
@@ -36,7 +39,7 @@ TINY = {
 }
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", TINY)
 def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
     outcome = run_experiment(name, settings=TINY[name], out=tmp_path)
@@ -46,6 +49,7 @@ def test_runs_to_a_verdict(name: str, tmp_path: Path) -> None:
         assert json.loads((tmp_path / name / "figures" / f"{figure}.json").read_text())["data"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "name", ["batch-leakage", "scale-cues", "test-shift", "whitening", "deep-linear", "sgd-adam", "dead-relus"]
 )
@@ -66,6 +70,10 @@ def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path
         ("small-batches", {"sizes": "1,128"}, "at least 2"),
         ("capacity-count", {"normalizers": "batch"}, "one for each network, so 2, not 1"),
         ("dropout-batchnorm", {"rates": "1.0"}, "less than 1"),
+        ("capacity-penalty", {"penalties": "0.1"}, "holds 0 and at least one other"),
+        ("decay-and-normalizer", {"decays": "0.0"}, "holds 0 and at least one other"),
+        ("prenorm-depth", {"networks": '{"mlp":{}}'}, "about transformers, gpt and vit, not mlp"),
+        ("conditioning", {"normalizers": "batch"}, "holds none and at least one other"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(name: str, changes: dict[str, str], words: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the lab's experiments."""
+"""Figures of experiments, from their data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from normscope.core.errors import InputError
-from normscope.lab.experiment import Plot
+from normscope.core.papers import Plot
 from normscope.report.theme import COLORS, SEQUENTIAL, figure
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # of lines whose colours return

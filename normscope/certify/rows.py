@@ -1,0 +1,80 @@
+"""Which rows of J a sweep keeps, and which symbols are multiples of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from normscope.certify.columns import middle_of, rule_of
+from normscope.certify.jacobian import guessed_rows
+from normscope.certify.symbols import SUMMED, Part
+from normscope.graph.graph import Node
+from normscope.rules.readings import Activation
+from normscope.rules.registry import registry
+
+if TYPE_CHECKING:
+    from normscope.certify.sweep import Sweep
+
+GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
+MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
+
+
+def guessed(sweep: Sweep) -> dict[Node, torch.Tensor]:
+    """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess."""
+    kinked = {node: activation for node in sweep.graph.nodes if (activation := registry.reading(node, Activation))}
+    sources = [node.input for node, activation in kinked.items() if activation.kinked and len(node.inputs) == 1]
+    lengths = guessed_rows(sweep.linearized, sources)
+    places = {
+        source: (middle_of(sweep.facts, source).abs() <= GUESSED * sweep.unit * lengths[source]).reshape(-1).nonzero().reshape(-1)
+        for source in lengths
+    }
+    return _affordable(sweep, places.items())
+
+
+def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:
+    """The entries whose rows of J are kept: those that symbols of the first sweep are multiples of."""
+    assert sweep.away is not None
+    places = []
+    for part in sweep.away.parts:
+        multiples = None if part.columns is None else rule_of(part.node).multiples(part.node, sweep.facts, sweep.away, sweep.chords)
+        if multiples is not None:
+            places.append((part.node.input, multiples.places[part.symbols.places].reshape(-1)))
+    return _affordable(sweep, places)
+
+
+def _affordable(sweep: Sweep, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
+    wanted: dict[Node, torch.Tensor] = {}
+    room, width = MOST_ROWS_KEPT, sum(math.prod(node.shape) for node in sweep.graph.inputs)
+    for source, more in places:
+        both = torch.cat([more, wanted.get(source, more[:0])]).unique()
+        if len(more) and len(both) * width <= room:
+            room -= (len(both) - len(wanted.get(source, ()))) * width
+            wanted[source] = both
+    return wanted
+
+
+def find_multiples(sweep: Sweep, part: Part) -> None:
+    """The rows of J that a node's symbols are multiples of, and what is left of their sizes."""
+    assert sweep.away is not None
+    if len(part.node.inputs) != 1 or part.node.input not in sweep.jacobian.rows:
+        return
+    found = rule_of(part.node).multiples(part.node, sweep.facts, sweep.away, sweep.chords)
+    if found is None:
+        return
+    source, symbols = part.node.input, part.symbols
+    kept = sweep.jacobian.wanted[source]
+    places, weights, known = (values[symbols.places] for values in (found.places, found.weights, found.known))
+    where = torch.searchsorted(kept, places).clamp(max=len(kept) - 1)
+    known = known & (kept[where] == places).all(1)
+    weights = weights * known[:, None]
+    brought = torch.zeros((), dtype=torch.float64)
+    if part.node in sweep.brought:  # a relay: its symbols are scale ⊙ ε and what columns bring, and not ε
+        brought, scale = (values[symbols.places] for values in sweep.brought[part.node])
+        weights = weights * scale[:, None]
+    part.rows = torch.einsum("uk,ukd->ud", weights, sweep.jacobian.rows[source][where])
+    part.least, part.most = (ends[symbols.places] for ends in (found.least, found.most))
+    bent = (weights.abs() * sweep.bent[source][places]).sum(1) * SUMMED + brought * SUMMED + symbols.added
+    part.rest = torch.where(known, bent, symbols.sizes)

@@ -1,0 +1,129 @@
+"""NS512 to NS517: what breaks large trainings, judged on samples: attention, blocks, and layers that leave their own line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from normscope.findings.over_time import FEWEST, History, Row
+from normscope.findings.table import Clean, Find, Hit, rule
+
+At = tuple[History, Row]
+
+LOGIT = 100.0  # the limit that Kimi K2 (2025) clips queries and keys at
+IDLE, IDLE_AFTER = 0.003, 200  # share of its input that a block adds, and steps that it has to begin
+JUMP = 10.0  # times what is usual for the layer
+
+
+@rule(
+    "NS512", "attention logits that saturate softmax", "warning", name="attention-saturation", needs=("rows",),
+    fix="Normalize queries and keys (QK-norm), clip them, or lower the learning rate.",
+    reference="Dehghani et al. 2023; Zhai et al. 2023; Kimi K2 2025, QK-clip",
+    clean=Clean("No recorded attention logit exceeded a hundred", "attention_logit"),
+)  # fmt: skip
+def saturated_attention(at: At) -> Iterator[Hit]:
+    """A logit of a hundred makes softmax a hard choice: gradients to queries and keys vanish, entropy collapses, and the loss
+    diverges soon after. Logits grow with the product of two weights, so they grow fast once they do."""
+    history, row = at
+    logit, entropy = history.metric(row, "attention_logit"), history.metric(row, "attention_entropy")
+    for index in history.worst(logit > LOGIT, -logit):
+        message = f"its largest logit is {logit[index]:.3g}, and the entropy of its sharpest head {entropy[index]:.2g} of uniform"
+        yield Hit(history.names[index], message, {"attention_logit": float(logit[index]), "entropy": float(entropy[index])})
+
+
+@rule(
+    "NS514", "blocks that do nothing", "info", name="idle-block", needs=("rows",),
+    fix="Scale the residual stream down with depth, normalize what blocks add, or use fewer blocks.",
+    reference="Sun et al. 2025 (the curse of depth); Gromov et al. 2024",
+    clean=Clean("Every recorded block added to its input", "write_ratio"),
+)  # fmt: skip
+def idle_block(at: At) -> Iterator[Hit]:
+    """A block that adds less than 0.3 % to its input after 200 steps is the identity: it could be left out. Where the residual
+    stream grows with depth, deep blocks end like this one after another. Blocks that begin as the identity have 200 steps to
+    leave it."""
+    history, row = at
+    if history.first_step is None or row["step"] - history.first_step < IDLE_AFTER:
+        history.only(False)
+        return
+    ratio = history.metric(row, "write_ratio")
+    for index in history.worst(ratio < IDLE, ratio):
+        message = f"it adds {ratio[index]:.2g} of its input's length to it"
+        yield Hit(history.names[index], message, {"write_ratio": float(ratio[index])})
+
+
+@rule(
+    "NS515", "ranks whose replicas differ", "error", name="rank-divergence", needs=("rows",),
+    fix="Find what differs between the ranks (a seed, a skipped all-reduce, a parameter DDP does not know); broadcast rank 0's.",
+    reference="docs/watch.md#several-processes",
+    clean=Clean("γ and β were the same on all ranks", "differing_ranks"),
+)  # fmt: skip
+def diverging_rank(at: At) -> Iterator[Hit]:
+    """Data-parallel training keeps one copy of each replicated parameter per rank, and they must be the same to the bit. Once one
+    differs, every rank trains another model, and no average of gradients brings them together again."""
+    _, row = at
+    for name, ranks in row.get("differing", {}).items():
+        message = f"{name} differs on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        yield Hit(name, message, {"ranks": ", ".join(map(str, ranks))})
+
+
+def _jumps(what: str, column: str, normalized: bool = False) -> Find:
+    """Values of a layer against their median over the last 200 steps. normalized: by the learning rate; a schedule is no jump."""
+
+    def find(at: Any) -> Iterator[Hit]:
+        history, row = at
+        values = history.metric(row, column)
+        rate = row.get("learning_rate", math.nan) if normalized else 1.0
+        recent = history.recent(f"jumps of {column}")
+        if not rate > 0:
+            history.only(False)
+            return
+        if len(recent) < FEWEST:
+            history.only(False)
+            recent.add(int(row["step"]), values / rate)
+            return
+        with np.errstate(all="ignore"):
+            held = np.stack(recent.values)
+            known = (~np.isnan(held)).sum(0) >= FEWEST
+            usual = np.median(held, 0)  # NaN where a value is missing
+            factor = values / rate / usual
+        history.only(known & np.isfinite(factor))
+        jumped = known & np.isfinite(factor) & (factor > JUMP)
+        for index in history.worst(jumped, -factor):
+            message = f"its {what} is {values[index]:.3g}, {factor[index]:.0f} times what it usually is"
+            yield Hit(history.names[index], message, {column: float(values[index]), "factor": float(factor[index])})
+        if not jumped.any():  # what jumped does not become usual
+            recent.add(int(row["step"]), values / rate)
+
+    return find
+
+
+def _register(id: str, title: str, name: str, sentence: str, fix: str, reference: str, why: str, find: Find) -> None:
+    find.__doc__ = why
+    rule(id, title, "warning", fix, reference, ("rows",), name, Clean(sentence, COLUMN_OF[id]))(find)
+
+
+COLUMN_OF = {"NS513": "update_rms", "NS516": "spectral_norm", "NS517": "largest_input"}
+_register(
+    "NS513", "a step of the optimizer out of line", "update-jump", "No recorded weight's step was ten times its usual size",
+    "Lower Adam's β₂ or the learning rate, or clip updates (AdaFactor, StableAdamW).", "Wortsman et al. 2023, section 3.4",
+    """The length of a weight's step per learning rate hardly changes from step to step. Tenfold, Adam's second moments are out of
+    date: the gradient outgrew them, and a spike of the loss follows some steps later.""",
+    _jumps("step", "update_rms", normalized=True),
+)  # fmt: skip
+_register(
+    "NS516", "a weight out of line", "weight-jump", "No recorded weight's norm was ten times its usual size",
+    "Look at what writes to this weight; lower the learning rate, clip gradients, or add weight decay.", "docs/watch.md",
+    """A spectral norm grows by a few per cent in 200 steps of a healthy training. Tenfold, the layer amplifies ten times
+    what it did, and so does everything behind it.""",
+    _jumps("spectral norm", "spectral_norm"),
+)  # fmt: skip
+_register(
+    "NS517", "an input out of line", "input-jump", "No recorded largest input was ten times its usual size",
+    "Look at the layer that writes what enters here, and at the batch of this step.", "Sun et al. 2024 (massive activations)",
+    """The largest entry that enters a layer is ten times its median over the last 200 steps: a batch is out of range, or the layer
+    before has begun to explode.""",
+    _jumps("largest input", "largest_input"),
+)  # fmt: skip

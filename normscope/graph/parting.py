@@ -1,0 +1,85 @@
+"""Where a graph and its model part: the first node with a value that the model does not compute.
+
+Every tensor that the model computes is recorded. A node is confirmed by a recorded tensor of its shape and value, or by a
+confirmed node that depends on it, since a graph may write one operation as several. What is not confirmed need not be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from normscope.graph.graph import Graph, Node
+
+
+class Computed(TorchDispatchMode):
+    """Keeps a copy of every floating-point tensor that an operation returns, by shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[tuple[int, ...], list[torch.Tensor]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                self.tensors.setdefault(tuple(value.shape), []).append(value.detach().to(torch.float64, copy=True))
+        return result
+
+    def has(self, value: Any, tolerance: float) -> bool:
+        """Whether a tensor like this one was computed; the tolerance is relative to its largest entry."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return False
+        return any(_close(other, value, tolerance) for other in self.tensors.get(tuple(value.shape), ()))
+
+
+@contextmanager
+def module_outputs(model: torch.nn.Module) -> Iterator[dict[str, list[Any]]]:
+    """What each module returns, by its path and in the order of calls."""
+    outputs: dict[str, list[Any]] = {}
+    handles = [
+        module.register_forward_hook(lambda _, __, result, path=path: outputs.setdefault(path, []).append(result))
+        for path, module in model.named_modules()
+        if path
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def first_unconfirmed(graph: Graph, values: Mapping[Node, Any], computed: Computed, tolerance: float) -> Node | None:
+    """The first node of a graph that no tensor of the model confirms; None where all of them are."""
+    confirmed = set(graph.inputs)
+    for node in reversed(graph.nodes):
+        if node in confirmed or computed.has(values[node], tolerance):
+            confirmed |= {node, *node.inputs}
+    return next((node for node in graph.nodes if node not in confirmed), None)
+
+
+def first_left(graph: Graph, values: Mapping[Node, Any], outputs: Mapping[str, list[Any]], tolerance: float) -> Node | None:
+    """The last node of the first module that returns another value than it; None where no module could be compared."""
+    last = {node.path: node for node in graph.nodes if node.path}
+    for path, returned in outputs.items():
+        node = last.get(path)
+        if (
+            node is None
+            or len(returned) != 1
+            or not isinstance(returned[0], torch.Tensor)
+            or tuple(returned[0].shape) != node.shape
+        ):
+            continue
+        if not _close(returned[0].double(), values[node], tolerance):
+            return node
+    return None
+
+
+def _close(found: torch.Tensor, value: torch.Tensor, tolerance: float) -> bool:
+    size = float(value.abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
+    return torch.allclose(found, value.double(), rtol=0, atol=tolerance * size, equal_nan=True)

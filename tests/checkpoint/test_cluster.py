@@ -1,0 +1,79 @@
+"""On Ray, a node that is killed at work loses nothing: the other one does its tensor again, and the answer is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import normscope as ns
+from normscope.core.errors import InputError
+from tests.checkpoint.files import write
+from tests.conftest import NODE
+
+
+def test_no_cluster_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path = write(tmp_path, "safetensors", {"weight": torch.ones(3, 2)})
+    with pytest.raises(InputError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        ns.checkpoint(path, ray="127.0.0.1:1")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a node's workers are found in /proc")
+def test_a_killed_node_loses_nothing(cluster: Any, tmp_path: Path) -> None:
+    state = {f"layers.{i}.weight": torch.randn(1200 + 100 * (i % 5), 1400) for i in range(30)}
+    path = write(tmp_path, "shards", {**state, "norm.weight": torch.rand(1400)})
+    node = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    raylet = node.all_processes["raylet"][0].process.pid
+    at_the_kill: list[int] = []
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not at_the_kill and not ended.wait(0.05):
+            at_the_kill.extend(at_work(raylet))
+        cluster.remove_node(node, allow_graceful=False)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    names = []
+    found = ns.checkpoint(path, ray=cluster.address, progress=lambda name, *_: names.append(name))
+    ended.set()
+    thread.join(120)
+    assert at_the_kill, "the second node never worked"
+    assert sorted(names) == sorted(row.name for row in found.tensors)
+    assert found.to_dict() == ns.checkpoint(path).to_dict()
+
+
+def at_work(raylet: int) -> list[int]:
+    """Workers of a node that work on a tensor now: Ray names its processes after what they do."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, rest = path.read_text().rpartition(")")
+            title = (path.parent / "cmdline").read_bytes()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(rest.split()[1]) == raylet and b"_on_node" in title:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.full
+def test_the_command_starts_a_cluster_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    path = write(tmp_path, "safetensors", {f"layers.{i}.weight": torch.randn(40, 30) for i in range(3)})
+    out = tmp_path / "report.json"
+    command = [sys.executable, "-m", "normscope", "checkpoint", str(path), "--ray", "local", "--json", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ns.__file__).parents[1])}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=300)
+    rows = json.loads(out.read_text())["tensors"]
+    assert [row["spectral_norm"] for row in rows] == [row.spectral_norm for row in ns.checkpoint(path).tensors]
