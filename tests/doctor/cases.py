@@ -330,7 +330,7 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS210": (lambda: unmoved(torch.bfloat16, 1e-4), lambda: unmoved(torch.float32, 1e-4)),
     "NS501": (lambda: recorded(loss=float("inf")), lambda: recorded(loss=1.1)),
     "NS502": (lambda: recorded(loss=lambda step: 3.0 if step == 140 else 1.0), lambda: recorded(loss=lambda step: 1.03 if step == 140 else 1.0)),
-    "NS503": (lambda: recorded(loss=lambda step: 1 + 0.03 * (step - 119)), lambda: recorded(loss=lambda step: 1 - 0.01 * (step - 119))),
+    "NS503": (lambda: recorded(loss=2.0), lambda: recorded(loss=lambda step: 1 - 0.01 * (step - 119))),
     "NS504": (lambda: recorded(total_gradient_norm=150.0), lambda: recorded(total_gradient_norm=50.0)),
     "NS505": (lambda: recorded(gradient_norm=[1e-9, 1.0]), lambda: recorded(gradient_norm=[1e-6, 1.0])),
     "NS506": (lambda: recorded(input_variance=[np.nan, 5e-5]), lambda: recorded(input_variance=[np.nan, 5e-4])),
