@@ -49,7 +49,8 @@ def main() -> None:
     }
     print("\n".join(summary(results[given.package])))
     if given.page:
-        given.page.write_text(page({package: found for package, found in results.items() if found}))
+        listed = {package: len(import_module(f"bench.wild.{package}_models").names()) for package in PACKAGES}
+        given.page.write_text(page({package: found for package, found in results.items() if found}, listed))
 
 
 def _quiet(package: str) -> None:

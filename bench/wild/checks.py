@@ -177,6 +177,8 @@ def _gains(module: nn.Module, value: torch.Tensor, kind: str) -> list[float]:
         groups = value.flatten(2).unflatten(1, (module.num_groups, -1)).flatten(2).var(2, correction=0)  # (samples, groups)
         scale = (groups.amin(0) + epsilon).rsqrt().repeat_interleave(module.num_channels // module.num_groups)
     elif kind in ("layer_norm", "rms_norm"):
+        if getattr(module, "data_format", "") == "channels_first":
+            value = value.movedim(1, -1)
         axes = tuple(range(-(weight.dim() if weight is not None else 1), 0))
         spread = value.var(axes, correction=0) if kind == "layer_norm" else value.square().mean(axes)
         scale = (spread.min() + epsilon).rsqrt()[None]

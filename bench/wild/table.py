@@ -45,8 +45,8 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def page(results: dict[str, Sequence[dict[str, Any]]]) -> str:
-    """The whole page: for each package its counts, contradictions, and models by outcome."""
+def page(results: dict[str, Sequence[dict[str, Any]]], listed: dict[str, int]) -> str:
+    """The whole page: for each package its counts, contradictions, and models by outcome. listed: how many models each list has."""
     lines = [
         "# In the wild: architectures", "",
         "Every architecture with a plain model class, shrunk by its configuration, with random weights: audited, examined by the",
@@ -54,7 +54,8 @@ def page(results: dict[str, Sequence[dict[str, Any]]]) -> str:
         "`python -m bench wild`; `bench/wild/checks.py` says what is checked.",
     ]  # fmt: skip
     for package, records in results.items():
-        lines += ["", f"## {package}", "", *summary(records)]
+        covered = f"{len(records)} of the {listed[package]} models on the list were run; nothing is said about the others."
+        lines += ["", f"## {package}", "", covered, "", *summary(records)]
         said = [f"- {record['name']}: {text}" for record in records for text in record.get("wrong", ())]
         lines += ["", "### Contradictions", "", *said] if said else []
         lines += ["", "### Models", "", *_models(records)]

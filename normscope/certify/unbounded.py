@@ -70,9 +70,12 @@ class _Halving:
         self.space, self.region, self.generator = space, region, generator_of(None)
         held = sum(math.prod(node.shape) for node in space.graph)
         self.count = max(2, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1)))
-        self.ends = self._ends(seeds)
         self.decisions = [node for node in space.graph if is_decision(node)]
         self._captured = space.graph.batched_capture([space.graph.output, *self.decisions], torch.float64)
+        self._values(torch.zeros(1, space.dimension, dtype=torch.float64))
+        if self._captured.one_by_one:  # every point costs a pass of its own
+            self.count = 2
+        self.ends = self._ends(seeds)
 
     def _ends(self, seeds: torch.Tensor) -> Pair:
         region = self.region
@@ -101,17 +104,19 @@ class _Halving:
         so that a cusp or pole at an end is not lost.
         """
         first, second = ends
-        low, high = (self._values(end)[0] for end in ends)
+        low, high = (self._values(end) for end in ends)
         by_decision = (torch.arange(len(first)) % 2 == 0)[:, None]
         levels, quotients = list[Pair](), list[torch.Tensor]()
         for halving in range(halvings + 1):
             if halving % LEVEL == 0:
                 levels.append((first, second))
-                change = torch.linalg.vector_norm(high - low, dim=1) / torch.linalg.vector_norm(second - first, dim=1)
+                change = torch.linalg.vector_norm(high[0] - low[0], dim=1) / torch.linalg.vector_norm(second - first, dim=1)
                 quotients.append(change.nan_to_num(0, 0, 0))
             points = [first + quarters * (second - first) / 4 for quarters in range(-1, 6)]
             points = points if self.region is None else [self.region.project(point) for point in points]
-            found = [*zip(*(part.chunk(len(points)) for part in self._values(torch.cat(points))), strict=True)]
+            fresh = [points[place] for place in (0, 2, 3, 4, 6)]
+            inner = [*zip(*(part.chunk(len(fresh)) for part in self._values(torch.cat(fresh))), strict=True)]
+            found = [inner[0], low, *inner[1:4], high, inner[4]]
             pieces = [*zip(found, found[2:], strict=False)]
             scores = torch.stack([torch.linalg.vector_norm(end[0] - start[0], dim=1) for start, end in pieces], 1)
             changes = torch.stack([(end[1] != start[1]).any(1) for start, end in pieces], 1)
@@ -119,8 +124,8 @@ class _Halving:
             scores = torch.where(changes.any(1, keepdim=True) & ~changes & by_decision, -2.0, scores)
             kept, each = scores.argmax(1), torch.arange(len(first))
             first, second = torch.stack(points)[kept, each], torch.stack(points)[kept + 2, each]
-            outputs = torch.stack([one[0] for one in found])
-            low, high = outputs[kept, each], outputs[kept + 2, each]
+            outputs, answers = (torch.stack(part) for part in zip(*found, strict=True))
+            low, high = ((outputs[place, each], answers[place, each]) for place in (kept, kept + 2))
         return levels, torch.stack(quotients)
 
     def _quotient(self, ends: Pair, segment: int) -> Magnitude:
@@ -146,7 +151,9 @@ class _Halving:
         return ""
 
     def growth(self) -> str:
-        """Quotients that grow with the size of the inputs, or as they shrink."""
+        """Quotients that grow with the size of the inputs, or as they shrink; not sought where points cannot travel together."""
+        if self._captured.one_by_one:
+            return ""
         scaled = torch.cat([scale * self.ends[0] for scale in SCALES]), torch.cat([scale * self.ends[1] for scale in SCALES])
         levels, raw = self._halved(scaled, SCALED_HALVINGS)
         largest = list[tuple[float, Magnitude]]()
