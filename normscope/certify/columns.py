@@ -14,10 +14,9 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.certify.kernels import linear_map, terms
-from normscope.core.errors import InternalError
 from normscope.graph.graph import Graph, Node, _OverBatch
 from normscope.rules.affine import without_offset
-from normscope.rules.attention import logit_scale, probabilities
+from normscope.rules.attention import probabilities
 from normscope.rules.normalizers import channel_tensor
 from normscope.rules.readings import Attention, LinearMap, Normalizer
 from normscope.rules.registry import Context, Rule, registry
@@ -114,16 +113,18 @@ def _convolution_map(product: LinearMap) -> Map:
 
 def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
     """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column."""
-    if registry.reading(node, Attention) is None or not all(isinstance(part, Node) for part in node.args[:3]):
+    reading = registry.reading(node, Attention)
+    if reading is None or not reading.fixed:
         return None
-    middles = [center(part) for part in node.args[:3]]
+    operands = [part for part in (reading.query, reading.key, reading.value) if isinstance(part, Node)]
+    middles = [center(part) for part in operands]
     shapes = [None if middle is None else middle.shape[:-2] for middle in middles]
-    if shapes != [node.shape[:-2]] * 3 or isinstance(node.args[3], Node) or node.argument(4, "dropout_p", 0.0):
+    if shapes != [node.shape[:-2]] * 3:
         return None
     query, key, value = (middle for middle in middles if middle is not None)
-    chances, scale = probabilities(node, (query, key, value)), logit_scale(node)
+    chances, scale = probabilities(node, (query, key, value)), reading.scale
     mean, turned, asked = chances @ value, key.mT.contiguous() * scale, query * scale
-    order = [list(dict.fromkeys(node.inputs)).index(part) for part in node.args[:3]]
+    order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
     step = max(1, SCORES // max(chances.numel(), 1))
 
     def derivative(*changes: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def _check(node: Node, derivative: Map) -> None:
     offset, moved = node.apply(*map(_zeros, sources)), node.apply(*change)
     found = derivative(*change)
     if not bool((((moved - offset) - found).abs() <= 1e-9 * (1 + moved.abs() + offset.abs())).all()):
-        raise InternalError(f"torch's forward-mode derivative of {node.label} is not what it does to differences")
+        raise NotImplementedError("torch has no forward-mode derivative of it that is what it does to differences")
 
 
 def _zeros(node: Node) -> torch.Tensor:

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
-from normscope.certify.columns import middle_of, rule_of
-from normscope.certify.jacobian import guessed_rows
+from normscope.certify.columns import Linearized, middle_of, rule_of
+from normscope.certify.jacobian import Jacobian, guessed_rows
+from normscope.certify.passing import Pass
 from normscope.certify.symbols import SUMMED, Part
-from normscope.graph.graph import Node
+from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
 from normscope.rules.registry import registry
-
-if TYPE_CHECKING:
-    from normscope.certify.sweep import Sweep
+from normscope.rules.remainder import Sizes
 
 GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
 MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
+
+
+class Sweep(Sizes, Protocol):
+    """What is asked here of a sweep (certify/sweep.py)."""
+
+    facts: Pass
+    graph: Graph
+    linearized: Linearized
+    unit: float
+    jacobian: Jacobian
+    parts: list[Part]
+    bent: dict[Node, torch.Tensor]
+    brought: dict[Node, tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def away(self) -> Sweep | None: ...
 
 
 def guessed(sweep: Sweep) -> dict[Node, torch.Tensor]:

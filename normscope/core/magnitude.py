@@ -176,7 +176,7 @@ class Magnitude:
         elif self.log == math.inf:
             text = "inf"
         elif -2 <= self.log10 < 4:
-            exponent = math.floor(self.log10)
+            exponent = int(f"{float(self):.{digits - 1}e}".partition("e")[2])  # of the rounded number: 0.9999 prints as 1.00
             text = f"{float(self):.{max(digits - 1 - exponent, 0)}f}"
         else:
             exponent = math.floor(self.log10)

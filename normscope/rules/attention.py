@@ -34,8 +34,9 @@ KEYS = math.sqrt(0.5)  # the largest √Σ p_j²‖v_j − o‖² for ‖v_j‖ 
 @rule("scaled_dot_product_attention")
 class Attention(Rule):
     def reading(self, node: Node) -> readings.Attention:
-        query, key, value = node.args[:3]
-        return readings.Attention(query, key, value, logit_scale(node))
+        query, key, value, mask = node.args[:4]
+        fixed = not isinstance(mask, Node) and not node.argument(4, "dropout_p", 0.0)
+        return readings.Attention(query, key, value, logit_scale(node), fixed)
 
     def gain(self, node: Node, context: Context) -> Gain:
         query, key, value = node.args[:3]

@@ -218,6 +218,7 @@ class Attention:
     key: Operand
     value: Operand
     scale: float
+    fixed: bool  # no mask that depends on the input, nothing dropped
 
 
 @dataclass(frozen=True)

@@ -195,3 +195,10 @@ def test_widened_and_narrowed_are_on_the_safe_side_at_one():
 def test_widened_and_narrowed_at_the_ends():
     assert ZERO.widened(0.1) == ZERO.narrowed(0.1) == ZERO and INFINITY.widened(0.1) == INFINITY
     assert Magnitude(5).narrowed(1) == ZERO == Magnitude(5).narrowed(7)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1 - 1e-12, "1.00"), (0.99951, "1.00"), (9.9996, "10.0"), (0.0999999, "0.100"), (1.0, "1.00")]
+)
+def test_a_number_just_below_a_power_of_ten_prints_like_it(value, text):
+    assert str(Magnitude(value)) == text

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from normscope._watch.life import Life
+from normscope.findings.catalogue import RULES
+from normscope.findings.finding import Finding
+from normscope.findings.table import Hit
 from tests.networks import Function
 
 
@@ -115,7 +119,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(self.q(x)[:, None], self.k(x)[:, None], self.v(x)[:, None])[:, 0]
 
 
-STEPS = 160  # of a recorded run
+STEPS = 160  # of a recorded run, one sample each
 LAYERS = (
     {"name": "first", "role": "weight", "scale_free": True, "in_product": True, "parameter": "first.weight", "epsilon": None},
     {
@@ -132,6 +136,7 @@ HEALTHY: dict[str, Any] = {
     "spectral_norm": [1.0, np.nan], "gain_tight": [np.nan, 1.0], "frobenius_norm": [3.0, 2.0], "gradient_norm": [0.6, 0.8],
     "input_variance": [np.nan, 1.0], "dead_fraction": [np.nan, 0.1], "effective_lr": [0.1, np.nan],
     "running_divergence": [np.nan, 0.1], "running_shift": [np.nan, 0.1], "update_norm": [0.1, 0.1], "largest_input": [np.nan, 2.5],
+    "update_rms": [0.01, 0.01], "attention_logit": [5.0, np.nan], "attention_entropy": [0.5, np.nan], "write_ratio": [0.5, np.nan],
 }  # fmt: skip
 
 
@@ -140,8 +145,13 @@ class Recorded:
     """A run as `ns.load_run` gives it."""
 
     held: dict[str, np.ndarray]
+    findings: tuple[Finding, ...] = ()
     layers = LAYERS
-    findings = ()
+    judged = {}
+
+    @property
+    def life(self) -> Life:
+        return Life("finished", int(self.held["step"][-1]))
 
     @property
     def columns(self) -> list[str]:
@@ -151,15 +161,21 @@ class Recorded:
         return {name: self.held[name] for name in ("step", *columns)}
 
 
-def recorded(**changed: Any) -> Patient:
-    """A healthy run in which, from step 120 on, a column has another value: one for each layer, a function of the step, or a number."""
-    steps = np.arange(1, STEPS + 1)
+APART = RULES["NS515"].finding(Hit("first.weight", "first.weight differs on rank 1"))  # seen between processes, not in rows
+
+
+def recorded(every: int = 1, seen: tuple[Finding, ...] = (), **changed: Any) -> Patient:
+    """A healthy run in which, from sample 120 on, a column has another value: one for each layer, a function of the step, or a number.
+
+    every: steps between samples. seen: findings of the training itself.
+    """
+    steps = every * np.arange(1, STEPS + 1)
     held = {name: np.tile(np.array(value, float), (STEPS, 1)).squeeze() for name, value in HEALTHY.items()} | {"step": steps}
     for name, value in changed.items():
         late = [value(step) for step in steps[119:]] if callable(value) else [value] * (STEPS - 119)
         held[name] = np.concatenate([held[name][:119], np.array(late, float)])
     patient = conv()
-    patient.settings["run"] = Recorded(held)
+    patient.settings["run"] = Recorded(held, seen)
     return patient
 
 
@@ -314,7 +330,7 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS210": (lambda: unmoved(torch.bfloat16, 1e-4), lambda: unmoved(torch.float32, 1e-4)),
     "NS501": (lambda: recorded(loss=float("inf")), lambda: recorded(loss=1.1)),
     "NS502": (lambda: recorded(loss=lambda step: 3.0 if step == 140 else 1.0), lambda: recorded(loss=lambda step: 1.03 if step == 140 else 1.0)),
-    "NS503": (lambda: recorded(loss=lambda step: 1 + 0.03 * (step - 119)), lambda: recorded(loss=lambda step: 1 - 0.01 * (step - 119))),
+    "NS503": (lambda: recorded(loss=2.0), lambda: recorded(loss=lambda step: 1 - 0.01 * (step - 119))),
     "NS504": (lambda: recorded(total_gradient_norm=150.0), lambda: recorded(total_gradient_norm=50.0)),
     "NS505": (lambda: recorded(gradient_norm=[1e-9, 1.0]), lambda: recorded(gradient_norm=[1e-6, 1.0])),
     "NS506": (lambda: recorded(input_variance=[np.nan, 5e-5]), lambda: recorded(input_variance=[np.nan, 5e-4])),
@@ -324,4 +340,10 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS312": (lambda: unmoved(torch.bfloat16, 1e-4), lambda: unmoved(torch.bfloat16, 1e-2)),
     "NS510": (lambda: recorded(update_norm=[0.1, 0.0]), lambda: recorded(update_norm=[0.0, 1e-9])),
     "NS511": (lambda: recorded(largest_input=[np.nan, 300.0]), lambda: recorded(largest_input=[np.nan, 200.0])),
+    "NS512": (lambda: recorded(attention_logit=[101.0, np.nan]), lambda: recorded(attention_logit=[99.0, np.nan])),
+    "NS513": (lambda: recorded(update_rms=[0.11, 0.01]), lambda: recorded(update_rms=[0.09, 0.01])),
+    "NS514": (lambda: recorded(every=2, write_ratio=[0.002, np.nan]), lambda: recorded(every=2, write_ratio=[0.004, np.nan])),
+    "NS515": (lambda: recorded(seen=(APART,)), lambda: recorded()),
+    "NS516": (lambda: recorded(spectral_norm=[11.0, np.nan]), lambda: recorded(spectral_norm=[9.0, np.nan])),
+    "NS517": (lambda: recorded(largest_input=[np.nan, 26.0]), lambda: recorded(largest_input=[np.nan, 24.0])),
 }  # fmt: skip
