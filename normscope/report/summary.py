@@ -24,6 +24,7 @@ SYMPTOMS = ("NS501", "NS509", "NS515", "NS504", "NS503", "NS502", "NS505")  # wh
 CAUSES = (  # and what can be behind it; of several that began at the same step, the first
     "NS510", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS514",
 )  # fmt: skip
+NOT_BEHIND = {"NS309": ("NS501", "NS509", "NS504", "NS503", "NS502")}  # steps that become small make nothing explode
 ORDER = (*SYMPTOMS, *CAUSES)
 CLEAN = {rule: clean for rule in ORDER if (clean := RULES[rule].clean) is not None}
 COLUMNS = tuple(
@@ -111,7 +112,9 @@ class Summary:
         if end is None or end.rule not in SYMPTOMS or end.step is None:
             return None
         step = end.step
-        others = [one for one in self.problems if one.rule in ORDER and one is not end]
+        others = [
+            one for one in self.problems if one.rule in ORDER and end.rule not in NOT_BEHIND.get(one.rule, ()) and one is not end
+        ]
         held = [one for one in others if (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER]
         before = [one for one in held if one.rule in CAUSES] or [one for one in held if _rank(one.rule) > _rank(end.rule)]
         return min(before, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)

@@ -280,7 +280,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     with pytest.raises(InputError, match="other data"):
         _ = settings(path, train=data(80, seed=5)).train.columns
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="is not a checkpoint"):
         _ = settings(path).train.columns
 
 

@@ -113,7 +113,7 @@ def test_data_that_do_not_fit_are_one_line(name: str, data: str, words: str, tmp
 
 
 def test_plain_networks_must_be_given_more_time(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="patience is at least 2"):
+    with pytest.raises(InputError, match="patience must be at least 2"):
         run_experiment("max-learning-rate", settings={"patience": "1"}, out=tmp_path)
 
 
