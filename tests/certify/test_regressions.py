@@ -264,3 +264,19 @@ def test_products_of_products_are_traced_in_time():
 def test_complex_weights_are_refused():
     with pytest.raises(ns.InputError, match="complex"):
         ns.certify.operator_norm(1j * torch.eye(2))
+
+
+def test_weights_of_two_types_in_the_same_memory_share_no_norm():
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.eye(2).bfloat16() * 1e-3
+            self.register_buffer("weight", weight)
+            self.register_buffer("again", weight.view(torch.half))  # 0.814
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(x, self.weight.float()) + functional.linear(x, self.again.float())
+
+    model = Read()
+    truth = float(model.weight[0, 0]) + float(model.again[0, 0])
+    assert math.isclose(float(ns.lipschitz(model, randn(1, 2)).upper), truth, rel_tol=1e-6) and truth > 0.8

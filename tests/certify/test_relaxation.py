@@ -199,3 +199,28 @@ def test_an_operation_with_a_backward_alone_has_no_linear_part(monkeypatch):
     x = torch.full((1, 2), 0.5, dtype=torch.float64)
     found = ns.lipschitz(Function(torch.ops.normscope_tests.sine), x, region=ns.Ball(x[0], 0.01))
     assert 0.87 <= found.lower <= found.upper <= 1.01
+
+
+@torch.library.custom_op("normscope_tests::tripled_and_moved", mutates_args=())
+def tripled_and_moved(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x + 1
+
+
+tripled_and_moved.register_fake(torch.empty_like)
+tripled_and_moved.register_autograd(lambda context, slope: 3 * slope, setup_context=lambda context, inputs, output: None)
+
+
+class TripledAndMoved(ns.rules.Rule):
+    def gain(self, node, context):
+        return ns.rules.Gain.of(3)
+
+    def linear(self, node):
+        return True
+
+
+def test_an_affine_operation_with_a_backward_alone_is_bounded_by_its_gain(monkeypatch):
+    monkeypatch.setitem(ns.rules.registry.rules, "normscope_tests.tripled_and_moved", TripledAndMoved())
+    x = torch.full((1, 2), 0.5, dtype=torch.float64)
+    model = Function(lambda x: torch.tanh(torch.ops.normscope_tests.tripled_and_moved(x)))
+    found = ns.lipschitz(model, x, region=ns.Ball(x[0], 0.01))
+    assert found.lower <= found.upper <= 3.001
