@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
+from scipy.integrate import trapezoid
 from scipy.stats import binomtest
 from torch import nn
 
@@ -223,7 +224,7 @@ def test_density_is_near_the_true_distribution(wide):
     density = made.density(probes=9)
     assert not density.complete and density.wasserstein(exact) < 0.02 and density.sampling_error < 0.02
     grid = np.linspace(exact.min() - 1, exact.max() + 1, 20001)
-    assert np.trapezoid(density.at(grid), grid) == pytest.approx(1, abs=1e-6)
+    assert trapezoid(density.at(grid), grid) == pytest.approx(1, abs=1e-6)
     assert len(density.figure().data) == 1
 
 
