@@ -70,7 +70,7 @@ test-full: .venv/dev browser
 
 test-oldest: .venv-oldest/dev
 	! .venv-oldest/bin/python -c 'import pandas' 2>/dev/null
-	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --ignore tests/browser
+	.venv-oldest/bin/python -m pytest -q -n $(WORKERS) --ignore tests/browser --doctest-ignore-import-errors
 
 bench: .venv/dev
 	@echo "bench/ compares with peers: see docs/benchmarks.md for how their environment is made"
