@@ -19,7 +19,7 @@ settings.load_profile("same")
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}  # of a Ray cluster
 
 # tests that share what takes long to set up: one process runs all of them
-TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py")
+TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py", "tests/test_results.py", "tests/report/test_results.py")
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def local_brackets(
         ball = Ball(sample, radius)
         above = upper(graph, region=ball, known=known, effort=effort)
         flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
-        below, witness = lower(graph, flat, effort, region=ball)
+        below, witness = lower(graph, flat, effort, region=ball, above=above.bound)
         found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
         if progress is not None:
             progress(len(found))

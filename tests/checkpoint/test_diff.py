@@ -92,6 +92,7 @@ SAME: dict[str, Callable[[State, random.Random], State]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_function(tmp_path, name):
     state, config = llama()

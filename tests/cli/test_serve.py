@@ -21,6 +21,7 @@ def test_a_token_comes_from_a_file(tmp_path: Path) -> None:
         assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_told_to_stop(how: signal.Signals, tmp_path: Path) -> None:
     process = subprocess.Popen(

@@ -28,8 +28,8 @@ def test_the_flat_graph_is_the_product(name, matrix, monkeypatch):
     assert_same(compiled(case, matrix=matrix).dense(), plain.dense())
 
 
+@pytest.mark.full  # a code generator takes seconds per graph
 def test_the_compiled_products_of_a_linear_model():
-    """One compilation: a code generator takes seconds per graph."""
     case = CASES["linear"]
     assert_same(compiled(case).dense(), dense_hessian(case))
 

@@ -159,6 +159,7 @@ def test_what_fails_every_time_is_told(tmp_path: Path) -> None:
     assert outcome.verdict == "incomplete" and len(outcome.failures) == 2 and "failed: lost" in str(outcome)
 
 
+@pytest.mark.full
 def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
     """The first trial's process is killed on the way; the experiment ends as one that was not disturbed."""
     killed = []

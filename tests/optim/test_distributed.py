@@ -35,7 +35,7 @@ def work(rank, store, which, path):
     dist.destroy_process_group()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.full
 @pytest.mark.parametrize("which", [0, 1], ids=["SGDG", "AdamP"])
 def test_ranks_agree(which, tmp_path):
     mp.spawn(work, (str(tmp_path / "store"), which, str(tmp_path)), nprocs=2)
