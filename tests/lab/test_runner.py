@@ -60,6 +60,7 @@ def test_a_setting_that_is_given_holds_for_every_network() -> None:
     assert {trial.epochs for trial in experiment.trials(own, 0).values()} == {2}, "unless the network is given its own, too"
 
 
+@pytest.mark.full
 def test_a_trial_that_two_processes_want_is_run_once(tmp_path: Path) -> None:
     experiment = find("weight-norms")
     task, *_ = tasks(experiment, experiment.quick.changed(TINY), tmp_path, None, threads=1)
