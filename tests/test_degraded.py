@@ -76,7 +76,7 @@ def test_only_the_upper_bound_is_absent(name, region):
     assert found.bracket.witness.replay() == found.bracket.lower
     assert [finding.rule for finding in found.findings] == [f.rule for f in ns.doctor(model, IMAGES)]
     with pytest.raises(ns.Refusal) as caught:
-        ns.lipschitz(model, IMAGES, region, effort=0.05)
+        ns.lipschitz(model, IMAGES, region=region, effort=0.05)
     assert all(op in str(caught.value) for op in operations) or name == "both"  # what has no rule is listed first
     with pytest.raises(ns.Refusal, match=operations[0]):
         _ = found.bracket.proved

@@ -16,7 +16,7 @@ from normscope.bounds.losses import Loss, check_classes, is_labels, margins
 from normscope.bounds.table import NotApplicable
 from normscope.core.data import Call
 from normscope.core.errors import InputError
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.curvature.batches import Batch, Batches
 
 
@@ -48,7 +48,7 @@ class Sample:
         what: str = "train",
         slopes: bool = False,
         probes: Sequence[Probe] = (),
-        progress: Wanted = None,
+        progress: Progress = None,
         checkpoint: Checkpoint | None = None,
         expected: int = 0,
     ) -> None:

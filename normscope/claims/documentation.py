@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.claims.ledger import PAPERS, Claim, Ledger, Result, load
+from normscope.claims.ledger import PAPERS, Checked, Claim, Ledger, load
 from normscope.claims.statement import SOURCES, STATED
 from normscope.claims.verdicts import REFUTED
 
@@ -48,7 +48,7 @@ def documentation(ledger: Ledger) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(claim: Claim, result: Result | None) -> str:
+def _section(claim: Claim, result: Checked | None) -> str:
     verdict = "long, not run for this page" if result is None else result.outcome.verdict
     form = claim.form
     hedge = "" if form.hedge == STATED else f", {form.hedge}"

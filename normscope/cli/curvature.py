@@ -56,7 +56,7 @@ def curvature(
         found, interrupted = [], False
         for divided in (False, True) if quotient else (False,):
             made = ns.hessian(
-                loaded, chosen, batches, mode, divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
+                loaded, chosen, batches, mode=mode, quotient=divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
                 dtype=torch.float64 if float64 else dtype_of(loaded),
             )  # fmt: skip
             found.append(made)

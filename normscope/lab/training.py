@@ -214,7 +214,7 @@ def fit(
     with watch(
         model,
         optimizer,
-        workspace.run,
+        run=workspace.run,
         every=steps,
         start_step=started,
         symmetries=known,
