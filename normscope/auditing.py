@@ -23,7 +23,7 @@ from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.gap_curve import GapCurve, check_above
-from normscope.core.magnitude import Magnitude, json_number
+from normscope.core.magnitude import ZERO, Magnitude, json_number
 from normscope.core.progress import Progress, Report, shown
 from normscope.core.randomness import copied
 from normscope.core.region import Region
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from normscope.findings.finding import Findings
 
 LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
+WORSE = 2.0  # gain in the worst case against that on the data, from which the difference is told
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +165,17 @@ class Audit(Result):
         if not shares:
             return said
         kind, most = max(shares.items(), key=lambda item: sum(item[1]))
-        return f"{said}: {len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+        many = f"{len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+        return f"{said}: {many}{self._worst_case(kind)}"
+
+    def _worst_case(self, kind: str) -> str:
+        """How much more normalizers of a kind may multiply in the worst case than they do on the data."""
+        places = {row.name: row.gain for row in self.layers if row.kind == kind and row.gain is not None}
+        worst = [step.gain for step in self.bracket.certificate.steps if step.operation == kind and step.path in places]
+        here = max(filter(None, places.values()), default=ZERO)
+        if not worst or not here or max(worst) < WORSE * here:
+            return ""
+        return f", each up to ×{max(worst)} where an input has no variance, but at most ×{here} on the {self.statistics}"
 
     def nearby_lines(self) -> list[str]:
         """The bracket around the first sample beside the bound for all inputs, and what the latter is about."""
@@ -172,7 +183,8 @@ class Audit(Result):
             return []
         if self.local is None or self.local_radius is None:
             return [WORST_INPUT]
-        overall = f"at most {self.bracket.upper}" if self.bracket.upper.finite else "no finite bound"
+        loose = "a bound that is too loose to use" if self.too_loose else f"at most {self.bracket.upper}"
+        overall = loose if self.bracket.upper.finite else "no finite bound"
         near = f"around the first input, within {self.local_radius:.3g}: {self.local.lower} ≤ L ≤ {self.local.upper}"
         return [f"{near}; over all inputs {overall}", *self.local.about_gap(), WORST_INPUT]
 
@@ -185,7 +197,7 @@ class Audit(Result):
         for row in self.layers:
             name = row.name if len(row.name) <= 27 else "…" + row.name[-26:]
             values = [row.spectral_norm, row.frobenius_norm, row.gain, row.gain_paper, row.gain_layer]
-            share = "" if row.share_of_log_upper is None else f"{100 * row.share_of_log_upper:.1f}%"
+            share = "" if row.share_of_log_upper is None else f"{100 * row.share_of_log_upper:z.1f}%"
             spread = "" if row.input_std is None else str(Magnitude(row.input_std) if math.isfinite(row.input_std) else "nan")
             table.add_row(name, row.kind, *("" if value is None else f"{value}" for value in values), spread, share)
         return table
@@ -197,7 +209,7 @@ class Audit(Result):
             "normalizers_paper_affine": "∏ gain, paper with γ", "normalizers_layer": "∏ 1/σ per layer",
         }  # fmt: skip
         counts = ledgers.layers_in_products(self.layers)
-        shown = [f"{names[key]} = 10^{value:+.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
+        shown = [f"{names[key]} = 10^{value:+z.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
         lines = ["", "products over layers (over how many):" if shown else "products over layers: there are none"]
         for start in range(0, len(shown), 3):
             lines.append("  " + "".join(f"{item:<32}" for item in shown[start : start + 3]).rstrip())

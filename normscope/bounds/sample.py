@@ -37,7 +37,7 @@ class Sample:
     """The samples of `batches` under a model in eval mode: one column of numbers a quantity, one row per sample.
 
     slopes: also record ‖∇_x f(h(x), y)‖. In eval mode samples do not touch each other, so the gradient of the summed loss holds
-    every sample's own gradient, and one backward pass a batch is enough.
+    every sample's own gradient, and one backward pass per batch is enough.
     """
 
     def __init__(

@@ -287,7 +287,7 @@ def at_least(condition: Condition) -> str:
 
 def power(log10: float) -> str:
     """10^x, with one digit after the point."""
-    return f"10^{log10 + 0.0:.1f}".replace("^-0.0", "^0.0")
+    return f"10^{log10:z.1f}"
 
 
 def effect(audit: Audit, key: str) -> str:

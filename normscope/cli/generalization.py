@@ -32,7 +32,7 @@ def generalization(
         list[str] | None, typer.Option("--select", "--only", metavar="NAME", help="Only this bound; may be repeated.")
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="Every ingredient and assumption of every bound.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, where the data are tensors or a Dataset.")] = 256,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
     seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,

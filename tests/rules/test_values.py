@@ -60,7 +60,7 @@ def test_slopes_contain_every_difference_quotient_and_are_reached(name):
             found = values.diff(dim=0) / x.diff(dim=0)
             slack = 1e-9 * (1 + max(abs(least), abs(largest)))
             assert least - slack <= found.min() and found.max() <= largest + slack
-            if name not in ("sin", "cos", "prelu"):  # not followed interval by interval; one slope a channel
+            if name not in ("sin", "cos", "prelu"):  # not followed interval by interval; one slope per channel
                 assert found.max() >= largest - 0.02 * (largest - least) - slack
                 assert found.min() <= least + 0.02 * (largest - least) + slack
 
