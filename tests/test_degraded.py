@@ -118,7 +118,11 @@ def test_json_has_null_and_a_reason(degraded):
 def test_the_page_says_what_is_absent(degraded, tmp_path):
     degraded.to_html(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text()
-    assert "none: 2 operations without a rule" in page and "special_i0e at 5" in page and "normscope.rules.register" in page
+    assert (
+        "there is no upper bound: 2 operations without a rule" in page
+        and "special_i0e at 5" in page
+        and "normscope.rules.register" in page
+    )
     degraded.to_json(tmp_path / "audit.json")
     section = shown_results(tmp_path / "audit.json").section
     assert section is not None and "none: 2 operations without a rule" in section.headline

@@ -96,6 +96,13 @@ def test_it_prints_within_100_columns(result):
     assert "<pre" in result._repr_html_()
 
 
+def test_its_text_is_the_same_in_a_notebook(result, monkeypatch):
+    text = str(result)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *shown: pytest.fail("text was displayed beside the result"))
+    assert str(result) == text and "<pre" in result._repr_html_()
+
+
 def test_its_repr_is_one_short_line(result):
     assert repr(result).startswith(f"<{type(result).__name__}: ") and "\n" not in repr(result) and len(repr(result)) < 200
 

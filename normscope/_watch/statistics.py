@@ -23,7 +23,7 @@ def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, 
     """INPUT_METRICS of `value` on its way into a normalizer or an activation.
 
     Variances are those that the layer divides by: one per channel over batch and positions for BN and for an activation,
-    one a normalized set (a sample, a token, a group) for LN, GN, IN and RMSNorm. known: a normalizer written by hand.
+    one per normalized set (a sample, a token, a group) for LN, GN, IN and RMSNorm. known: a normalizer written by hand.
     """
     value = value.detach()
     if value.dtype in (torch.bfloat16, torch.float16):

@@ -1,4 +1,4 @@
-"""A labelled sample, walked batch by batch: what the bounds need of it is a few numbers a sample, found in one pass."""
+"""A labelled sample, walked batch by batch: what the bounds need of it is a few numbers per sample, found in one pass."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import plotly.graph_objects as go
 
-from normscope._watch.columns import METRICS, PRODUCTS
+from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
+from normscope.core.errors import InputError
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Judged
 from normscope.report.quantities import Quantity, quantity
@@ -59,7 +60,11 @@ def run_figure(run: Recording, name: str, **options: Any) -> go.Figure:
         return products(run, **options)
     if name == "norm_angle":
         return norm_angle(run, **options)
-    return heatmap(run, name, **options) if name in METRICS else series([run], name, **options)
+    if name in METRICS:
+        return heatmap(run, name, **options)
+    if name in SCALARS:
+        return series([run], name, **options)
+    raise InputError(f"no figure {name!r}: choose from products, norm_angle, {', '.join(METRICS)}, {', '.join(SCALARS)}")
 
 
 # layers × steps ------------------------------------------------------------------------------------------------------
