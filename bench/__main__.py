@@ -10,7 +10,7 @@ from pathlib import Path
 NAMES = (
     "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_speed",
     "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard",
-    "dashboard_scale", "generalization_scale", "bound_ranking", "certificate_gap", "checkpoint_scale", "failures",
+    "dashboard_scale", "generalization_scale", "bound_ranking", "certificate_gap", "checkpoint_scale", "failures", "startup",
 )  # fmt: skip
 ASKED_FOR = ("wild", "in_the_wild")  # which take hours, or a directory
 

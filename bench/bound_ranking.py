@@ -34,7 +34,7 @@ def main() -> None:
     split = digits()
     train = split.train[0][:SAMPLES], split.train[1][:SAMPLES]
     family = [trained(*setup, train) for setup in product(NORMALIZERS, WIDTHS, RATES)]
-    print(ns.bounds.compare(family, "ramp", train, split.test, progress=True))
+    print(ns.bounds.compare(family, "ramp", train, held_out=split.test, progress=True))
 
 
 if __name__ == "__main__":

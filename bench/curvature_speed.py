@@ -43,7 +43,7 @@ class Tool:
 
 
 def ours(model: nn.Module, data: Data, count: int, tolerance: float, dtype: torch.dtype | None = None) -> Found:
-    curvature = ns.hessian(model, LOSS, data, "eval", batch_size=len(data[0]), dtype=dtype)
+    curvature = ns.hessian(model, LOSS, data, mode="eval", batch_size=len(data[0]), dtype=dtype)
     return [(pair.value, pair.error) for pair in curvature.top(count, which="magnitude", tolerance=tolerance)]
 
 
@@ -170,7 +170,7 @@ def compare(model: nn.Module, data: Data, count: int, chosen: list[Tool], unit: 
 
 def products(model: nn.Module, data: Data, unit: float) -> None:
     for compiled in (False, True):
-        curvature = ns.hessian(model, LOSS, data, "eval", batch_size=len(data[0]), compiled=compiled)
+        curvature = ns.hessian(model, LOSS, data, mode="eval", batch_size=len(data[0]), compiled=compiled)
         vector = curvature.matrix.normal(torch.Generator().manual_seed(0))
         first = seconds(partial(curvature.product, vector))
         each = median(partial(curvature.product, vector))

@@ -11,7 +11,7 @@ from normscope.lab.models import mlp
 
 
 def main() -> None:
-    print(f"{'layers':>6} {'seconds':>8} {'ms a layer':>10} {'log10 upper':>12}")
+    print(f"{'layers':>6} {'seconds':>8} {'ms/layer':>10} {'log10 upper':>12}")
     for depth in (125, 250, 500, 1000):
         model = mlp(width=64, depth=depth, inputs=64, normalizer="none")
         start = time.perf_counter()

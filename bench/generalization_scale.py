@@ -55,7 +55,7 @@ def measure(samples: int, stem: str) -> None:
     before = peak()
     theorem = seconds(
         lambda: generalization(
-            model, "l1", train, held_out, partition=Partition("voronoi", CELLS), only=["Than 2025, largest gradient"]
+            model, "l1", train, held_out=held_out, partition=Partition("voronoi", CELLS), select=["Than 2025, largest gradient"]
         )
     )
     memory = peak() - before

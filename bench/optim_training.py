@@ -77,7 +77,7 @@ def cifar10(directory: Path, images: int) -> Split:
 
 
 def accuracy_after_training(network: Callable, optimizer: Callable, data: Split, epochs: int, seed: int) -> tuple[float, float]:
-    """(test accuracy in percent, seconds a run)."""
+    """(test accuracy in percent, seconds per run)."""
     inputs, labels = data.train
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -47,10 +47,10 @@ def main() -> None:
         times: list[tuple[float, float]] = []
         for _ in range(REPEATS):
             export = seconds(lambda a=args, k=kwargs, m=model: torch.export.export(m, a, k, strict=False))
-            times.append((export, seconds(lambda m=model, e=example: ns.symmetries(m, e, "eval"))))
+            times.append((export, seconds(lambda m=model, e=example: ns.symmetries(m, e, mode="eval"))))
         export, found = (statistics.median(column) for column in zip(*times, strict=True))
         size = sum(parameter.numel() for parameter in model.parameters())
-        count = len(ns.symmetries(model, example, "eval"))
+        count = len(ns.symmetries(model, example, mode="eval"))
         print(f"{name:<22} {size:>12,} {count:>7} {export:>9.2f} {found:>13.2f} {found / export:>6.1f}")
 
 

@@ -20,10 +20,11 @@ from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
 from normscope.core.bracket import WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.gap_curve import GapCurve, check_above
-from normscope.core.magnitude import Magnitude, json_number
-from normscope.core.progress import Report, check_callback
+from normscope.core.magnitude import ZERO, Magnitude, json_number
+from normscope.core.progress import Progress, Report, shown
 from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.core.rendering import Table, Text
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from normscope.findings.finding import Findings
 
 LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
+WORSE = 2.0  # gain in the worst case against that on the data, from which the difference is told
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,7 +165,17 @@ class Audit(Result):
         if not shares:
             return said
         kind, most = max(shares.items(), key=lambda item: sum(item[1]))
-        return f"{said}: {len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+        many = f"{len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+        return f"{said}: {many}{self._worst_case(kind)}"
+
+    def _worst_case(self, kind: str) -> str:
+        """How much more normalizers of a kind may multiply in the worst case than they do on the data."""
+        places = {row.name: row.gain for row in self.layers if row.kind == kind and row.gain is not None}
+        worst = [step.gain for step in self.bracket.certificate.steps if step.operation == kind and step.path in places]
+        here = max(filter(None, places.values()), default=ZERO)
+        if not worst or not here or max(worst) < WORSE * here:
+            return ""
+        return f", each up to ×{max(worst)} where an input has no variance, but at most ×{here} on the {self.statistics}"
 
     def nearby_lines(self) -> list[str]:
         """The bracket around the first sample beside the bound for all inputs, and what the latter is about."""
@@ -171,7 +183,8 @@ class Audit(Result):
             return []
         if self.local is None or self.local_radius is None:
             return [WORST_INPUT]
-        overall = f"at most {self.bracket.upper}" if self.bracket.upper.finite else "no finite bound"
+        loose = "a bound that is too loose to use" if self.too_loose else f"at most {self.bracket.upper}"
+        overall = loose if self.bracket.upper.finite else "no finite bound"
         near = f"around the first input, within {self.local_radius:.3g}: {self.local.lower} ≤ L ≤ {self.local.upper}"
         return [f"{near}; over all inputs {overall}", *self.local.about_gap(), WORST_INPUT]
 
@@ -184,7 +197,7 @@ class Audit(Result):
         for row in self.layers:
             name = row.name if len(row.name) <= 27 else "…" + row.name[-26:]
             values = [row.spectral_norm, row.frobenius_norm, row.gain, row.gain_paper, row.gain_layer]
-            share = "" if row.share_of_log_upper is None else f"{100 * row.share_of_log_upper:.1f}%"
+            share = "" if row.share_of_log_upper is None else f"{100 * row.share_of_log_upper:z.1f}%"
             spread = "" if row.input_std is None else str(Magnitude(row.input_std) if math.isfinite(row.input_std) else "nan")
             table.add_row(name, row.kind, *("" if value is None else f"{value}" for value in values), spread, share)
         return table
@@ -196,7 +209,7 @@ class Audit(Result):
             "normalizers_paper_affine": "∏ gain, paper with γ", "normalizers_layer": "∏ 1/σ per layer",
         }  # fmt: skip
         counts = ledgers.layers_in_products(self.layers)
-        shown = [f"{names[key]} = 10^{value:+.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
+        shown = [f"{names[key]} = 10^{value:+z.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
         lines = ["", "products over layers (over how many):" if shown else "products over layers: there are none"]
         for start in range(0, len(shown), 3):
             lines.append("  " + "".join(f"{item:<32}" for item in shown[start : start + 3]).rstrip())
@@ -207,17 +220,19 @@ class Audit(Result):
         return Text.of_lines(lines)
 
 
+@earlier(positional=9, report="progress")
 @boundary
 def audit(
     model: torch.nn.Module | ExportedProgram,
     example: Example,
+    *,
     data: Data | None = None,
     region: Region | None = None,
     mode: str = "eval",
     output: str | int | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
-    report: Report | None = None,
+    progress: Progress = None,
     local: bool | float = True,
     within: float | None = None,
 ) -> Audit:
@@ -232,6 +247,10 @@ def audit(
     data: where input variances are measured and the lower bound is searched; the example itself if not given.
     region: a `Ball` or `Box` in which the bracket holds; None for all inputs.
     mode: "eval", "train", or "batch" (the whole batch as one input, for batch statistics).
+    output: name or position of the output to bound, where the model returns several.
+    effort: how long to search for the lower bound, and how much the upper bound on a region may cost.
+    generator: what the search draws from; the same numbers every time if not given.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     local: without a region, also bracket the ball around the example's first sample: of this radius; True: of 1e-3 of the sample's
     norm, where affine forms cost little (docs/audit.md states the budget); False: not.
     within: also find the largest radius at which upper ≤ within · lower, and the curve up to it (`Bracket.radius_within`).
@@ -239,40 +258,38 @@ def audit(
     Where operations have no rule there is no upper bound: `bracket.upper` is None, `bracket.certificate.causes` lists them, and the
     rest of the audit is given all the same.
     """
-    check_callback(report, "report")
     check_wanted(local)
     if within is not None:
         check_above("within", within, 1)
-    graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
-    above = upper(graph, report, region, known, partial=True, effort=effort)
-    call = Call.of(example)
-    undefined = isinstance(above.refusal, NoConstant)
-    batches: Iterable[Call] = [call] if graph.whole_batch else calls_of_graph(data, call)
-    if report is not None:
-        report("searching for the lower bound", 0, 1)
-    found = bracket(graph, above, call, region, data, effort, generator, known)
-    near = Nearby()
-    if region is None:
-        if report is not None:
-            report("bracketing the ball around the first sample", 0, 1)
-        near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
-    curve = None if within is None else _curve(near.bracket or found, within, report)
-    rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
-    return Audit(
-        model=type(model).__name__,
-        mode=mode,
-        inputs=tuple(node.shape if graph.whole_batch else node.shape[1:] for node in graph.inputs),
-        bracket=replace(found, layers=tuple(rows)),
-        layers=tuple(rows),
-        residual=any(len(link.sources) > 1 for link in above.links),
-        statistics="example" if data is None or graph.whole_batch else "data",
-        notes=(*_notes(graph, data, undefined), *above.notes, *_without_row(graph), *near.notes),
-        local=near.bracket,
-        local_radius=None if near.bracket is None else near.radius,
-        curve=curve,
-        floor=floor_of(graph, rows) if not undefined and data is not None else None,
-        examine=partial(_examine, model, example, data, output) if isinstance(model, torch.nn.Module) else None,
-    )
+    with shown("tracing", progress) as meter:
+        graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
+        above = upper(graph, meter.report, region, known, partial=True, effort=effort)
+        call = Call.of(example)
+        undefined = isinstance(above.refusal, NoConstant)
+        batches: Iterable[Call] = [call] if graph.whole_batch else calls_of_graph(data, call)
+        meter.at("searching for the lower bound")
+        found = bracket(graph, above, call, region, data, effort, generator, known)
+        near = Nearby()
+        if region is None:
+            meter.at("bracketing the ball around the first sample")
+            near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
+        curve = None if within is None else _curve(near.bracket or found, within, meter.report)
+        rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
+        return Audit(
+            model=type(model).__name__,
+            mode=mode,
+            inputs=tuple(node.shape if graph.whole_batch else node.shape[1:] for node in graph.inputs),
+            bracket=replace(found, layers=tuple(rows)),
+            layers=tuple(rows),
+            residual=any(len(link.sources) > 1 for link in above.links),
+            statistics="example" if data is None or graph.whole_batch else "data",
+            notes=(*_notes(graph, data, undefined), *above.notes, *_without_row(graph), *near.notes),
+            local=near.bracket,
+            local_radius=None if near.bracket is None else near.radius,
+            curve=curve,
+            floor=floor_of(graph, rows) if not undefined and data is not None else None,
+            examine=partial(_examine, model, example, data, output) if isinstance(model, torch.nn.Module) else None,
+        )
 
 
 def _curve(found: Bracket, within: float, report: Report | None) -> GapCurve | None:

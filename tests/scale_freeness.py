@@ -18,7 +18,7 @@ def watched(model: nn.Module, example: Any, run: Path, **options: Any) -> dict[s
     """The weights of one step under the watch, by parameter; the loss is linear in all outputs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     call = Call.of(example)
-    with ns.watch(model, optimizer, run, every=1, quiet=True, **options):
+    with ns.watch(model, optimizer, run=run, every=1, quiet=True, **options):
         outputs = [o for o in tree_leaves(model(*call.args, **call.kwargs)) if isinstance(o, Tensor) and o.requires_grad]
         sum((output * torch.randn_like(output)).sum() for output in outputs).backward()
         optimizer.step()
@@ -30,7 +30,7 @@ def watched(model: nn.Module, example: Any, run: Path, **options: Any) -> dict[s
 def answers(model: nn.Module, example: Any, mode: str, run: Path) -> dict[str, dict[str, bool | None]]:
     """For each part, weight → its answer."""
     model.train(mode == "train")
-    report = ns.symmetries(model, example, mode)
+    report = ns.symmetries(model, example, mode=mode)
     alone = watched(model, example, run / "alone")
     told = watched(model, example, run / "told", symmetries=report)
     pairs = {name: layer["normalizer"] for name, layer in alone.items() if layer["scale_free"]}

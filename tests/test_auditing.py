@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import normscope as ns
 from normscope.ledger import PRODUCTS
+from normscope.report.audit_page import audit_report
 from tests.networks import randn
 
 EPSILON = 1e-3
@@ -372,6 +373,13 @@ def test_a_bound_that_is_too_loose_says_so_and_why_after_the_local_one():
     layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU())]
     found = ns.audit(nn.Sequential(*layers), torch.randn(4, 8))
     assert found.bracket.ratio > 1e3 and "4 × layer_norm make" in found.too_loose
+    steps, rows = found.bracket.certificate.steps, found.layers
+    worst = max(step.gain for step in steps if step.operation == "layer_norm")
+    here = max(row.gain for row in rows if row.kind == "layer_norm")
+    assert worst > 2 * here and f"each up to ×{worst}" in found.too_loose and f"at most ×{here} on the example" in found.too_loose
     lines = str(found).splitlines()
-    assert lines[1].startswith("around the first input") and lines.index(found.too_loose) > 1
+    assert lines[1].startswith("around the first input") and str(found.bracket.upper) not in lines[1]
+    assert " ".join(lines).index("too loose to use as a bound") > " ".join(lines).index("around the first input")
+    page = audit_report(found)
+    assert 'class="verdict bad"' in page and page.index("too loose") > page.index("first input")
     assert ns.audit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)).too_loose == ""

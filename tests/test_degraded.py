@@ -76,7 +76,7 @@ def test_only_the_upper_bound_is_absent(name, region):
     assert found.bracket.witness.replay() == found.bracket.lower
     assert [finding.rule for finding in found.findings] == [f.rule for f in ns.doctor(model, IMAGES)]
     with pytest.raises(ns.Refusal) as caught:
-        ns.lipschitz(model, IMAGES, region, effort=0.05)
+        ns.lipschitz(model, IMAGES, region=region, effort=0.05)
     assert all(op in str(caught.value) for op in operations) or name == "both"  # what has no rule is listed first
     with pytest.raises(ns.Refusal, match=operations[0]):
         _ = found.bracket.proved
@@ -118,7 +118,11 @@ def test_json_has_null_and_a_reason(degraded):
 def test_the_page_says_what_is_absent(degraded, tmp_path):
     degraded.to_html(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text()
-    assert "none: 2 operations without a rule" in page and "special_i0e at 5" in page and "normscope.rules.register" in page
+    assert (
+        "there is no upper bound: 2 operations without a rule" in page
+        and "special_i0e at 5" in page
+        and "normscope.rules.register" in page
+    )
     degraded.to_json(tmp_path / "audit.json")
     section = shown_results(tmp_path / "audit.json").section
     assert section is not None and "none: 2 operations without a rule" in section.headline

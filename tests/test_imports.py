@@ -135,7 +135,8 @@ def test_the_library_never_imports_lab_or_claims(path):
 
 
 def test_what_reports_know_of_the_papers_is_what_they_write():
-    assert (papers.LAB_SCHEMA, papers.CLAIM_SCHEMA, papers.CLAIM_VERDICTS) == (runner.SCHEMA, ledger.SCHEMA, verdicts.VERDICTS)
+    known = papers.LAB_SCHEMA, papers.LEDGER_SCHEMA, papers.CLAIM_VERDICTS
+    assert known == (runner.Outcome.schema, ledger.Ledger.schema, verdicts.VERDICTS)
 
 
 def test_every_part_of_the_order_exists():

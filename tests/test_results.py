@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.result import Result
 from normscope.report.result_sections import SECTIONS
 from normscope.report.results import shown_results
+from tests.report.recorded_results import TINY
+from tests.report.recordings import write_run
+from tests.report.test_report import FINDING
 from tests.report.test_results import survives_changes
 
 
@@ -52,18 +56,26 @@ CASES = {
     "findings": lambda: ns.doctor(model(), X),
     "curvature": lambda: ns.hessian(model(), half_as_bad, [(X, Y)]),
     "landscape": lambda: ns.curvature.landscape(model(), half_as_bad, [(X, Y)]),
-    "guarantees": lambda: ns.generalization(model(), "zero-one", (X, Y), (X, Y), only=["held-out Hoeffding"]),
-    "bound": lambda: ns.generalization(model(), "zero-one", (X, Y), (X, Y), only=["held-out Hoeffding"])[0],
+    "guarantees": lambda: ns.generalization(model(), "zero-one", (X, Y), held_out=(X, Y), select=["held-out Hoeffding"]),
+    "bound": lambda: ns.generalization(model(), "zero-one", (X, Y), held_out=(X, Y), select=["held-out Hoeffding"])[0],
     "margins": lambda: ns.bounds.margins(model(), (X, Y)),
     "flatness": lambda: ns.bounds.flatness(model(), (X, Y)),
     "comparison": lambda: ns.bounds.compare(
-        {"a": model(), "b": nn.Linear(4, 3)}, "ramp", (X, Y), (X, Y), only=["held-out Hoeffding"]
+        {"a": model(), "b": nn.Linear(4, 3)}, "ramp", (X, Y), held_out=(X, Y), select=["held-out Hoeffding"]
     ),
     "checkpoint": lambda: ns.checkpoint(stored()),
     "difference": lambda: ns.diff(stored(), stored()),
     "training cost": lambda: ns.bounds.training_cost(model(), X),
     "local brackets": lambda: ns.certify.local_brackets(model(), X, data=X[:2], radius=0.01),
     "robustness": lambda: ns.certify.certify_radius(model(), X, data=(X[:3], Y[:3])),
+    "ablation": lambda: ns.certify.normalizer_ablation(model(), X),
+    "run": lambda: ns.load_run(write_run(Path(tempfile.mkdtemp()) / "run", 30, ["a", "b.c"], finding=FINDING)),
+    "run without rows": lambda: ns.load_run(write_run(Path(tempfile.mkdtemp()) / "run", 0, ["a"])),
+    "ledger": lambda: ns.claims.run_claims(["T-T13", "A-WD", "T-C21"]),
+    "experiment": lambda: ns.lab.run_experiment("weight-norms", settings=TINY, out=tempfile.mkdtemp()),
+    "path": lambda: ns.geometry.gradient_flow(
+        model(), half_as_bad, (X, Y), duration=0.1, points=3, symmetries=ns.symmetries(model(), X, mode="eval")
+    ),
     "sensitivities": lambda: ns.certify.weight_sensitivities(model(), X, region=BALL),
 }
 NEED_THE_MODEL = ("symmetries", "curvature")
@@ -82,6 +94,13 @@ def result(request):
 def test_it_prints_within_100_columns(result):
     assert isinstance(result, Result) and all(len(line) <= 100 for line in str(result).splitlines())
     assert "<pre" in result._repr_html_()
+
+
+def test_its_text_is_the_same_in_a_notebook(result, monkeypatch):
+    text = str(result)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *shown: pytest.fail("text was displayed beside the result"))
+    assert str(result) == text and "<pre" in result._repr_html_()
 
 
 def test_its_repr_is_one_short_line(result):

@@ -242,7 +242,7 @@ def test_a_report_of_another_model_or_mode_is_refused_by_the_doctor() -> None:
     with pytest.raises(ns.InputError, match="another model"):
         ns.doctor(model, example, symmetries=ns.symmetries(nn.Linear(3, 4), example))
     with pytest.raises(ns.InputError, match="eval mode"):
-        ns.doctor(model, example, symmetries=ns.symmetries(model, example, "eval"))
+        ns.doctor(model, example, symmetries=ns.symmetries(model, example, mode="eval"))
     with pytest.raises(ns.InputError, match=r"ns\.symmetries"):
         ns.doctor(model, example, symmetries=True)  # type: ignore[arg-type]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,10 +17,9 @@ from normscope._checkpoint.rows import AttentionRow, PairRow, TensorRow, blocks
 from normscope._checkpoint.structure import MATRICES, AttentionLayer, Structure, from_names
 from normscope._checkpoint.work import Cache, Gain, Result, Work
 from normscope.core.errors import InputError, boundary
-from normscope.core.progress import check_callback
+from normscope.core.progress import Progress, shown
 from normscope.core.rounding import above, length
 
-Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 ZERO_CENTERED = (
     "gemma",
     "gemma2",
@@ -41,7 +39,7 @@ def checkpoint(
     cache: str | Path | None = None,
     workers: int = 0,
     ray: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> CheckpointReport:
     """What is in a checkpoint: every tensor's role and proved norms, pairs of γ and weights, bounds on logits, findings.
 
@@ -50,9 +48,8 @@ def checkpoint(
     cache: a file that keeps results by content, so that an interrupted call goes on where it stopped.
     workers: processes that work beside each other; 0 works in this one.
     ray: the address of a Ray cluster whose nodes see the files under the same path; "" starts one on this machine.
-    progress: called with (name, bytes done, bytes in all).
+    progress: True for a bar on stderr, or a callable (what, done, total), in bytes.
     """
-    check_callback(progress)
     if type(workers) is not int or workers < 0:
         raise InputError(f"workers is how many processes work, from 0, not {workers!r}")
     opened = open_checkpoint(path)
@@ -61,14 +58,13 @@ def checkpoint(
     works = planned(opened, structure, layers, sample)
     kept = Cache(None if cache is None else Path(cache))
     results: dict[str, Result] = {}
-    done, total = 0, opened.nbytes
-    for place, key, result in execute(works, kept.known, workers, ray):
-        kept.keep(key, result)
-        name = list(opened.entries)[place]
-        results[name] = result
-        done += opened.entries[name].nbytes
-        if progress is not None:
-            progress(name, done, total)
+    with shown("tensors", progress, opened.nbytes) as meter:
+        for place, key, result in execute(works, kept.known, workers, ray):
+            kept.keep(key, result)
+            name = list(opened.entries)[place]
+            results[name] = result
+            meter.done += opened.entries[name].nbytes
+            meter.at(name)
     return _report(opened, structure, layers, works, results, sample)
 
 

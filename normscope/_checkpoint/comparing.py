@@ -26,6 +26,7 @@ from normscope._checkpoint.opening import Checkpoint, open_checkpoint
 from normscope._checkpoint.structure import UNKNOWN, Pair, Structure
 from normscope._checkpoint.views import View, Views, aligned, natural, views
 from normscope.core.data import Example
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 
 STORED = "weights, read by one architecture"
@@ -36,11 +37,12 @@ TIED = (
 )
 
 
+@earlier(positional=1)
 @boundary
 def diff(
-    a: str | Path | torch.nn.Module, b: str | Path | torch.nn.Module, example: Example | None = None, *, mode: str = "train"
+    a: str | Path | torch.nn.Module, b: str | Path | torch.nn.Module, *, example: Example | None = None, mode: str = "train"
 ) -> Difference:
-    """Whether two checkpoints or models are the same function, up to the symmetries of normalization and to storage.
+    """Whether two checkpoints or models are the same function, up to symmetries; by default in train mode, as both train.
 
     a, b: paths, as of `ns.checkpoint`, or modules.
     example: with two modules, inputs on which both run in float64; then the answer is measured, symmetries included.

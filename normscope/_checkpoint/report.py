@@ -143,7 +143,7 @@ class CheckpointReport(Result):
         if self.blocks:
             tallest = max(self.blocks, key=lambda row: row.weights_spectral)
             where = tallest.block or "outside of blocks"
-            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:+.1f} ({where}, {tallest.matrices} matrices)")
+            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:+z.1f} ({where}, {tallest.matrices} matrices)")
         return [Text.of_lines(["", *lines])] if lines else []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from normscope.core.data import Data, Example
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.randomness import preserved_random_state
 from normscope.findings.catalogue import RULES, chosen_rules, judged
@@ -22,10 +23,12 @@ from normscope.symmetry.report import SymmetryReport, check_report
 IGNORE = re.compile(r"#\s*normscope:\s*ignore\s+((?:NS\d+[,\s]*)+)")
 
 
+@earlier(positional=8)
 @boundary
 def doctor(
     model: torch.nn.Module,
     example: Example,
+    *,
     optimizer: torch.optim.Optimizer | None = None,
     data: Data | None = None,
     run: Any = None,

@@ -30,7 +30,7 @@ on all parameters, `AdamW` as it comes decays γ and β (NS301). What the doctor
 
 
 def documentation() -> str:
-    """The introduction, then one section a rule."""
+    """The introduction, then one section per rule."""
     parts = [INTRODUCTION.rstrip()]
     for prefix, title in GROUPS.items():
         parts.append(f"## {title} ({prefix}xx)")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import pyarrow as pa
 from rich.console import RenderableType
 
 from normscope._watch.checksums import Damage
-from normscope._watch.columns import matrix
+from normscope._watch.columns import METRICS, SCALARS, matrix
 from normscope._watch.directory import EVENTS, MANIFEST, SEGMENTS
 from normscope._watch.following import FollowedPart
 from normscope._watch.life import Life
 from normscope._watch.segments import ColumnCache
 from normscope._watch.sharding import MERGED, merge_ranks
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered
+from normscope.core.result import Result
+from normscope.core.text import visible
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Judged, last_judged, last_states
 
@@ -53,12 +55,17 @@ def followed(path: Path, ranks: Sequence[Path], cache: ColumnCache) -> Run:
     return Run(path, tuple(FollowedPart.at(rank, cache) for rank in ranks or (path,)))
 
 
-@dataclass(frozen=True)
-class Run(Rendered):
+@dataclass(frozen=True, repr=False)
+class Run(Result):
     """A run directory. Properties read the files anew, so a live run shows what it holds now."""
+
+    schema = "normscope.run_summary/1"
 
     path: Path
     parts: tuple[FollowedPart, ...]
+
+    def __repr__(self) -> str:
+        return f"<Run: {visible(self.name)}>"
 
     @property
     def name(self) -> str:
@@ -112,11 +119,22 @@ class Run(Rendered):
 
         return rendered_run(self)
 
-    def figure(self, name: str, **options: Any) -> Any:
-        """A Plotly figure: of a metric a heatmap of layers against steps, of a number a line, "products" or "norm_angle"."""
+    def to_dict(self) -> dict[str, Any]:
+        """What its report says, as of now: how far it is, its findings, what is fine. The rows themselves are `table()`."""
+        from normscope.report.summary import described_run
+
+        return {"schema": self.schema, "path": str(self.path.absolute()), **described_run(self)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Run:
+        """The run in the directory that `to_dict` named, as it is now."""
+        return load_run(content["path"])
+
+    def _figures(self) -> dict[str, Callable[..., Any]]:
+        """A heatmap of layers against steps for every metric, a line for every number, and "products" and "norm_angle"."""
         from normscope.report.runs import run_figure
 
-        return run_figure(self, name, **options)
+        return {name: partial(run_figure, self, name) for name in (*METRICS, *SCALARS, "products", "norm_angle")}
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Notes, errors and findings of all processes, in the order of time; of one process in the order of writing."""

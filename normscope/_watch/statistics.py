@@ -22,8 +22,8 @@ RUNNING = ("running_mean", "running_var")
 def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, known: Normalizer | None = None) -> torch.Tensor:
     """INPUT_METRICS of `value` on its way into a normalizer or an activation.
 
-    Variances are those that the layer divides by: one a channel over batch and positions for BN and for an activation,
-    one a normalized set (a sample, a token, a group) for LN, GN, IN and RMSNorm. known: a normalizer written by hand.
+    Variances are those that the layer divides by: one per channel over batch and positions for BN and for an activation,
+    one per normalized set (a sample, a token, a group) for LN, GN, IN and RMSNorm. known: a normalizer written by hand.
     """
     value = value.detach()
     if value.dtype in (torch.bfloat16, torch.float16):

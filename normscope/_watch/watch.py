@@ -16,18 +16,20 @@ from normscope._watch.probes import Probe
 from normscope._watch.recording import Options, Watch
 from normscope._watch.sinks import Sink, opened
 from normscope.core.data import Example
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.symmetry.report import SymmetryReport
 
 DENSE = 50
 
 
+@earlier(positional=2)
 def watch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    *,
     run: str | Path,
     budget: float = 0.01,
-    *,
     every: int | None = None,
     layers: str | None = None,
     symmetries: SymmetryReport | None = None,
@@ -71,7 +73,7 @@ def watch(
         warnings.warn(
             "ns.watch no longer traces the model, so example= and graph= do nothing and will go; pass symmetries=… instead",
             DeprecationWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     if resume and overwrite:
         raise InputError("resume=True goes on with a run, overwrite=True replaces it: pass one of them")

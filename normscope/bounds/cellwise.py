@@ -121,7 +121,7 @@ class Cellwise:
         return self.columns[self.locator.column(name)]
 
     def _of_cell(self, values: torch.Tensor) -> torch.Tensor:
-        """One value per cell as one a row; 0 for the remainder."""
+        """One value per cell as one per row; 0 for the remainder."""
         return torch.cat([values, torch.zeros(1, dtype=values.dtype)])[self.cell]
 
     def _mean(self, values: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,10 @@ from normscope.bounds.losses import Loss, loss_of, zero_one
 from normscope.bounds.setting import BATCH_SIZE, Setting
 from normscope.core.codec import number
 from normscope.core.data import Data
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import ZERO, Magnitude
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
 
@@ -232,29 +233,35 @@ class Comparison(Result):
         return abs(first.gap - second.gap) > RESOLUTION * float(np.hypot(first.gap_error, second.gap_error))
 
 
+@earlier(positional=2, train="data", only="select")
 @boundary
 def compare(
     models: Union[Sequence[Trained], Mapping[str, nn.Module]],
     loss: Union[str, Loss, Callable[[Any, Any], torch.Tensor]],
-    train: Data,
+    data: Data,
+    *,
     held_out: Data,
     delta: float = 0.05,
-    *,
     loss_bound: float | None = None,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
-    progress: Wanted = None,
+    progress: Progress = None,
     **options: Any,
 ) -> Comparison:
     """Every bound and measure of every model of a family, scored against the true gaps F(H, h) − F(D, h).
 
     >>> data = torch.randn(40, 3), torch.randint(2, (40,))
-    >>> found = compare({str(c): nn.Linear(3, c) for c in (2, 4)}, "zero-one", data, data, only=["Golowich et al. 2018"])
+    >>> found = compare({str(c): nn.Linear(3, c) for c in (2, 4)}, "zero-one", data, held_out=data, select=["Golowich et al. 2018"])
     >>> found.names
     ('Golowich et al. 2018',)
 
-    models: `Trained` models with their hyperparameters, or models by name. train, held_out: of all models, unless one brings its
-    own training data. options: those of `ns.generalization`, such as only= and partition=.
+    models: `Trained` models with their hyperparameters, or models by name.
+    loss: as of `ns.generalization`; so are delta, loss_bound and batch_size.
+    data: the training data of all models, unless one brings its own.
+    held_out: data that no training has seen.
+    seed: of partitions and noise, the same for every model.
+    progress: True for a bar on stderr, or a callable (what, done, total).
+    options: others of `ns.generalization`, such as select= and partition=.
     """
     family = [Trained(model, {"model": name}) for name, model in models.items()] if isinstance(models, Mapping) else list(models)
     if len(family) < 2:
@@ -263,10 +270,10 @@ def compare(
     members = []
     with shown("models", progress, len(family)) as bar:
         for trained in family:
-            own = train if trained.train is None else trained.train
+            own = data if trained.train is None else trained.train
             setting = Setting(trained.model, chosen, own, held_out, batch_size=batch_size)
             found = generalization(
-                trained.model, chosen, own, held_out, delta, batch_size=batch_size, initial=trained.initial,
+                trained.model, chosen, own, held_out=held_out, delta=delta, batch_size=batch_size, initial=trained.initial,
                 generator=torch.Generator().manual_seed(seed), **options,
             )  # fmt: skip
             members.append(_member(trained.hyperparameters, setting, found))

@@ -17,8 +17,9 @@ from normscope.bounds.folding import LARGEST_BALANCED
 from normscope.bounds.losses import check_classes, margins
 from normscope.core.codec import number, numbers, plain
 from normscope.core.data import Data
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NormscopeError, boundary
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
 from normscope.curvature.estimators import Estimate, student_interval
@@ -173,20 +174,21 @@ class Flatness(Result):
         yield from self.notes
 
 
+@earlier(positional=2)
 @boundary
 def flatness(
     model: nn.Module,
     data: Data,
+    *,
     loss: Loss = nn.functional.cross_entropy,
     mode: str = "eval",
-    *,
     sigmas: Sequence[float] = DEFAULT_SIGMAS,
     kinds: Sequence[str] = ("plain", "filter", "quotient"),
     seeds: int = 5,
     confidence: float = 0.95,
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
-    progress: Wanted = None,
+    progress: Progress = None,
 ) -> Flatness:
     """Accuracy and loss of a classifier at θ + σ d, with d of unit variance per entry; the model itself is not changed.
 
@@ -195,10 +197,18 @@ def flatness(
     >>> found["plain"].accuracies.shape
     (2, 5)
 
+    data: (inputs, classes), a Dataset of such pairs, or an iterable of batches; the same on every pass.
+    loss: of (outputs, targets), a mean over the batch.
+    mode: "eval" (running statistics as they are) or "train" (those of every batch).
+    sigmas: standard deviations of the noise, in increasing order.
     kinds: "plain", d standard normal on all parameters; "filter", d normal with the root mean square of its filter (a row of a
     weight), other parameters held (after Li et al. 2018); "quotient", d standard normal without what the model's symmetries
-    move, θ the canonical representative, so that the answer is that of the function. mode: "eval" (running statistics as they
-    are) or "train" (those of every batch). seeds: how many directions; the confidence bands are over them.
+    move, θ the canonical representative, so that the answer is that of the function.
+    seeds: how many directions; the confidence bands are over them.
+    confidence: of the bands.
+    batch_size: where the data come as tensors or as a Dataset.
+    seed: of the first direction, and of dropout on every pass.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     """
     chosen = np.asarray(sigmas, dtype=np.float64)
     if chosen.ndim != 1 or not len(chosen) or not (chosen > 0).all() or not (np.diff(chosen) > 0).all():

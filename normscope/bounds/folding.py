@@ -87,7 +87,7 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
         return Canonical(twin, (f"not invariant under rescalings: above {LARGEST_BALANCED:,} parameters none is preferred",))
     try:
         report = symmetries(twin, as_double(example), mode="eval")
-        point = canonical(report, dict(twin.named_parameters()), BALANCE)
+        point = canonical(report, dict(twin.named_parameters()), tolerance=BALANCE)
     except NormscopeError as error:
         return Canonical(twin, (f"not invariant under symmetries: no representative was found ({error})",))
     with torch.no_grad():

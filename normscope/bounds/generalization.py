@@ -19,8 +19,9 @@ from normscope.bounds.setting import BATCH_SIZE, Setting
 from normscope.bounds.table import Entry, NotApplicable
 from normscope.bounds.theorems import TABLE
 from normscope.core.data import Data
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, Refusal, boundary
-from normscope.core.progress import Wanted
+from normscope.core.progress import Progress
 from normscope.core.region import Region
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
@@ -108,20 +109,22 @@ class Guarantees(Result, Sequence[Bound]):
         return Group(Text(f"{head}\n"), table, *([Text("\nnot given:"), *missing] if missing else []))
 
 
+@earlier(positional=11, train="data", only="select")
 @boundary
 def generalization(
     model: nn.Module,
     loss: Union[str, Loss, Callable[[Any, Any], torch.Tensor]],
-    train: Data,
+    data: Data,
+    *,
     held_out: Data | None = None,
     delta: float = 0.05,
     domain: Region | None = None,
     partition: Choice = None,
     loss_bound: float | None = None,
-    only: Sequence[str] | None = None,
+    select: Sequence[str] | None = None,
     batch_size: int = BATCH_SIZE,
     generator: torch.Generator | None = None,
-    progress: Wanted = None,
+    progress: Progress = None,
     checkpoint: str | Path | None = None,
     initial: nn.Module | None = None,
 ) -> Guarantees:
@@ -130,21 +133,28 @@ def generalization(
     >>> import torch
     >>> x = torch.linspace(-1, 1, 100)[:, None]
     >>> model, y = torch.nn.Linear(1, 2), (x[:, 0] > 0).long()
-    >>> found = generalization(model, "zero-one", (x[::2], y[::2]), held_out=(x[1::2], y[1::2]), only=["held-out binomial"])
+    >>> found = generalization(model, "zero-one", (x[::2], y[::2]), held_out=(x[1::2], y[1::2]), select=["held-out binomial"])
     >>> found.best.certified, found.best.quantity, found.best.parts["n"]
     (True, 'risk', 50)
 
-    loss: "l1" (on softmax outputs), "zero-one", "ramp", or a callable of (outputs, targets) that returns one value per sample, with
-    loss_bound=C. train, held_out: (inputs, targets), a Dataset, or an iterable of batches. delta: each bound by itself fails with
-    at most this probability. domain: a `Ball` or `Box` in which inputs are expected, for grids. partition: "voronoi", "k-means",
-    "grid", a `Partition`, or several, between which δ is split. only: names of bounds, else all. checkpoint: a file that the pass
-    over the training sample is kept in, to go on from where it was stopped. initial: the model before training, independent of
-    the data: the centre of the prior of PAC-Bayes.
+    loss: "l1" (on softmax outputs), "zero-one", "ramp", or a callable of (outputs, targets) that returns one value per sample.
+    data: the training data: (inputs, targets), a Dataset, or an iterable of batches.
+    held_out: data that training has not seen, in the same forms.
+    delta: each bound by itself fails with at most this probability.
+    domain: a `Ball` or `Box` in which inputs are expected, for grids.
+    partition: "voronoi", "k-means", "grid", a `Partition`, or several, between which δ is split.
+    loss_bound: the largest value of a loss of your own.
+    select: names of bounds; all if not given.
+    batch_size: where the data come as tensors or as a Dataset.
+    generator: what partitions and noise are drawn from.
+    progress: True for a bar on stderr, or a callable (what, done, total).
+    checkpoint: a file that keeps the pass over the training sample, so that a stopped call goes on from there.
+    initial: the model before training, independent of the data: the centre of the prior of PAC-Bayes.
     """
-    chosen = _chosen(only)
+    chosen = _chosen(select)
     cellwise = any(entry.cellwise for entry in chosen.values())
     setting = Setting(
-        model, loss_of(loss, loss_bound), train, held_out, delta=delta, domain=domain, partition=partition, cellwise=cellwise,
+        model, loss_of(loss, loss_bound), data, held_out, delta=delta, domain=domain, partition=partition, cellwise=cellwise,
         batch_size=batch_size, generator=generator, progress=progress, checkpoint=checkpoint, initial=initial,
     )  # fmt: skip
     found: list[Bound] = []
@@ -158,8 +168,8 @@ def generalization(
     return Guarantees(tuple(ordered), setting.train.risk, setting.train.size, delta, missing)
 
 
-def _chosen(only: Sequence[str] | None) -> dict[str, Entry]:
-    unknown = [name for name in only or () if name not in TABLE]
+def _chosen(select: Sequence[str] | None) -> dict[str, Entry]:
+    unknown = [name for name in select or () if name not in TABLE]
     if unknown:
         raise InputError(f"no bound {unknown[0]!r}: choose from {'; '.join(TABLE)}")
-    return dict(TABLE) if only is None else {name: TABLE[name] for name in only}
+    return dict(TABLE) if select is None else {name: TABLE[name] for name in select}

@@ -18,6 +18,7 @@ from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
 from normscope.core.codec import logarithm, number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
 from normscope.core.rendering import Table, Text
@@ -144,8 +145,9 @@ class TrainingCost(Result, Sequence[LayerCost]):
         return Group(Text(f"to an α-stationary point, α = {self.alpha:g}\n"), table, *(Text(f"· {line}") for line in self.caveats))
 
 
+@earlier(positional=2)
 @boundary
-def training_cost(model: nn.Module, example: Example, alpha: float = 0.01, data: Data | None = None) -> TrainingCost:
+def training_cost(model: nn.Module, example: Example, *, alpha: float = 0.01, data: Data | None = None) -> TrainingCost:
     """Iterations and evaluations to an α-stationary point by Than 2025, Corollaries 18 and 19, layer by layer.
 
     >>> import torch

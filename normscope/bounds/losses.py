@@ -51,7 +51,7 @@ class Loss:
         return cls(name, bound, lambda outputs, targets: profile(score(outputs, targets)), slope, True, score, steepest)
 
     def slope_near(self, outputs: torch.Tensor, targets: torch.Tensor, distance: float) -> torch.Tensor:
-        """Its Lipschitz constant in z on ‖z − outputs‖ ≤ distance, one a row; float64 outputs, rounded up."""
+        """Its Lipschitz constant in z on ‖z − outputs‖ ≤ distance, one per row; float64 outputs, rounded up."""
         if self.score is None or self.steepest is None:
             return torch.full((len(outputs),), math.inf if self.slope is None else self.slope, dtype=torch.float64)
         score = self.score(outputs, targets)

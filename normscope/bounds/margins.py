@@ -20,7 +20,7 @@ from normscope.core.codec import logarithm, number, numbers, plain
 from normscope.core.data import Data
 from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.magnitude import Magnitude
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.region import Ball
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
@@ -165,7 +165,7 @@ def margins(
     radius: float | None = None,
     local_samples: int = 64,
     batch_size: int = BATCH_SIZE,
-    progress: Wanted = None,
+    progress: Progress = None,
 ) -> Margins:
     """The signed margins of a classifier on labelled data, in eval mode, batch by batch.
 
@@ -174,8 +174,11 @@ def margins(
     ([2.0, -3.0], 0.5)
 
     data: (inputs, classes), a Dataset of such pairs, or an iterable of batches; one pass, of which one number per sample is kept.
-    constant: also certify a Lipschitz constant, which normalizes margins. radius: certify one on the ball of this radius around
-    each of the first `local_samples` samples, too.
+    constant: also certify a Lipschitz constant, which normalizes margins.
+    radius: also certify one on the ball of this radius around each of the first `local_samples` samples.
+    local_samples: how many of them.
+    batch_size: where the data come as tensors or as a Dataset.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     """
     setting = Setting(model, zero_one(), data, batch_size=batch_size, progress=progress)
     values = setting.train.margins.numpy()

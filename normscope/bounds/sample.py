@@ -1,4 +1,4 @@
-"""A labelled sample, walked batch by batch: what the bounds need of it is a few numbers a sample, found in one pass."""
+"""A labelled sample, walked batch by batch: what the bounds need of it is a few numbers per sample, found in one pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normscope.bounds.losses import Loss, check_classes, is_labels, margins
 from normscope.bounds.table import NotApplicable
 from normscope.core.data import Call
 from normscope.core.errors import InputError
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.curvature.batches import Batch, Batches
 
 
@@ -37,7 +37,7 @@ class Sample:
     """The samples of `batches` under a model in eval mode: one column of numbers a quantity, one row per sample.
 
     slopes: also record ‖∇_x f(h(x), y)‖. In eval mode samples do not touch each other, so the gradient of the summed loss holds
-    every sample's own gradient, and one backward pass a batch is enough.
+    every sample's own gradient, and one backward pass per batch is enough.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sample:
         what: str = "train",
         slopes: bool = False,
         probes: Sequence[Probe] = (),
-        progress: Wanted = None,
+        progress: Progress = None,
         checkpoint: Checkpoint | None = None,
         expected: int = 0,
     ) -> None:

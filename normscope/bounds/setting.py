@@ -28,7 +28,7 @@ from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.magnitude import Magnitude, Real
-from normscope.core.progress import Wanted
+from normscope.core.progress import Progress
 from normscope.core.region import Region
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.objective import snapshot
@@ -63,7 +63,7 @@ class Setting:
         cellwise: bool = False,
         batch_size: int = BATCH_SIZE,
         generator: torch.Generator | None = None,
-        progress: Wanted = None,
+        progress: Progress = None,
         checkpoint: str | Path | None = None,
         initial: nn.Module | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Data, Example, calls
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.magnitude import ZERO
 from normscope.core.randomness import copied
@@ -26,10 +27,12 @@ from normscope.rules.registry import Gain
 MOST_SEEDS = 64
 
 
+@earlier(positional=7)
 @boundary
 def lipschitz(
     model: torch.nn.Module | ExportedProgram,
     example: Example,
+    *,
     region: Region | None = None,
     mode: str = "eval",
     output: str | int | None = None,

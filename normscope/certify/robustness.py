@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -18,9 +18,10 @@ from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
 from normscope.core.codec import number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude
-from normscope.core.progress import check_callback
+from normscope.core.progress import Progress, shown
 from normscope.core.region import Ball
 from normscope.core.rendering import Text
 from normscope.core.result import Result
@@ -28,7 +29,6 @@ from normscope.core.rounding import FUNCTION, below, root
 from normscope.graph.graph import Graph
 from normscope.rules.registry import Gain
 
-Progress = Callable[[int], None]  # samples done so far
 MOST_BALLS = 8  # of a sample, beyond those of the given radii
 CLOSE = 1.05  # a radius and a ball that is too large, from which on no other is tried
 
@@ -66,29 +66,37 @@ class LocalBrackets(Result):
         return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}")
 
 
+@earlier(positional=4)
 @boundary
 def local_brackets(
     model: torch.nn.Module,
     example: Example,
     data: Data,
+    *,
     radius: float,
     output: str | int | None = None,
     effort: float = 0.2,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> LocalBrackets:
-    """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once."""
-    check_callback(progress)
+    """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once.
+
+    data: inputs, or (inputs, labels), whose labels are not looked at.
+    radius: of every ball, in l2.
+    output: name or position of the output to bound, where the model returns several.
+    effort: how long to search for each lower bound, and how much each upper bound may cost.
+    progress: True for a bar on stderr, or a callable (what, done, total); the total is not known and 0.
+    """
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     found = []
-    for sample in _samples(Call.of(example), data):
-        ball = Ball(sample, radius)
-        above = upper(graph, region=ball, known=known, effort=effort)
-        flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
-        below, witness = lower(graph, flat, effort, region=ball, above=above.bound)
-        found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
-        if progress is not None:
-            progress(len(found))
+    with shown("balls", progress) as meter:
+        for sample in _samples(Call.of(example), data):
+            ball = Ball(sample, radius)
+            above = upper(graph, region=ball, known=known, effort=effort)
+            flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
+            below, witness = lower(graph, flat, effort, region=ball, above=above.bound)
+            found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
+            meter.advance()
     return LocalBrackets(radius, tuple(found))
 
 
@@ -128,38 +136,43 @@ class Robustness(Result):
         return Text(f"{len(self.radius)} samples: median certified radius {self.median:.3g}; certified accuracy {accuracy}")
 
 
+@earlier(positional=3)
 @boundary
 def certify_radius(
     model: torch.nn.Module,
     example: Example,
     data: Data,
+    *,
     radii: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 1.0),
     output: str | int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> Robustness:
     """For every labelled sample the largest of min(margin/(√2 · upper), radius) over balls that a search tries.
 
     On the ball the difference of two outputs changes by at most √2 · upper · distance, so the answer cannot change before
-    the margin is used up or the ball is left. radii: where the search begins; it goes on with larger or smaller balls until one
-    that is too large is close to the radius found. data: (inputs, labels), or an iterable of such batches.
+    the margin is used up or the ball is left.
+
+    data: (inputs, labels), or an iterable of such batches.
+    radii: where the search begins; it goes on with larger or smaller balls until one that is too large is close to the answer.
+    output: name or position of the output that classifies, where the model returns several.
+    progress: True for a bar on stderr, or a callable (what, done, total); the total is not known and 0.
     """
     numbers = isinstance(radii, Iterable) and all(
         isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii
     )
     if not numbers:
         raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
-    check_callback(progress)
     graph = certifiable_graph(model, example, "eval", output)
     known: dict[object, Gain] = {}
     everywhere = upper(graph, known=known).bound
     call = Call.of(example)
     radius, margin = [], []
-    for sample, label in _labelled(call, data):
-        distance = _margin(graph, sample, label)
-        margin.append(distance)
-        radius.append(_radius(graph, sample, distance, everywhere, radii, known) if distance > 0 else 0.0)
-        if progress is not None:
-            progress(len(radius))
+    with shown("certifying radii", progress) as meter:
+        for sample, label in _labelled(call, data):
+            distance = _margin(graph, sample, label)
+            margin.append(distance)
+            radius.append(_radius(graph, sample, distance, everywhere, radii, known) if distance > 0 else 0.0)
+            meter.advance()
     if not radius:
         raise InputError("the data holds no labelled sample")
     return Robustness(tuple(radius), tuple(margin))

@@ -27,6 +27,7 @@ from normscope.certify.uses import Use, enters_as_it_stands, sharing_memory, use
 from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.codec import logarithm, plain
 from normscope.core.data import Call, Example
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square, total
 from normscope.core.randomness import generator_of
@@ -98,10 +99,12 @@ class Sensitivities(Result, Sequence[Sensitivity]):
         return table
 
 
+@earlier(positional=3)
 @boundary
 def weight_sensitivities(
     model: torch.nn.Module,
     example: Example,
+    *,
     region: Region | None = None,
     output: str | int | None = None,
     loss_constant: float = 1.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.claims.ledger import PAPERS, Claim, Ledger, Result, load
+from normscope.claims.ledger import PAPERS, Checked, Claim, Ledger, load
 from normscope.claims.statement import SOURCES, STATED
 from normscope.claims.verdicts import REFUTED
 
@@ -16,11 +16,11 @@ what later work says, and our answers to the papers' [open questions](open-quest
 
 ```
 normscope claims                     every claim but the long ones, and the verdicts by source
-normscope claims --only T-T13        one of them; --only may be repeated
+normscope claims --select T-T13      one of them; --select may be repeated
 normscope claims --list              every id, with where it stands and what it says
 normscope claims --explain T-T13     the statement's logical form beside our reading, and what is true instead
 normscope claims --mutants           changes of every statement (a factor 0.9, a sign, a term), and what becomes of each
-normscope claims --json -            a list of objects: id, source, where, quantifier, assumptions, hedge, statement, verdict, …
+normscope claims --json -            an object with the list `claims`: id, source, where, quantifier, statement, verdict, …
 normscope claims --long              the long ones too
 ```
 
@@ -30,7 +30,7 @@ what it assumes, and whether the source states it, suggests it, or doubts it its
 Verdicts: *holds*; *holds as a bound* (not an equality, or reached by no instance that was tried); *false as stated* (with what
 is true instead, and a counterexample); *does not follow* (the argument has a gap); *not so, but hedged* (the numbers refute it, and
 the source does not state it outright: not counted as false); *measured* (an observation: the paper's figure and ours, which
-`normscope claims --only ID` prints with its settings). Measured claims are experiments of the [lab](lab.md) with one seed, in a
+`normscope claims --select ID` prints with its settings). Measured claims are experiments of the [lab](lab.md) with one seed, in a
 size that takes seconds; the name in `code` is that of the experiment to run for more. A bound with probability 1 − δ cannot be
 proved by trials: its section names the proof, and the trials say how far each term could shrink before a violation shows.
 
@@ -48,7 +48,7 @@ def documentation(ledger: Ledger) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(claim: Claim, result: Result | None) -> str:
+def _section(claim: Claim, result: Checked | None) -> str:
     verdict = "long, not run for this page" if result is None else result.outcome.verdict
     form = claim.form
     hedge = "" if form.hedge == STATED else f", {form.hedge}"

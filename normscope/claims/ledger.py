@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,14 @@ from rich.console import Group, RenderableType
 
 from normscope.claims.statement import AKBAR, ANSWER, DIGEST, HEDGES, LATER, SLIDES, SOURCES, STATED, THAN, Statement
 from normscope.claims.verdicts import BOUND, FALSE, GAP, HEDGED, HOLDS, MEASURED, REFUTED, VERDICTS, Outcome
+from normscope.core.codec import number
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
+from normscope.core.papers import CLAIM_SCHEMA, LEDGER_SCHEMA, Plot
+from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Text
+from normscope.core.result import Result
 
-SCHEMA = "normscope.claim/2"
 PAPERS = {  # what the claims stand under, and the sources of each
     "Than 2025": (THAN, SLIDES, DIGEST),
     "Akbar": (AKBAR,),
@@ -55,7 +57,7 @@ class Claim:
     def paper(self) -> str:
         return next(paper for paper, sources in PAPERS.items() if self.form.source in sources)
 
-    def run(self, seed: int = 0, **changes: Any) -> Result:
+    def run(self, seed: int = 0, **changes: Any) -> Checked:
         """Run the check in torch's usual dtype; `changes` replaces parts of the statement, such as `stated=` a formula."""
         start, default = time.perf_counter(), torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
@@ -65,11 +67,11 @@ class Claim:
             torch.set_default_dtype(default)
         if self.form.hedge != STATED and outcome.verdict in REFUTED:
             outcome = replace(outcome, verdict=HEDGED)
-        return Result(self, outcome, time.perf_counter() - start)
+        return Checked(self, outcome, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
-class Result:
+class Checked:
     """A claim with what running it said."""
 
     claim: Claim
@@ -92,7 +94,7 @@ class Result:
         if self.outcome.instance:
             evidence[self.label] = self.outcome.instance
         return {
-            "schema": SCHEMA,
+            "schema": CLAIM_SCHEMA,
             "id": self.claim.id,
             "paper": self.claim.paper,
             **asdict(self.claim.form),
@@ -103,13 +105,29 @@ class Result:
             "seconds": round(self.seconds, 3),
         }
 
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Checked:
+        """What `to_dict` described, as a claim that cannot be run again."""
+        evidence, verdict = dict(content["evidence"]), content["verdict"]
+        instance = str(evidence.pop("counterexample" if verdict in REFUTED else "instance", ""))
+        read = {name: number(value) if value in (None, "inf", "-inf", "nan") else value for name, value in evidence.items()}
+        form = Statement(**{part.name: content[part.name] for part in fields(Statement)})
+        outcome = Outcome(verdict, read, instance, content["correction_confirmed"])
+        return Checked(Claim(content["id"], form, "", False, _not_here), outcome, float(content["seconds"]))
 
-@dataclass(frozen=True)
-class Ledger(Sequence[Result]):
-    """Results by paper; `skipped` are the long claims that were not asked for."""
 
-    results: tuple[Result, ...]
-    skipped: tuple[Claim, ...] = ()
+def _not_here(*_: Any, **__: Any) -> Outcome:
+    raise InputError("this claim was read from a file: find it by its id with normscope claims --select ID")
+
+
+@dataclass(frozen=True, repr=False)
+class Ledger(Result, Sequence[Checked]):
+    """What was found, by paper; `skipped` are the ids of long claims that were not asked for."""
+
+    schema = LEDGER_SCHEMA
+
+    results: tuple[Checked, ...]
+    skipped: tuple[str, ...] = ()
 
     def __getitem__(self, index: Any) -> Any:
         return self.results[index]
@@ -117,15 +135,29 @@ class Ledger(Sequence[Result]):
     def __len__(self) -> int:
         return len(self.results)
 
-    def __iter__(self) -> Iterator[Result]:
+    def __iter__(self) -> Iterator[Checked]:
         return iter(self.results)
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """A list of objects with schema, id, paper, statement, verdict, correction and evidence."""
-        text = json.dumps([_finite(result.to_dict()) for result in self.results], indent=2, ensure_ascii=False)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
+    def to_dict(self) -> dict[str, Any]:
+        """`claims`: objects with schema, id, paper, statement, verdict, correction and evidence. `skipped`: ids."""
+        return {"schema": self.schema, "claims": [result.to_dict() for result in self], "skipped": list(self.skipped)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Ledger:
+        """The ledger that `to_dict` described. Earlier versions wrote the list of claims alone: pass {"claims": that list}."""
+        return cls(tuple(map(Checked.from_dict, content["claims"])), tuple(content.get("skipped", ())))
+
+    def _figures(self) -> dict[str, Callable[..., Any]]:
+        """verdicts: how many claims of each source have each verdict."""
+        from normscope.report.plots import plot
+
+        counts = self.counts()
+        series = {
+            verdict: (list(counts), [float(counts[source][verdict]) for source in counts])
+            for verdict in VERDICTS
+            if any(counts[source][verdict] for source in counts)
+        }
+        return {"verdicts": partial(plot, Plot("Verdicts by source", "", "claims", series, kind="bars"))} if series else {}
 
     def render(self) -> RenderableType:
         parts: list[RenderableType] = []
@@ -134,19 +166,20 @@ class Ledger(Sequence[Result]):
             parts += [Text(paper, "bold"), *(_row(result) for result in rows), Text("")] if rows else []
         parts += [Text(line) for line in self.tallies()]
         if self.skipped:
-            parts.append(Text(f"not run, for they are long (--long runs them): {', '.join(c.id for c in self.skipped)}", "dim"))
+            parts.append(Text(f"not run because they are long (--long runs them): {', '.join(self.skipped)}", "dim"))
         return Group(*parts)
 
     def tallies(self) -> list[str]:
         """The verdicts by source, one line each."""
-        counts: dict[str, Counter[str]] = {}
-        for result in self.results:
-            counts.setdefault(result.claim.form.source, Counter())[result.outcome.verdict] += 1
         return [
-            f"{source}: " + ", ".join(f"{counts[source][verdict]} {verdict}" for verdict in VERDICTS if counts[source][verdict])
-            for source in SOURCES
-            if source in counts
+            f"{source}: " + ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICTS if counted[verdict])
+            for source, counted in self.counts().items()
         ]
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """By source, how many claims have each verdict."""
+        found = {source: Counter(r.outcome.verdict for r in self.results if r.claim.form.source == source) for source in SOURCES}
+        return {source: counted for source, counted in found.items() if counted}
 
 
 CHECKS: dict[str, tuple[Check, bool]] = {}
@@ -185,22 +218,25 @@ def find(id: str) -> Claim:
     raise InputError(f"no claim {id!r}: choose from {', '.join(load())}")
 
 
-def run_claims(
-    only: Sequence[str] = (), long: bool = False, seed: int = 0, report: Callable[[str, int, int], None] | None = None
-) -> Ledger:
-    """Run the claims named by `only`, else all; the long ones only where they are named or `long` is set.
+@earlier(positional=3, only="select", report="progress")
+def run_claims(select: Sequence[str] = (), *, long: bool = False, seed: int = 0, progress: Progress = None) -> Ledger:
+    """Run the claims named by `select`, else all; the long ones only where they are named or `long` is set.
 
-    report: called with the claim's id, how many are done and how many there are.
+    select: ids of claims, such as ["T-T13"].
+    long: also run those that take minutes.
+    seed: of every random instance and training.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     """
-    only = [only] if isinstance(only, str) else only
-    chosen = list({claim.id: claim for claim in map(find, only)}.values()) or list(load().values())
-    wanted = [claim for claim in chosen if long or only or not claim.long]
+    select = [select] if isinstance(select, str) else select
+    chosen = list({claim.id: claim for claim in map(find, select)}.values()) or list(load().values())
+    wanted = [claim for claim in chosen if long or select or not claim.long]
     results = []
-    for done, claim in enumerate(wanted):
-        if report is not None:
-            report(claim.id, done, len(wanted))
-        results.append(claim.run(seed))
-    return Ledger(tuple(results), tuple(claim for claim in chosen if claim not in wanted))
+    with shown("claims", progress, len(wanted)) as meter:
+        for claim in wanted:
+            meter.at(claim.id)
+            results.append(claim.run(seed))
+            meter.done += 1
+    return Ledger(tuple(results), tuple(claim.id for claim in chosen if claim not in wanted))
 
 
 def contents() -> str:
@@ -220,7 +256,7 @@ def explanation(id: str) -> str:
     return "\n\n".join(parts)
 
 
-def _row(result: Result) -> RenderableType:
+def _row(result: Checked) -> RenderableType:
     claim, outcome = result.claim, result.outcome
     head = Text.assemble((f"{claim.id:<18}", "bold"), (f"{outcome.verdict:<19}", COLOURS[outcome.verdict]), claim.form.statement)
     lines = [head]
@@ -238,10 +274,3 @@ def _shown(value: float | int | bool | str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become strings."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return str(value) if isinstance(value, float) and not torch.tensor(value).isfinite() else value

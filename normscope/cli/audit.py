@@ -67,7 +67,7 @@ def audit(
         example = random_example(inputs, batch, dtype_of(loaded), generator)
         near = region_around(region, example, mode)
         result = ns.audit(
-            loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, report=report,
+            loaded, example, region=near, mode=mode, output=output, effort=effort, generator=generator, progress=report,
             local=wanted, within=within,
         )  # fmt: skip
         robustness = certified_radii(loaded, example, certify_radius, samples, output, report) if certify_radius else None
@@ -127,5 +127,5 @@ def certified_radii(model: Any, example: Any, spec: str, samples: int, output: s
         raise InputError(f"{spec} has samples of shape {tuple(inputs.shape[1:])}, --input says {tuple(shape)}")
     pair = (inputs.reshape(-1, *shape), data[1][:samples])
     return ns.certify.certify_radius(
-        model, example, pair, output=output, progress=lambda done: report("certifying radii", done, len(inputs))
+        model, example, pair, output=output, progress=lambda what, done, _: report(what, done, len(inputs))
     )

@@ -67,7 +67,7 @@ def bytes_done() -> Iterator[Any]:
         task = bar.add_task("reading headers", total=None)
         began = said = time.monotonic()
 
-        def report(name: str, done: int, total: int) -> None:
+        def report(name: str, done: float, total: float) -> None:
             nonlocal said
             now = time.monotonic()
             left = (now - began) * (total - done) / max(done, 1)

@@ -12,7 +12,9 @@ from normscope.cli.output import JsonFile, check_writable, progress, terminal, w
 
 
 def claims(
-    only: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this claim, such as T-T13; may be repeated.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", "--only", metavar="ID", help="Only this claim, such as T-T13; may be repeated.")
+    ] = None,
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
     list: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
     mutants: Annotated[
@@ -32,20 +34,22 @@ def claims(
         print(explanation(explain))
         return
     if mutants:
-        _list_mutants(only or [], long, seed)
+        _list_mutants(select or [], long, seed)
         return
     check_writable(json)
     with progress("claims") as report:
-        ledger = run_claims(only or (), long, seed, lambda id, done, total: report(f"{id:<18}", done, total))
+        ledger = run_claims(select or (), long=long, seed=seed, progress=lambda id, *done: report(f"{id:<18}", *done))
     write_json(ledger.to_json(), json)
     terminal(json).print(ledger.render())
 
 
-def _list_mutants(only: Sequence[str], long: bool, seed: int) -> None:
+def _list_mutants(select: Sequence[str], long: bool, seed: int) -> None:
     from normscope.claims.ledger import find, load
     from normscope.claims.mutants import report
 
-    claims = {claim.id: claim for claim in map(find, only)} or {id: claim for id, claim in load().items() if long or not claim.long}
+    claims = {claim.id: claim for claim in map(find, select)} or {
+        id: claim for id, claim in load().items() if long or not claim.long
+    }
     with progress("mutants") as show:
         lines = [*report(claims, seed, lambda id, done, total: show(f"{id:<18}", done, total))]
     print("\n".join(lines))

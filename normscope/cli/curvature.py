@@ -37,7 +37,7 @@ def curvature(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
     density: Annotated[bool, typer.Option("--density", help="Also the distribution of all eigenvalues, for a report.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, where the data are tensors or a Dataset.")] = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
     json: JsonFile = None,
     seed: Annotated[int, seed_of("a model's random weights, dropout and the estimates")] = 0,
@@ -56,7 +56,7 @@ def curvature(
         found, interrupted = [], False
         for divided in (False, True) if quotient else (False,):
             made = ns.hessian(
-                loaded, chosen, batches, mode, divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
+                loaded, chosen, batches, mode=mode, quotient=divided, matrix=matrix, batch_size=batch, seed=seed, progress=report,
                 dtype=torch.float64 if float64 else dtype_of(loaded),
             )  # fmt: skip
             found.append(made)

@@ -115,7 +115,7 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     order = torch.Generator().manual_seed(seed)
     known = ns.symmetries(model, inputs[:2])
-    with ns.watch(model, optimizer, run, BUDGET, overwrite=True, symmetries=known, quiet=True) as watch:
+    with ns.watch(model, optimizer, run=run, budget=BUDGET, overwrite=True, symmetries=known, quiet=True) as watch:
         for _ in range(epochs):
             for batch in torch.randperm(len(inputs), generator=order).split(BATCH):
                 optimizer.zero_grad()
@@ -287,7 +287,7 @@ def at_least(condition: Condition) -> str:
 
 def power(log10: float) -> str:
     """10^x, with one digit after the point."""
-    return f"10^{log10 + 0.0:.1f}".replace("^-0.0", "^0.0")
+    return f"10^{log10:z.1f}"
 
 
 def effect(audit: Audit, key: str) -> str:

@@ -28,9 +28,11 @@ def generalization(
     initial: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights before training, for PAC-Bayes' prior.")] = None,
     loss: Annotated[str, typer.Option(metavar="|".join(LOSSES), help="Which loss the bounds are on.")] = "ramp",
     delta: Annotated[float, typer.Option(help="Each bound fails with at most this probability.")] = 0.05,
-    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this bound; may be repeated.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", "--only", metavar="NAME", help="Only this bound; may be repeated.")
+    ] = None,
     details: Annotated[bool, typer.Option("--details", help="Every ingredient and assumption of every bound.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples a batch, where the data are tensors or a Dataset.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, where the data are tensors or a Dataset.")] = 256,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
     seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,
@@ -49,8 +51,8 @@ def generalization(
         before = load_module(model, initial, seed) if initial is not None else None
         data, unseen = load_data(train, train=True), None if held_out is None else load_data(held_out)
         found = ns.generalization(
-            loaded, loss, data, unseen, delta, only=only, batch_size=batch, generator=torch.Generator().manual_seed(seed),
-            progress=report, initial=before,
+            loaded, loss, data, held_out=unseen, delta=delta, select=select, batch_size=batch, progress=report, initial=before,
+            generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         if html is not None:
             page = _page(loaded, found, data, unseen, seed)

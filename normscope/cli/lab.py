@@ -18,8 +18,9 @@ from normscope.core.errors import InputError
 from normscope.core.rendering import Table
 
 if TYPE_CHECKING:
+    from normscope.core.progress import Report
     from normscope.lab.executors import Executor
-    from normscope.lab.runner import Progress as Report
+    from normscope.lab.runner import Outcome
 
 EVERY = 60.0  # seconds between two lines of progress in a file
 EARLY = 0.005  # of the work: before that, how long it takes cannot be told
@@ -67,8 +68,11 @@ def run(
     changes |= {"data": data} if data is not None else {}
     changes |= {"seeds": ",".join(map(str, range(seeds)))} if seeds is not None else {}
     with _progress(name) as report:
-        outcome = run_experiment(name, full, changes, out, dir, workers, threads, _executor(on), fresh, report)
-    print(outcome.to_json()) if json else terminal().print(outcome)
+        outcome = run_experiment(
+            name, full=full, settings=changes, out=out, data_directory=dir, workers=workers, threads=threads,
+            executor=_executor(on), fresh=fresh, progress=report,
+        )  # fmt: skip
+    _print(outcome, json)
     if outcome.failures:
         raise typer.Exit(2)
 
@@ -78,8 +82,8 @@ def show(name: Name, full: Full = False, out: Out = Path("runs/lab"), json: Json
     """What an experiment that was run before shows."""
     from normscope.lab.runner import load_experiment
 
-    outcome = load_experiment(name, full, out)
-    print(outcome.to_json()) if json else terminal().print(outcome)
+    outcome = load_experiment(name, full=full, out=out)
+    _print(outcome, json)
 
 
 @lab.command()
@@ -92,6 +96,13 @@ def document(
 
     check_writable(to)
     write_page(directories, to)
+
+
+def _print(outcome: Outcome, json: bool) -> None:
+    if json:
+        print(outcome.to_json())
+    else:
+        terminal().print(outcome.render(), f"figures and result.json in {outcome.directory}", sep="\n")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -122,8 +133,8 @@ def _progress(name: str) -> Iterator[Report]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(
-            task, completed=done, total=total, description=f"{name}, {int(done)} of {total} trials"
+        yield lambda what, done, total: bar.update(
+            task, completed=done, total=total, description=f"{name}, {int(done)} of {total:g} trials"
         )
 
 
@@ -133,11 +144,11 @@ class _Lines:
     def __init__(self, name: str) -> None:
         self.name, self.start, self.last, self.ended = name, time.monotonic(), 0.0, False
 
-    def report(self, done: float, total: int) -> None:
+    def report(self, what: str, done: float, total: float) -> None:
         now = time.monotonic()
         if self.ended or (now - self.last < EVERY and done < total):
             return
         self.last, self.ended = now, done >= total
         minutes = (now - self.start) * (total - done) / max(done, 1e-9) / 60
         left = f"about {minutes:.0f} minutes left" if done > EARLY * total else "time left not known yet"
-        print(f"{self.name}: {done:.2f} of {total} trials, {left}", file=sys.stderr, flush=True)
+        print(f"{self.name}: {done:.2f} of {total:g} trials, {left}", file=sys.stderr, flush=True)

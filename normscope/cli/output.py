@@ -86,7 +86,7 @@ def progress(first: str) -> Iterator[Report]:
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task(first, total=None)
 
-        def report(what: str, done: int, total: int) -> None:
+        def report(what: str, done: float, total: float) -> None:
             bar.update(task, description=visible(what), completed=done, total=total or None)
 
         yield report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.core.errors import NO_CERTIFICATE, InputError, InternalError, Refusal
 from normscope.core.magnitude import INFINITY, ONE, Magnitude, json_number
-from normscope.core.progress import Wanted
+from normscope.core.progress import Progress
 from normscope.core.rendering import Text
 from normscope.core.result import Result
 from normscope.core.text import inert, visible
@@ -162,7 +162,7 @@ class Bracket(Result):
     def __contains__(self, value: float | Magnitude) -> bool:
         return self.lower <= Magnitude(value) and (self.upper is None or Magnitude(value) <= self.upper)
 
-    def radius_within(self, factor: float = 2.0, tolerance: float = 0.05, progress: Wanted = None) -> GapCurve:
+    def radius_within(self, factor: float = 2.0, tolerance: float = 0.05, progress: Progress = None) -> GapCurve:
         """The largest radius found at which upper ≤ factor · lower, with the same middle, and the curve of both sides.
 
         Of a bracket on a region. A box keeps its proportions; its radius is half the diagonal. tolerance: how close, relatively,

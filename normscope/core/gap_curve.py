@@ -12,7 +12,7 @@ from typing import Any
 from normscope.core.bracket import Bracket, plain_sides, ratio, read_sides
 from normscope.core.errors import InputError, Refusal
 from normscope.core.magnitude import ZERO, Magnitude
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.region import Region
 from normscope.core.rendering import Text
 from normscope.core.result import Result
@@ -109,7 +109,7 @@ class GapCurve(Result):
         return Text.of_lines([*self.lines(), f"{'radius':>10}  {'at least':>9}  {'at most':>9}  {'ratio':>9}", *rows])
 
 
-def search(bracket: Bracket, factor: float, tolerance: float = 0.05, progress: Wanted = None) -> GapCurve:
+def search(bracket: Bracket, factor: float, tolerance: float = 0.05, progress: Progress = None) -> GapCurve:
     """Steps of ten until a radius is within the factor and the next two are not, then bisection in log r.
 
     The second step is taken because the ratio may fall again: for all inputs together both sides may be close.

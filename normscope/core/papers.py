@@ -8,6 +8,7 @@ from typing import Any
 
 LAB_SCHEMA = "normscope.lab/1"
 CLAIM_SCHEMA = "normscope.claim/2"
+LEDGER_SCHEMA = "normscope.claims/1"
 CLAIM_VERDICTS = ("holds", "holds as a bound", "false as stated", "does not follow", "not so, but hedged", "measured")
 
 

@@ -1,27 +1,26 @@
-"""How far a computation of unknown length has come: a bar on stderr, or a call of the user's."""
+"""How far a computation has come: the parameter `progress` of every public function.
+
+None is silent, True shows a bar on stderr, and a callable is called with (what, done, total); a total of 0 is not known.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Union
+from typing import Any, Union
 
 from normscope.core.errors import InputError
 from normscope.core.text import visible
 
-Report = Callable[[str, int, int], None]  # what, how much is done, how much is expected
-Wanted = Union[bool, Report, None]
+Report = Callable[[str, float, float], None]  # what is being done, how much of it is done, how much is expected
+Progress = Union[bool, Callable[[str, Any, Any], Any], None]
 
 
-def check_callback(given: object, name: str = "progress") -> None:
-    """Refuse what cannot be called to say how far a computation is."""
-    if given is not None and not callable(given):
-        raise InputError(f"{name} is a function to call with how much is done, or None, not {given!r}")
-
-
-class Progress:
-    """Reports of one computation, in products or in samples."""
+class Meter:
+    """Counts the parts of one computation that are done, and reports them."""
 
     def __init__(self, what: str, report: Report | None, total: int = 0) -> None:
         self.what, self.report, self.total, self.done = what, report, total, 0
@@ -29,8 +28,12 @@ class Progress:
 
     def advance(self, count: int = 1) -> None:
         self.done += count
+        self.at(self.what)
+
+    def at(self, what: str) -> None:
+        """Say what is being done now."""
         if self.report is not None:
-            self.report(self.what, self.done, self.total)
+            self.report(what, self.done, self.total)
 
     def converging(self, done: int, distance: float) -> None:
         """Expect the distance to fall to 1 as it has fallen so far, by a factor per step."""
@@ -47,23 +50,45 @@ class Progress:
 
 
 @contextmanager
-def shown(what: str, wanted: Wanted, total: int = 0) -> Iterator[Progress]:
-    """progress=True: a bar on stderr that leaves nothing behind; a callable: called; else silent."""
-    if not isinstance(wanted, bool):
-        check_callback(wanted)
+def shown(what: str, progress: Progress, total: int = 0) -> Iterator[Meter]:
+    """A meter that reports to what the user gave as `progress`; the bar leaves nothing behind."""
+    given = None if isinstance(progress, bool) else reporting(progress)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    if wanted is not True or not console.is_terminal:
-        yield Progress(what, wanted if callable(wanted) else None, total)
+    if progress is not True or not console.is_terminal:
+        yield Meter(what, given, total)
         return
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
 
-        def report(what: str, done: int, expected: int) -> None:
+        def report(what: str, done: float, expected: float) -> None:
             bar.update(task, description=visible(what), completed=done, total=expected or None)  # 0: not known
 
-        yield Progress(what, report, total)
+        yield Meter(what, report, total)
+
+
+def reporting(given: Any) -> Report | None:
+    """A callable as it was given; one of the last release's form, which took less, is called with what it takes."""
+    if given is None:
+        return None
+    if not callable(given):
+        raise InputError(f"progress must be True, None or a callable (what, done, total), got {given!r}")
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):  # of a builtin without one
+        return given  # type: ignore[no-any-return]
+    for taken in (("what", "done", "total"), ("done", "total"), ("done",)):
+        try:
+            signature.bind(*taken)
+        except TypeError:
+            continue
+        if len(taken) == 3:
+            return given  # type: ignore[no-any-return]
+        said = f"progress is called with (what, done, total); one that takes ({', '.join(taken)}) works until the next release"
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        return lambda *told: given(*told[1 : 1 + len(taken)])
+    raise InputError(f"progress must take (what, done, total), but its signature is {signature}")

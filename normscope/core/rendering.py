@@ -61,7 +61,7 @@ class Rendered:
         return self.render()
 
     def __str__(self) -> str:
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, file=None)
+        console = Console(width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(self.render())
         return inert(captured.get().rstrip())

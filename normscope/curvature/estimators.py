@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from scipy.stats import wasserstein_distance
 
 from normscope.core.errors import InputError
-from normscope.core.progress import Progress
+from normscope.core.progress import Meter
 from normscope.curvature.lanczos import Krylov, Operator
 
 LEAST_SAMPLES = 4
@@ -34,7 +34,7 @@ class Estimate:
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g} at {100 * self.confidence:g} %)"
 
 
-def trace(operator: Operator, products: int, confidence: float, generator: torch.Generator, progress: Progress) -> Estimate:
+def trace(operator: Operator, products: int, confidence: float, generator: torch.Generator, progress: Meter) -> Estimate:
     """tr H by Hutch++ (Meyer, Musco, Musco & Woodruff 2021): exact on the range of a sketch, sampled on what is left.
 
     A third of the products makes the sketch, a third its exact part, and a third the samples, whose mean has Student's interval.
@@ -66,7 +66,7 @@ def trace(operator: Operator, products: int, confidence: float, generator: torch
     return student_interval(samples, confidence, exact)
 
 
-def _exact_trace(operator: Operator, confidence: float, progress: Progress) -> Estimate:
+def _exact_trace(operator: Operator, confidence: float, progress: Meter) -> Estimate:
     total = []
     for unit in torch.eye(operator.size, dtype=torch.float64).to(operator.signs(torch.Generator())):
         total.append(float(unit @ operator.product(unit)))
@@ -94,7 +94,7 @@ class Quadrature:
     complete: bool = False
 
     @staticmethod
-    def of(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Progress) -> Quadrature:
+    def of(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Meter) -> Quadrature:
         """All eigenvalues of a small matrix where probes · steps products suffice, else stochastic Lanczos quadrature."""
         if probes < 1 or steps < 2:
             raise InputError(f"probes is at least 1 and steps at least 2, not {probes} and {steps}")
@@ -103,7 +103,7 @@ class Quadrature:
         return Quadrature.sampled(operator, probes, steps, generator, progress)
 
     @staticmethod
-    def whole(operator: Operator, generator: torch.Generator, progress: Progress) -> Quadrature:
+    def whole(operator: Operator, generator: torch.Generator, progress: Meter) -> Quadrature:
         """Every eigenvalue, from a complete basis; if interrupted, Gauss's rule of the one probe that it started from."""
         start = operator.signs(generator)
         krylov = Krylov(operator, start, operator.size, generator)
@@ -114,7 +114,7 @@ class Quadrature:
         return Quadrature((nodes,), (np.ones_like(nodes),), complete=True)
 
     @staticmethod
-    def sampled(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Progress) -> Quadrature:
+    def sampled(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Meter) -> Quadrature:
         """Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) with random signs as probes."""
         rules: list[tuple[np.ndarray, np.ndarray]] = []
         try:

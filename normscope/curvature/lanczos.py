@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from normscope.core.errors import InputError
-from normscope.core.progress import Progress
+from normscope.core.progress import Meter
 
 ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "largest": lambda values: values,
@@ -69,7 +69,7 @@ class Krylov:
         size = float(self.projected[: self.count, : self.count].abs().max()) if self.count else 0.0
         return math.sqrt(self._asymmetry) + 4 * torch.finfo(torch.float64).eps * self.count * size
 
-    def fill(self, progress: Progress) -> bool:
+    def fill(self, progress: Meter) -> bool:
         """Extend until full; False where Ctrl-C came first and left a basis of at least one vector."""
         try:
             while not self.full:
@@ -168,7 +168,7 @@ def extremes(
     capacity: int,
     most_products: int,
     generator: torch.Generator,
-    progress: Progress,
+    progress: Meter,
 ) -> Extremes:
     """The `count` extreme eigenpairs, each with a residual of at most `tolerance` relative to its value.
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from normscope.core.codec import number, numbers, plain
 from normscope.core.data import Data
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.rendering import Text
 from normscope.core.result import Result
@@ -136,13 +137,14 @@ class Landscape(Result):
         return math.isfinite(value) and value <= self.loss
 
 
+@earlier(positional=1, batches="data")
 @boundary
 def landscape(
     model: nn.Module,
     loss: Loss | Sequence[Loss],
-    batches: Data,
-    mode: str = "train",
+    data: Data,
     *,
+    mode: str = "train",
     learning_rates: Sequence[float] | None = None,
     parameters: str | Iterable[str] | None = None,
     dtype: torch.dtype | None = None,
@@ -150,17 +152,18 @@ def landscape(
     microbatch: int | None = None,
     seed: int = 0,
 ) -> Landscape:
-    """The loss and its gradient along the gradient's direction.
+    """The loss and its gradient along the gradient's direction; by default in train mode, as training meets them.
 
     >>> data = torch.randn(32, 4), torch.randint(3, (32,))
     >>> found = landscape(nn.Linear(4, 3), nn.functional.cross_entropy, data)
     >>> found.loss_range[0] < found.loss
     True
 
-    learning_rates: if not given, 25 from 0.01/β to 10/β with β = gᵀHg/gᵀg, the curvature along the gradient. The other options are
-    those of `ns.hessian`.
+    learning_rates: if not given, 25 from 0.01/β to 10/β with β = gᵀHg/gᵀg, the curvature along the gradient.
+
+    The other options are those of `ns.hessian`.
     """
-    objective = Objective(model, loss, batches, mode, parameters, dtype, batch_size, microbatch, seed)
+    objective = Objective(model, loss, data, mode, parameters, dtype, batch_size, microbatch, seed)
     value, gradient = objective.value_and_gradient()
     length = float(gradient.norm())
     if length == 0:

@@ -31,5 +31,7 @@ class Sharpness:
 
 def sharpness(model: nn.Module, loss: Loss, batches: Data, mode: str = "train", **options: Any) -> tuple[Sharpness, Sharpness]:
     """Plain and quotient; options are those of `ns.hessian`."""
-    plain, divided = (Sharpness.of(hessian(model, loss, batches, mode, quotient, **options)) for quotient in (False, True))
+    plain, divided = (
+        Sharpness.of(hessian(model, loss, batches, mode=mode, quotient=quotient, **options)) for quotient in (False, True)
+    )
     return plain, divided

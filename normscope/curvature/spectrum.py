@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from normscope.core.data import Data
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Text
 from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
@@ -72,7 +73,7 @@ class Curvature(Result):
 
     schema = "normscope.curvature/1"
 
-    def __init__(self, objective: Objective, matrix: Matrix, symmetries: Any = None, progress: Wanted = None) -> None:
+    def __init__(self, objective: Objective, matrix: Matrix, symmetries: Any = None, progress: Progress = None) -> None:
         self.objective, self.matrix, self.symmetries, self.progress = objective, matrix, symmetries, progress
         self.operator: Operator = matrix if symmetries is None else Quotient(matrix, symmetries)
         self.results: dict[str, Any] = {}
@@ -253,14 +254,15 @@ class Curvature(Result):
         return max(2, min(wanted, max(affordable, 8), self.size))
 
 
+@earlier(positional=2, batches="data")
 @boundary
 def hessian(
     model: nn.Module,
     loss: Loss | Sequence[Loss],
-    batches: Data,
+    data: Data,
+    *,
     mode: str = "train",
     quotient: bool = False,
-    *,
     matrix: str = "hessian",
     parameters: str | Iterable[str] | None = None,
     dtype: torch.dtype | None = None,
@@ -269,9 +271,9 @@ def hessian(
     memory: int = MEMORY,
     compiled: bool = False,
     seed: int = 0,
-    progress: Wanted = None,
+    progress: Progress = None,
 ) -> Curvature:
-    """The Hessian of Σ_b (n_b/N) loss(model(x_b), y_b) in the parameters, by its products.
+    """The Hessian of Σ_b (n_b/N) loss(model(x_b), y_b); by default in train mode, whose loss training descends.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double()
     >>> data = torch.randn(64, 4).double(), torch.randint(3, (64,))
@@ -280,16 +282,22 @@ def hessian(
     >>> pair.error <= 1e-3 * pair.value
     True
 
-    loss: of (outputs, targets), a mean over the batch; of several losses the sum. batches: (inputs, targets), a Dataset or an
-    iterable of batches, each (inputs, targets) or a dict (docs/curvature.md); the same on every pass. mode: "train" (BN with
-    the statistics of each batch, dropout masks fixed by `seed`) or "eval". quotient: with the model's symmetries divided out.
-    matrix: "hessian" or "gauss-newton". parameters: names of parameters or modules; all that require a gradient if not given.
-    dtype: of the computation, that of the model if not given. batch_size: where the data come as tensors or as a Dataset.
-    microbatch: samples at a time, where the loss of a batch is that of its parts. memory: bytes of tapes to keep between
-    products; without tapes a product costs about twice as much. compiled: products by compiled code (torch.compile, made at the
-    first product). progress: True for a bar, or a callable.
+    loss: of (outputs, targets), a mean over the batch; of several losses the sum.
+    data: (inputs, targets), a Dataset or an iterable of batches, each (inputs, targets) or a dict (docs/curvature.md); the same on
+    every pass.
+    mode: "train" (BN with the statistics of each batch, dropout masks fixed by `seed`) or "eval".
+    quotient: with the model's symmetries divided out.
+    matrix: "hessian" or "gauss-newton".
+    parameters: names of parameters or modules; all that require a gradient if not given.
+    dtype: of the computation; that of the model if not given.
+    batch_size: where the data come as tensors or as a Dataset.
+    microbatch: samples at a time, where the loss of a batch is that of its parts.
+    memory: bytes of tapes to keep between products; without tapes a product costs about twice as much.
+    compiled: products by compiled code (torch.compile, made at the first product).
+    seed: of dropout, the same on every pass.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     """
-    objective = Objective(model, loss, batches, mode, parameters, dtype, batch_size, microbatch, seed)
+    objective = Objective(model, loss, data, mode, parameters, dtype, batch_size, microbatch, seed)
     if not quotient:
         return Curvature(objective, matrix_of(matrix, objective, memory, compiled), progress=progress)
     symmetries = symmetries_of(objective)

@@ -208,7 +208,7 @@ class Chronicle:
 
 
 def _holds(row: Row, column: str) -> bool:
-    """Whether a row says something of a column: one of a step that was not sampled, or not in all, lacks some."""
+    """Whether a row says something of a column: a row of a step that was not sampled, or only in part, lacks some."""
     if column not in row or (column == "loss" and not row.get("loss_given", True)):
         return False
     if column == "frobenius_norm" and row.get("weights_seen", False):

@@ -82,7 +82,7 @@ def ever_slower(subject: Subject) -> Iterator[Hit]:
     reference="Wan et al. 2021 (spherical motion dynamics)", needs=("optimizer", "symmetries"),
 )  # fmt: skip
 def strong_decay(subject: Subject) -> Iterator[Hit]:
-    """At equilibrium a scale-free weight turns by about √(2 · lr · decay) radians a step. Beyond a few hundredths for the product
+    """At equilibrium a scale-free weight turns by about √(2 · lr · decay) radians per step. Beyond a few hundredths for the product
     the direction is redrawn every few steps and training hovers instead of converging."""
     free = set(subject.scale_free)
     for group, names in _groups(subject):
@@ -90,7 +90,7 @@ def strong_decay(subject: Subject) -> Iterator[Hit]:
         held = [name for name in names.values() if name in free]
         if held and rate > STRONG_DECAY:
             yield Hit("", f"lr · weight decay = {rate:.3g} turns {len(held)} scale-free weights by about "
-                          f"{math.sqrt(2 * rate):.2f} radians a step", {"product": rate, "weights": len(held)})  # fmt: skip
+                          f"{math.sqrt(2 * rate):.2f} radians per step", {"product": rate, "weights": len(held)})  # fmt: skip
 
 
 @rule(

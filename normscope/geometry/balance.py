@@ -39,7 +39,7 @@ def preferred_scales(groups: Sequence[SymmetryGroup], values: Tensors, tolerance
 
 
 class _Balance:
-    """F and its derivatives for some groups at a point; t is one vector, `counts` entries a group."""
+    """F and its derivatives for some groups at a point; t is one vector, `counts` entries per group."""
 
     def __init__(self, groups: Sequence[SymmetryGroup], values: Tensors) -> None:
         self.counts = [group.count for group in groups]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.geometry.families import scale_free_families
 from normscope.geometry.groups import Symmetries
@@ -55,7 +56,7 @@ class UpdateRule:
 
     def effective_learning_rate(self, norms: torch.Tensor) -> torch.Tensor:
         """The learning rate of the direction w/‖w‖: η/((1 − μ)‖w‖²) for SGD with momentum μ, η/‖w‖ for Adam-like rules."""
-        return effective_learning_rate(norms, self.lr, self.kind, self.momentum)
+        return effective_learning_rate(norms, self.lr, kind=self.kind, momentum=self.momentum)
 
     def equilibrium_rotation(self) -> float:
         """The angle per step at which decay and growth of ‖w‖ balance, for small angles and gradients like noise.
@@ -68,7 +69,8 @@ class UpdateRule:
         return math.sqrt(product if self.kind == "sgd" else product * (1 - self.momentum))
 
 
-def effective_learning_rate(norms: torch.Tensor, lr: float, kind: str = "sgd", momentum: float = 0.0) -> torch.Tensor:
+@earlier(positional=2)
+def effective_learning_rate(norms: torch.Tensor, lr: float, *, kind: str = "sgd", momentum: float = 0.0) -> torch.Tensor:
     """The learning rate of the direction of scale-free vectors with these norms; infinite for a zero vector.
 
     η/((1 − μ)‖w‖²) for SGD with momentum μ, η/‖w‖ for "adam" and "adamw".

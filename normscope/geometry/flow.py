@@ -9,27 +9,35 @@ For every scale group (that no bias has to follow) the charge Q = Σ d ‖w‖²
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 
+from normscope.core.codec import numbers, plain
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
+from normscope.core.papers import Plot
+from normscope.core.rendering import Text
+from normscope.core.result import Result
 from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
 
 Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
 
 
-@dataclass(frozen=True)
-class Path:
+@dataclass(frozen=True, repr=False)
+class Path(Result):
     """Parameters on their way downhill, in float64.
 
     times: (points,), steps for descent. losses and gradient_norms: (points,). charges and expected: for every scale group, named by
     its parameters, what was measured and what the law says, (points, count). states: the parameters at every point.
     """
+
+    schema = "normscope.path/1"
 
     times: torch.Tensor
     losses: torch.Tensor
@@ -41,6 +49,8 @@ class Path:
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """Those at the end."""
+        if not self.states:
+            raise InputError("this path was read from a file, which holds no parameters")
         return self.states[-1]
 
     @property
@@ -49,11 +59,41 @@ class Path:
         gaps = ((self.charges[name] - law).abs().max() / self.charges[name].abs().max() for name, law in self.expected.items())
         return max(map(float, gaps), default=0.0)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the parameters themselves."""
+        laws = {name: {"measured": self.charges[name], "expected": law} for name, law in self.expected.items()}
+        lines = {"times": self.times, "losses": self.losses, "gradient_norms": self.gradient_norms}
+        return {"schema": self.schema, **plain({**lines, "charges": laws})}
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Path:
+        """The path that `to_dict` described, without the parameters."""
+        lines = [torch.from_numpy(numbers(content[name])) for name in ("times", "losses", "gradient_norms")]
+        laws = [
+            {name: torch.from_numpy(numbers(law[kind])) for name, law in content["charges"].items()}
+            for kind in ("measured", "expected")
+        ]
+        return cls(*lines, *laws, [])
+
+    def _figures(self) -> dict[str, Callable[..., Any]]:
+        """loss: against the time."""
+        from normscope.report.plots import plot
+
+        drawn = Plot("Loss on the way downhill", "time", "loss", {"loss": (self.times.tolist(), self.losses.tolist())})
+        return {"loss": partial(plot, drawn)}
+
+    def render(self) -> Text:
+        ends = f"loss {float(self.losses[0]):.4g} → {float(self.losses[-1]):.4g}"
+        kept = f"{len(self.expected)} scale groups obey their law up to {self.defect:.2g}"
+        return Text(f"{len(self.times)} points up to {float(self.times[-1]):g}: {ends}; {kept}")
+
+
+@earlier(positional=5)
 def gradient_flow(
     model: torch.nn.Module,
     loss: Loss,
     batch: tuple[Any, Any],
+    *,
     duration: float,
     symmetries: Symmetries,
     weight_decay: float = 0.0,
@@ -86,10 +126,12 @@ def gradient_flow(
     return Path(torch.from_numpy(times), losses, norms, measured, expected, states)
 
 
+@earlier(positional=4)
 def gradient_descent(
     model: torch.nn.Module,
     loss: Loss,
     batch: tuple[Any, Any],
+    *,
     lr: float,
     steps: int,
     symmetries: Symmetries,

@@ -86,7 +86,7 @@ def by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch
 
 
 def spread(numbers: torch.Tensor, values: torch.Tensor, elsewhere: float = 0.0) -> torch.Tensor:
-    """One value per member → one an entry; broadcasts to the parameter."""
+    """One value per member → one per entry; broadcasts to the parameter."""
     return torch.where(numbers >= 0, values[numbers.clamp(min=0)], elsewhere)
 
 

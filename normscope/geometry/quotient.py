@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.geometry.balance import preferred_scales
 from normscope.geometry.groups import (
@@ -62,7 +63,8 @@ def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> 
     return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(flat).items() if name in vector}
 
 
-def canonical(symmetries: Symmetries, parameters: Tensors, tolerance: float = TOLERANCE) -> dict[str, torch.Tensor]:
+@earlier(positional=1)
+def canonical(symmetries: Symmetries, parameters: Tensors, *, tolerance: float = TOLERANCE) -> dict[str, torch.Tensor]:
     """The representative of the orbit of `parameters`, in their dtype; parameters that no group moves are returned as they are.
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled

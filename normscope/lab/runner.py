@@ -6,14 +6,17 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 
 from normscope._watch.store import plain
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.papers import LAB_SCHEMA
+from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
 from normscope.lab.executors import Executor, InProcess, Processes
@@ -27,16 +30,14 @@ COLOURS = {AGREES: "green", PARTLY: "yellow", DIFFERS: "bold red", SILENT: "mage
 RETRIES = 2
 DEFAULT = Path("runs/lab")
 
-Progress = Callable[[float, int], None]  # trials' worth of work done, and how many trials there are to do
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome(Result):
-    """What an experiment's result.json holds; `comparisons` are the paper's figures beside ours."""
+    """What an experiment's result.json holds; `comparisons` are the paper's figures beside ours. directory: of its figures."""
 
     schema = SCHEMA
 
-    directory: Path
+    directory: Path | None
     content: Mapping[str, Any]
 
     @property
@@ -52,7 +53,19 @@ class Outcome(Result):
         return list(self.content["failures"])
 
     def to_dict(self) -> dict[str, Any]:
+        """The content of result.json."""
         return dict(self.content)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Outcome:
+        """The outcome that `to_dict` described, without its figures, which are files in `directory`."""
+        return cls(None, content)
+
+    def _figures(self) -> dict[str, Callable[..., Any]]:
+        """The experiment's own, which `run_experiment` has drawn."""
+        if self.directory is None:
+            return {}
+        return {name: partial(_read_figure, self.directory / "figures" / f"{name}.json") for name in self.content["figures"]}
 
     def render(self) -> RenderableType:
         content = self.content
@@ -66,12 +79,14 @@ class Outcome(Result):
         settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in content["settings"].items())
         notes = [f"{failure['label']} seed {failure['seed']} failed: {failure['error']}" for failure in self.failures]
         notes += [f"{lost['label']} seed {lost['seed']} was tried again" for lost in content["retried"]]
-        notes += [f"settings: {settings}", f"{len(content['trials'])} trials; figures and result.json in {self.directory}"]
+        notes += [f"settings: {settings}", f"{len(content['trials'])} trials"]
         return Group(head, Text(str(content["statement"])), table, *(Text(note, "dim") for note in notes))
 
 
+@earlier(positional=9)
 def run_experiment(
     name: str,
+    *,
     full: bool = False,
     settings: Mapping[str, str] | None = None,
     out: str | Path = DEFAULT,
@@ -80,12 +95,13 @@ def run_experiment(
     threads: int = 1,
     executor: Executor | None = None,
     fresh: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> Outcome:
     """Run an experiment, or finish it where it stopped: finished trials are kept, and a started one goes on from its checkpoint.
 
     settings: changes, as words on a command line. out: where trials and results go. workers: trials at a time, each in a
     process of its own; threads: of torch in each. executor: where they run instead. fresh: run finished trials again.
+    progress: True for a bar on stderr, or a callable (what, done, total), in trials; a running one counts in part.
     """
     experiment = find(name)
     chosen = (experiment.full if full else experiment.quick).changed(settings or {})
@@ -97,7 +113,8 @@ def run_experiment(
         for task in work:
             shutil.rmtree(task.directory, ignore_errors=True)
     executor = executor or (InProcess() if workers == 1 else Processes(workers))
-    *retried, failures = _run_all(executor, work, progress or (lambda done, total: None))
+    with shown(name, progress) as meter:
+        *retried, failures = _run_all(executor, work, partial(meter.report or _unheard, name))
     directory = result_directory(out, name, full)
     content = _content(experiment, chosen, full, work, failures)
     content["retried"] = [_described(failure) for round in retried for failure in round]
@@ -116,7 +133,8 @@ def run_trials(name: str, settings: Mapping[str, str], out: str | Path) -> Resul
     return _results(work)
 
 
-def load_experiment(name: str, full: bool = False, out: str | Path = DEFAULT) -> Outcome:
+@earlier(positional=2)
+def load_experiment(name: str, *, full: bool = False, out: str | Path = DEFAULT) -> Outcome:
     """The outcome of an experiment that was run before."""
     directory = result_directory(out, find(name).name, full)
     try:
@@ -152,7 +170,11 @@ def judged(experiment: Experiment[Any, Any], results: Results) -> list[Compariso
     ]
 
 
-def _run_all(executor: Executor, work: Sequence[Task], progress: Progress) -> list[list[Failure]]:
+def _unheard(what: str, done: float, total: float) -> None:
+    pass
+
+
+def _run_all(executor: Executor, work: Sequence[Task], progress: Callable[[float, int], None]) -> list[list[Failure]]:
     """Run what is not finished, and what fails again, up to RETRIES times; the failures of each round, the last one's last."""
     waiting = list({task.directory: task for task in work if task.result is None}.values())
     total, finished = len(waiting), 0
@@ -215,13 +237,22 @@ def _summary(task: Task, record: Record) -> dict[str, Any]:
     }
 
 
+def _read_figure(path: Path) -> Any:
+    import plotly.io
+
+    try:
+        return plotly.io.from_json(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the figure {path}: run the experiment again; its finished trials are kept") from error
+
+
 def _write_figures(experiment: Experiment[Any, Any], results: Results, directory: Path) -> list[str]:
     from normscope.report.plots import plot
 
     _made(directory)
     plots: Mapping[str, Plot] = experiment.plots(results)
-    for name, shown in plots.items():
-        figure = plot(shown)
+    for name, made in plots.items():
+        figure = plot(made)
         with writing(directory):
             figure.write_html(directory / f"{name}.html", include_plotlyjs=True)
         write_atomically(directory / f"{name}.json", figure.to_json().encode())

@@ -122,7 +122,7 @@ def with_and_without(settings: TrainingSettings, seed: int) -> dict[str, Trainin
 
 @dataclass
 class Trained:
-    """A network after its training. history: one record an epoch, the first before any step."""
+    """A network after its training. history: one record per epoch, the first before any step."""
 
     model: nn.Module
     split: Split
@@ -214,7 +214,7 @@ def fit(
     with watch(
         model,
         optimizer,
-        workspace.run,
+        run=workspace.run,
         every=steps,
         start_step=started,
         symmetries=known,

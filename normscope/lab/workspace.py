@@ -40,7 +40,7 @@ class Workspace:
         return self.directory / "run"
 
     def data(self, name: str) -> Split:
-        """A data set, loaded once a process."""
+        """A data set, loaded once per process."""
         return _data(name, self.data_directory)
 
     def generator(self, purpose: str) -> torch.Generator:

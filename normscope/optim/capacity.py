@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import FEW, above
@@ -116,8 +117,9 @@ class SpectralCap:
             self._handle = None
 
 
+@earlier(positional=1)
 def spectral_cap(
-    model: nn.Module, limit: float | Mapping[str, float], optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module, limit: float | Mapping[str, float], *, optimizer: torch.optim.Optimizer | None = None
 ) -> SpectralCap:
     """Cap the certified spectral norm of every linear layer and convolution, now and after each step of `optimizer`.
 

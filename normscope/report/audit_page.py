@@ -35,7 +35,7 @@ GRAPH = "Layers in the order of computation; arcs are what skips some. Brown and
 PRODUCTS = {
     "weights_spectral": "∏ ‖W‖, as operators", "weights_matrix": "∏ ‖W‖, reshaped to matrices", "weights_frobenius": "∏ ‖W‖_F",
     "normalizers_tight": "∏ gain, tight", "normalizers_paper": "∏ gain, paper", "normalizers_paper_affine": "∏ gain, paper with γ",
-    "normalizers_layer": "∏ 1/σ, one σ a layer",
+    "normalizers_layer": "∏ 1/σ, one σ per layer",
 }  # fmt: skip
 
 
@@ -67,7 +67,8 @@ def _examined(audit: Audit) -> tuple[Findings | None, str]:
 def verdict(audit: Audit, findings: Findings | None) -> Markup:
     """The bracket in a sentence, what is not fine, what to do, what makes the bound."""
     bracket, shared = audit.bracket, _by_share(audit)
-    nearby = ". ".join(audit.nearby_lines() or bracket.about_gap()).removesuffix(".")
+    lines = audit.nearby_lines() or bracket.about_gap()
+    nearby = ". ".join(lines[1:] if leads_with_local(audit) else lines).removesuffix(".")  # the headline has said the first
     serious = _by_rule([finding for finding in findings or () if finding.severity != "info"])
     wrong: list[Child] = [[element("code", rule), f" at {_places(alike)}: {alike[0].message}"] for rule, alike in serious.items()]
     if bracket.upper is None:
@@ -75,7 +76,7 @@ def verdict(audit: Audit, findings: Findings | None) -> Markup:
     elif not bracket.upper.finite:
         wrong.insert(0, f"No finite bound holds for all inputs: {bracket.reason}. A region would help: pass region=.")
     elif audit.too_loose:
-        wrong.insert(0, f"The bound over all inputs is {audit.too_loose}. Ask about inputs like yours: pass region=.")
+        wrong.insert(0, f"The upper bound over all inputs, {bracket.upper}, is {audit.too_loose}.")
     remedies = [bracket.certificate.advice] if bracket.upper is None and bracket.certificate.advice else []
     remedies += [f"{_places(alike)}: {alike[0].fix}" for alike in serious.values() if alike[0].fix]
     checked = 0 if findings is None or wrong else len(findings.checked)
@@ -121,11 +122,12 @@ def headline(audit: Audit) -> str:
     most = f" Layer {shared[0].name} adds most to the upper bound." if shared else ""
     if bracket.upper is None:
         below = f"is at least {bracket.lower}" if bracket.lower else "has no lower bound"
-        return f"The Lipschitz constant {below}; upper bound: none: {bracket.reason}."
+        return f"The Lipschitz constant {below}; there is no upper bound: {bracket.reason}."
     if not bracket.upper.finite:
         return f"The Lipschitz constant is at least {bracket.lower}, and has no finite bound."
-    if audit.too_loose and audit.local is not None and audit.local.upper is not None:
+    if leads_with_local(audit):
         near, radius = audit.local, audit.local_radius or 0.0
+        assert near is not None
         return (
             f"Within {radius:.3g} of the first input the Lipschitz constant lies between {near.lower} and {near.upper}; "
             f"over all inputs it is at least {bracket.lower}, and the upper bound is too loose to use.{most}"
@@ -133,17 +135,23 @@ def headline(audit: Audit) -> str:
     return f"The Lipschitz constant lies between {bracket.lower} and {bracket.upper}.{most}"
 
 
+def leads_with_local(audit: Audit) -> bool:
+    """Whether the bracket around the first input says more than the one over all of them."""
+    return bool(audit.too_loose) and audit.local is not None and audit.local.upper is not None
+
+
 def _reading(audit: Audit) -> str:
     bracket = audit.bracket
     bounded = bracket.upper is not None and bracket.upper.finite
-    above = f"at most {bracket.upper} times as far (proved)" if bounded else "without a proved limit"
+    above = f"Two outputs are at most {bracket.upper} times as far apart as their inputs (proved)" if bounded else ""
+    below = f"some pair of outputs is {bracket.lower} times as far apart as its inputs (shown)" if bracket.lower or bounded else ""
     shapes = ", ".join("×".join(map(str, shape)) for shape in audit.inputs)
-    below = f", and some pair by at least {bracket.lower} times (shown)" if bracket.lower or bounded else ""
-    return f"On inputs of shape {shapes}, in {audit.mode} mode: two outputs are apart {above}{below}."
+    said = "; ".join(filter(None, [above, below])) or "nothing could be proved or shown"
+    return f"On inputs of shape {shapes}, in {audit.mode} mode: {said[0].lower()}{said[1:]}."
 
 
 def _named(row: LayerRow) -> str:
-    return f"{row.name} ({row.kind}): {100 * (row.share_of_log_upper or 0):.1f} % of log(upper)"
+    return f"{row.name} ({row.kind}): {100 * (row.share_of_log_upper or 0):z.1f} % of log(upper)"
 
 
 def _normalizers(audit: Audit) -> list[Child]:
@@ -270,4 +278,4 @@ def _size(value: Magnitude | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{100 * share:z.1f} %"

@@ -32,11 +32,11 @@ def depth_profile(audit: Audit) -> go.Figure:
     upper = [row.upper_here for row in audit.layers]
     bare = [row.upper_without_gains for row in audit.layers]
     below = [row.separation for row in audit.layers]
+    whole = None not in _logarithms([*upper, *below])  # else the band would go on where there is no bound
+    band = {"fill": "tonexty", "fillcolor": "rgba(0,114,178,0.15)"} if whole else {}
     traces = [
         _line("witnessed: at least", inner, below, {"color": COLORS[2], "width": 2}),
-        _line(
-            "certified: at most", inner, upper, {"color": COLORS[0], "width": 3}, fill="tonexty", fillcolor="rgba(0,114,178,0.15)"
-        ),
+        _line("certified: at most", inner, upper, {"color": COLORS[0], "width": 3}, **band),
     ]
     if any(row.gain is not None for row in audit.layers):
         traces.append(_line("without the normalizers' gains", inner, bare, {"color": COLORS[1], "width": 2, "dash": "dash"}))

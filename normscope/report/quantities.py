@@ -40,7 +40,7 @@ QUANTITIES = {
     "log10_gain_tight": Quantity("∏ gain, tight: max |γ|/σ", "decades", signed=True),
     "log10_gain_paper": Quantity("∏ gain, paper: ‖1/σ‖", "decades", signed=True),
     "log10_gain_paper_affine": Quantity("∏ gain, paper with γ: ‖γ/σ‖", "decades", signed=True),
-    "log10_gain_layer": Quantity("∏ 1/σ, one σ a layer", "decades", signed=True),
+    "log10_gain_layer": Quantity("∏ 1/σ, one σ per layer", "decades", signed=True),
     "spectral_norm": Quantity("Spectral norm ‖W‖"),
     "spectral_residual": Quantity("Residual of the spectral norm"),
     "frobenius_norm": Quantity("Frobenius norm ‖W‖_F"),
@@ -59,13 +59,13 @@ QUANTITIES = {
     "gain_tight": Quantity("Gain, tight: max |γ|/σ"),
     "gain_paper": Quantity("Gain, paper: ‖1/σ‖"),
     "gain_paper_affine": Quantity("Gain, paper with γ: ‖γ/σ‖"),
-    "gain_layer": Quantity("Gain 1/σ, one σ a layer"),
+    "gain_layer": Quantity("Gain 1/σ, one σ per layer"),
     "gradient_norm": Quantity("Gradient norm ‖g‖"),
     "gradient_dot_weight": Quantity("Gradient along the weight ⟨g, w⟩", signed=True),
     "update_norm": Quantity("Length of the step ‖Δ‖"),
     "update_dot_weight": Quantity("Step along the weight ⟨Δ, w⟩", signed=True),
     "update_ratio": Quantity("Relative step ‖Δ‖/‖w‖"),
-    "angle": Quantity("Rotation a step", "rad"),
+    "angle": Quantity("Rotation per step", "rad"),
     "radial_gradient": Quantity("Radial part of the gradient ⟨g, w⟩/(‖g‖‖w‖)", signed=True),
     "effective_lr": Quantity("Effective learning rate"),
     "input_p99": Quantity("99th percentile of |x|"),
@@ -85,5 +85,5 @@ QUANTITIES = {
 def quantity(column: str) -> Quantity:
     """What a column is called; a trend is its product's slope, a column of another version its own name."""
     if column.endswith("_trend"):
-        return Quantity(f"Trend of {quantity(column.removesuffix('_trend')).title}", "decades a step", signed=True)
+        return Quantity(f"Trend of {quantity(column.removesuffix('_trend')).title}", "decades per step", signed=True)
     return QUANTITIES.get(column, Quantity(column))

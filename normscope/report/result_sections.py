@@ -13,6 +13,7 @@ import numpy as np
 
 from normscope._checkpoint.difference import Difference
 from normscope._checkpoint.report import CheckpointReport
+from normscope._watch.reading import Run
 from normscope.auditing import Audit
 from normscope.bounds.bound import MEASURE, RISK, Bound, shown
 from normscope.bounds.comparison import Comparison
@@ -20,19 +21,21 @@ from normscope.bounds.flatness import Flatness
 from normscope.bounds.generalization import Guarantees
 from normscope.bounds.iterations import TrainingCost
 from normscope.bounds.margins import Margins
+from normscope.certify.ablation import Ablation
 from normscope.certify.robustness import LocalBrackets, Robustness
 from normscope.certify.weights import Sensitivities
 from normscope.core.bracket import Bracket
 from normscope.core.codec import encode
 from normscope.core.errors import InputError
 from normscope.core.gap_curve import GapCurve
-from normscope.core.papers import CLAIM_SCHEMA, CLAIM_VERDICTS, LAB_SCHEMA
+from normscope.core.papers import CLAIM_SCHEMA, CLAIM_VERDICTS, LAB_SCHEMA, LEDGER_SCHEMA
 from normscope.core.papers import Comparison as Compared
 from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate
 from normscope.curvature.landscape import Landscape
 from normscope.curvature.spectrum import Condition, Curvature
 from normscope.findings.finding import SEVERITIES, Findings
+from normscope.geometry.flow import Path
 from normscope.report import audit_page
 from normscope.report.bounds import bound_comparison
 from normscope.report.curvature import densities, eigenvalues
@@ -236,6 +239,11 @@ def _correction(record: Record) -> str:
     return f"{record['correction']}{state}"
 
 
+def ledger_section(records: Sequence[Record]) -> Section:
+    """The ledger as `run_claims` gives it."""
+    return claims_section(_one(records)["claims"])
+
+
 def lab_section(records: Sequence[Record]) -> Section:
     """What the paper says beside what was measured."""
     record = _one(records)
@@ -267,8 +275,8 @@ def _one(records: Sequence[Record]) -> Record:
 # any other result ----------------------------------------------------------------------------------------------------
 
 STORED: tuple[type[Result], ...] = (
-    Bound, Bracket, CheckpointReport, Comparison, Difference, Flatness, GapCurve, Landscape, LocalBrackets, Margins, Robustness,
-    Sensitivities, TrainingCost,
+    Ablation, Bound, Bracket, CheckpointReport, Comparison, Difference, Flatness, GapCurve, Landscape, LocalBrackets, Margins, Path,
+    Robustness, Sensitivities, TrainingCost,
 )  # fmt: skip
 
 
@@ -282,6 +290,25 @@ def symmetries_section(records: Sequence[Record]) -> Section:
     free = f"{100 * float(record['scale_free']):.1f} % of {record['parameters']:,} parameters are scale-free"
     parts = [table(["kind", "count", "parameters", "path"], rows, f"{len(rows)} groups")]
     return Section(f"Symmetries of {record['model']}", f"{len(rows)} groups in {record['mode']} mode; {free}.", parts)
+
+
+def run_section(records: Sequence[Record]) -> Section:
+    """What a run's report says in words; `normscope report DIRECTORY` has its figures."""
+    record = _one(records)
+    if "problem" in record:
+        return Section(f"Run {record['name']}", str(record["problem"]), [])
+    problems: list[Child] = [
+        [element("code", str(found["rule"])), f" at {found['where']}: {found['message']} ({found['fix']})"]
+        for found in record["problems"]
+    ]
+    parts: list[Part] = [
+        element("p", str(record["extent"])),
+        titled("Notes", list(map(str, record["notes"])), "notes"),
+        titled("What is not fine", problems, "wrong"),
+        titled("What is fine", list(map(str, record["fine"])), "right"),
+        titled("Not judged", list(map(str, record["not_judged"])), "apart"),
+    ]
+    return Section(f"Run {record['name']}", str(record["headline"]), parts)
 
 
 def section_of(result: Result) -> Section:
@@ -306,7 +333,9 @@ SECTIONS: dict[str, Callable[[Sequence[Record]], Section]] = {
     Guarantees.schema: generalization_section,
     CLAIM_SCHEMA: claims_section,
     "normscope.claim/1": claims_section,  # of earlier versions
+    LEDGER_SCHEMA: ledger_section,
     LAB_SCHEMA: lab_section,
+    Run.schema: run_section,
     SymmetryReport.schema: symmetries_section,
     **{kind.schema: _stored(kind) for kind in STORED},
 }

@@ -152,7 +152,7 @@ def _lines(names: Sequence[str], runs: Sequence[Snapshot]) -> list[Drawing]:
     caption = f"The weights' norms, and the normalizers' gains by each definition. {DECADES}"
     numbers = _numbers_table({quantity(name).title: _one(runs[0], name) for name in PRODUCTS}, "Products over depth, log10")
     turning = "Where a path comes to rest, weight decay and growth of the norm balance. The large dot is the end."
-    angles = _layers_table(runs[0], "angle", "Rotation a step, by layer [rad]")
+    angles = _layers_table(runs[0], "angle", "Rotation per step, by layer [rad]")
     return [
         *drawn,
         Drawing("Products over depth [log10]", products(runs[0]), caption, numbers),

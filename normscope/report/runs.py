@@ -31,10 +31,10 @@ from normscope.report.theme import (
 
 HEATMAPS = ("spectral_norm", "input_variance", "gradient_norm", "effective_lr")  # the main view, in this order
 MOST_DECADES = 12.0  # below the greatest value, what a colour scale tells apart
-COLOUR_STEPS = 512  # a decade: rounding of what only chooses a colour, so that files stay small
+COLOUR_STEPS = 512  # per decade: rounding of what only chooses a colour, so that files stay small
 LINES = 8  # layers that get a line of their own
 WINDOWS = 40  # points of a path in the norm–angle plane
-ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = 16, 320, 760  # pixels a layer, and of a heatmap
+ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = 16, 320, 760  # pixels per layer, and of a heatmap
 
 Between = tuple[float, float]
 
@@ -228,7 +228,7 @@ UNJUDGED = "no weight was judged scale-free: record with symmetries=ns.symmetrie
 
 
 def norm_angle(run: Recording, *, between: Between | None = None, most: int = LINES) -> go.Figure:
-    """Paths of scale-free weights in the plane of their norm and of their rotation a step, medians of consecutive windows.
+    """Paths of scale-free weights in the plane of their norm and of their rotation per step, medians of consecutive windows.
 
     Where weight decay and growth balance, a path comes to rest: its rotation no longer depends on how it began.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,30 @@ def rendered_run(run: Run) -> RenderableType:
     parts += [Text(f"· {outlier}") for outlier in summary.outliers[:MOST_OUTLIERS]]
     parts += [Text(f"· {sentence}", "green") for sentence in summary.fine]
     return Group(*parts, *(Text(f"· {sentence}", "dim") for sentence in summary.not_judged))
+
+
+def described_run(run: Run) -> dict[str, Any]:
+    """What `rendered_run` says, as plain values; `problem` says why there is nothing to say."""
+    about = {"name": run.name, "status": run.status}
+    try:
+        snapshot = Snapshot.of(run, COLUMNS)
+    except InputError as error:
+        return {**about, "problem": str(error)}
+    summary = summarize(snapshot, steps=snapshot.life.step)
+    return {
+        **about,
+        "extent": extent(snapshot, summary),
+        "headline": summary.headline,
+        "steps": summary.steps,
+        "samples": summary.samples,
+        "last_step": summary.last_step,
+        "notes": list(snapshot.notes),
+        "problems": [{**asdict(problem), "where": problem.where} for problem in summary.problems],
+        "outliers": [asdict(outlier) for outlier in summary.outliers],
+        "fine": list(summary.fine),
+        "not_judged": list(summary.not_judged),
+        "layers": snapshot.layers,
+    }
 
 
 def extent(run: Snapshot, summary: Summary) -> str:

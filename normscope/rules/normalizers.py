@@ -318,7 +318,7 @@ def gains(normalizer: Normalizer, variance: torch.Tensor, mean: torch.Tensor, wi
     """A normalizer's gain by each definition of docs/audit.md: tight, paper, paper_affine and layer, in one tensor.
 
     tight = max_c |γ_c|/√(v_c+ε); paper = ‖1/√(v+ε)‖₂, for groups and instances the sum; paper_affine = ‖γ/√(v+ε)‖₂;
-    layer = 1/√(mean v + ε). variance: v, one a channel (batch and instance statistics, or running ones), one a group, or
+    layer = 1/√(mean v + ε). variance: v, one per channel (batch and instance statistics, or running ones), one per group, or
     one in all (layer, rms, l2). width: how many entries share one v, for a normalizer without γ.
     """
     by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")

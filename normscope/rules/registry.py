@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude, Real
@@ -200,7 +201,8 @@ class Registry:
 
     rules: dict[str, Rule] = field(default_factory=dict)
 
-    def register(self, op: str | Any, rule: Rule | Real | Callable[[Node], Real], overwrite: bool = False) -> None:
+    @earlier(positional=1)
+    def register(self, op: str | Any, rule: Rule | Real | Callable[[Node], Real], *, overwrite: bool = False) -> None:
         """Give operation `op` a rule: a `Rule`, or the gain itself as a number or a function of the node.
 
         op: a torch operation (`torch.ops.mylib.op`), or its name as a refusal prints it ("mylib.op").

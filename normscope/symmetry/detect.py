@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from normscope.core.data import Call, Example
+from normscope.core.deprecation import earlier
 from normscope.core.errors import ExportError, InputError, boundary
 from normscope.graph.exporting import check_runs, in_mode, module_of
 from normscope.graph.graph import Graph
@@ -31,9 +32,10 @@ from normscope.symmetry.shifts import Shifts
 MODES = ("train", "eval")
 
 
+@earlier(positional=1)
 @boundary
-def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, mode: str = "train") -> SymmetryReport:
-    """Find the groups of parameter changes that leave every output of a model as it is, for any input.
+def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, *, mode: str = "train") -> SymmetryReport:
+    """Find the groups of parameter changes that leave every output as it is; by default in train mode, where they shape training.
 
     >>> from torch import nn
     >>> report = symmetries(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(5, 4))

@@ -47,7 +47,7 @@ class Action:
         return bool((self.members >= 0).all())
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """One value per member → one an entry, 0 where there is no member; broadcasts to the parameter."""
+        """One value per member → one per entry, 0 where there is no member; broadcasts to the parameter."""
         members = torch.tensor(self.members, device=values.device)
         return torch.where(members >= 0, values[members.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
 

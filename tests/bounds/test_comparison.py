@@ -108,7 +108,7 @@ def test_every_bound_of_a_family_of_models():
     only = ["held-out Hoeffding", "Golowich et al. 2018", "Neyshabur et al. 2018", "VC dimension (Bartlett et al. 2019)"]
     seen: list[int] = []
     found = ns.bounds.compare(
-        models, "ramp", data(50, 3), data(50, 3, seed=1), only=only, progress=lambda what, done, total: seen.append(done)
+        models, "ramp", data(50, 3), held_out=data(50, 3, seed=1), select=only, progress=lambda what, done, total: seen.append(done)
     )
     assert set(found.names) == set(only) and seen == [1, 2, 3, 4] and found.hyperparameters == ("normalizer", "scale")
     text = str(found)
@@ -121,7 +121,7 @@ def test_every_bound_of_a_family_of_models():
 
 
 def test_models_by_name_and_too_few():
-    found = ns.bounds.compare({"a": plain(), "b": batch_norm()}, "ramp", data(30), data(30), only=["held-out Hoeffding"])
+    found = ns.bounds.compare({"a": plain(), "b": batch_norm()}, "ramp", data(30), held_out=data(30), select=["held-out Hoeffding"])
     assert [member.name for member in found.members] == ["model a", "model b"]
     with pytest.raises(InputError, match="at least two"):
-        ns.bounds.compare([ns.bounds.Trained(nn.Linear(2, 2))], "ramp", data(9), data(9))
+        ns.bounds.compare([ns.bounds.Trained(nn.Linear(2, 2))], "ramp", data(9), held_out=data(9))

@@ -209,7 +209,7 @@ def test_every_competitor_is_invariant_under_the_symmetries_of_the_model(make):
     sample = inputs.double(), labels
     moved = moved_along_symmetries(model, sample[0])
     torch.testing.assert_close(model(sample[0]), moved(sample[0]), rtol=1e-6, atol=1e-6)
-    own, other = (ns.generalization(each, "ramp", sample, sample, only=COMPETITORS) for each in (model, moved))
+    own, other = (ns.generalization(each, "ramp", sample, held_out=sample, select=COMPETITORS) for each in (model, moved))
     assert {bound.name for bound in own} == set(COMPETITORS)
     for bound in own:
         if bound.name == "Lyu et al. 2022" or any("not invariant" in text for text in bound.assumptions):
@@ -224,7 +224,7 @@ def test_sharpness_is_invariant_under_the_symmetries_of_training():
     inputs, labels = data(60, 3)
     sample = inputs.double(), labels
     moved = moved_along_symmetries(model, sample[0], "train")
-    own, other = (ns.generalization(each, "ramp", sample, only=["Lyu et al. 2022"])[0] for each in (model, moved))
+    own, other = (ns.generalization(each, "ramp", sample, select=["Lyu et al. 2022"])[0] for each in (model, moved))
     assert other.parts["τ"] == pytest.approx(own.parts["τ"], rel=0.03)
 
 
@@ -241,7 +241,7 @@ def test_folding_is_what_scaled_statistics_ask_for():
     inputs, labels = data(60, 3)
     sample = inputs.double(), labels
     names = [name for name in COMPETITORS if name != "Lyu et al. 2022"]
-    own, other = (ns.generalization(each, "ramp", sample, sample, only=names) for each in (model, moved))
+    own, other = (ns.generalization(each, "ramp", sample, held_out=sample, select=names) for each in (model, moved))
     for bound in own:
         assert other[bound.name].value.log == pytest.approx(bound.value.log, abs=1e-6), bound.name
 
@@ -256,7 +256,7 @@ def test_folding_is_what_scaled_statistics_ask_for():
     ],
 )
 def test_only_what_a_theorem_covers_is_certified(make, certified):
-    found = ns.generalization(make(3, 2), "ramp", data(50, 3), data(50, 3, seed=1), only=COMPETITORS)
+    found = ns.generalization(make(3, 2), "ramp", data(50, 3), held_out=data(50, 3, seed=1), select=COMPETITORS)
     assert {bound.name for bound in found if bound.certified} == certified
     assert len(json.loads(json.dumps(found.to_dict(), allow_nan=False))["bounds"]) == len(COMPETITORS)
     for bound in found:
@@ -268,14 +268,14 @@ def test_regression_and_hopeless_models_are_told_why():
     inputs, labels = data(40, 3)
     found = ns.generalization(
         nn.Linear(3, 1), lambda outputs, targets: (outputs[:, 0] - targets).square().clamp(max=1), (inputs, inputs[:, 0]),
-        loss_bound=1.0, only=["Golowich et al. 2018", "PAC-Bayes"],
+        loss_bound=1.0, select=["Golowich et al. 2018", "PAC-Bayes"],
     )  # fmt: skip
     assert not len(found) and set(found.not_given) == {"Golowich et al. 2018", "PAC-Bayes"}
     wrong = seeded(nn.Linear(3, 2))
     with torch.no_grad():
         wrong.weight.zero_()
         wrong.bias.copy_(torch.tensor([0.0, 1.0]))
-    found = ns.generalization(wrong, "ramp", (inputs, torch.zeros_like(labels)), only=["Golowich et al. 2018"])
+    found = ns.generalization(wrong, "ramp", (inputs, torch.zeros_like(labels)), select=["Golowich et al. 2018"])
     assert "no training sample" in found.not_given["Golowich et al. 2018"]
 
 
@@ -292,7 +292,7 @@ def test_certified_competitors_cover(distribution: Distribution, draws: int):
         train = distribution.draw(80, generator)
         model = distribution.model(train, generator)
         truth = distribution.risk(model, zero_one())
-        for bound in ns.generalization(model, "zero-one", train, delta=0.1, only=names):
+        for bound in ns.generalization(model, "zero-one", train, delta=0.1, select=names):
             assert bound.certified
             empirical = float((model(train[0]).argmax(1) != train[1]).double().mean()) if bound.quantity == "gap" else 0.0
             seen[bound.name] += 1
@@ -309,7 +309,7 @@ def test_golowich_says_something_with_enough_data():
     model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[-1.0], [1.0]]))
-    (bound,) = ns.generalization(model, "zero-one", (inputs, labels), only=["Golowich et al. 2018"], batch_size=50_000)
+    (bound,) = ns.generalization(model, "zero-one", (inputs, labels), select=["Golowich et al. 2018"], batch_size=50_000)
     assert bound.certified and not bound.vacuous and 0 < float(bound.value) < 0.2
 
 
@@ -325,7 +325,7 @@ class Tokens(nn.Module):
 def test_models_that_no_theorem_on_norms_takes_are_told_so():
     sample = torch.randint(10, (20, 5), generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
     found = ns.generalization(
-        seeded(Tokens()), "ramp", sample, only=["Golowich et al. 2018", "held-out Hoeffding"], held_out=sample
+        seeded(Tokens()), "ramp", sample, select=["Golowich et al. 2018", "held-out Hoeffding"], held_out=sample
     )
     assert found["held-out Hoeffding"] and "floating-point" in found.not_given["Golowich et al. 2018"]
     margins = ns.bounds.margins(seeded(Tokens()), sample)
@@ -335,8 +335,8 @@ def test_models_that_no_theorem_on_norms_takes_are_told_so():
 def test_one_sample_and_data_without_numbers():
     one = torch.ones(1, 3), torch.tensor([0])
     model = seeded(nn.Linear(3, 2))
-    found = ns.generalization(model, "ramp", one, one, only=COMPETITORS)
+    found = ns.generalization(model, "ramp", one, held_out=one, select=COMPETITORS)
     assert len(found) + len(found.not_given) == len(COMPETITORS) and all(bound.value.finite for bound in found)
     nothing = torch.full((5, 3), math.nan), torch.zeros(5, dtype=torch.long)
     with pytest.raises(ns.InputError, match="data hold nan"):
-        ns.generalization(model, "zero-one", nothing, only=["Golowich et al. 2018"])
+        ns.generalization(model, "zero-one", nothing, select=["Golowich et al. 2018"])

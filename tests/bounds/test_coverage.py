@@ -35,7 +35,14 @@ def failures(distribution: Distribution, draws: int, seed: int) -> tuple[Counter
         train, held_out = distribution.draw(80, generator), distribution.draw(40, generator)
         model = distribution.model(train, generator)
         found = generalization(
-            model, distribution.loss, train, held_out, DELTA, partition=Partition("voronoi", 4), only=OWN, generator=generator
+            model,
+            distribution.loss,
+            train,
+            held_out=held_out,
+            delta=DELTA,
+            partition=Partition("voronoi", 4),
+            select=OWN,
+            generator=generator,
         )
         for bound in found:
             if bound.certified:
@@ -63,7 +70,12 @@ def test_the_binomial_bound_is_exact_enough_to_fail_sometimes():
     missed = 0
     for _ in range(400):
         found = generalization(
-            model, "zero-one", distribution.draw(1, generator), distribution.draw(100, generator), DELTA, only=["held-out binomial"]
+            model,
+            "zero-one",
+            distribution.draw(1, generator),
+            held_out=distribution.draw(100, generator),
+            delta=DELTA,
+            select=["held-out binomial"],
         )
         missed += bool(found[0].value < truth)
     assert binom.ppf(UNLIKELY, 400, DELTA / 3) <= missed <= most_failures(400, DELTA)

@@ -39,7 +39,7 @@ def test_the_loss_of_a_linear_model_rises_as_sigma_squared_says():
         return (outputs - nn.functional.one_hot(target, 3)).square().sum(1).mean()
 
     sigmas = (0.3, 1.5)
-    curve = ns.bounds.flatness(model, (inputs, labels), squares, sigmas=sigmas, kinds=("plain",), seeds=400)["plain"]
+    curve = ns.bounds.flatness(model, (inputs, labels), loss=squares, sigmas=sigmas, kinds=("plain",), seeds=400)["plain"]
     for sigma, losses in zip(sigmas, curve.losses, strict=True):
         assert losses.mean() - curve.loss == pytest.approx(sigma**2 * 3 * float(inputs.square().sum(1).mean()), rel=0.1)
 

@@ -47,7 +47,7 @@ def test_the_model_and_the_random_state_stay_as_they_are():
     model = batch_norm().train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = torch.random.get_rng_state()
-    generalization(model, "l1", data(100), data(40, seed=1), only=OWN)
+    generalization(model, "l1", data(100), held_out=data(40, seed=1), select=OWN)
     assert model.training and all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(before, torch.random.get_rng_state())
@@ -62,9 +62,9 @@ def test_every_form_of_data_gives_the_same():
         [(train[0][:33], train[1][:33]), (train[0][33:], train[1][33:])],
         [{"input": train[0], "label": train[1]}],
     ]
-    expected = values(generalization(batch_norm(), "l1", train, held_out, only=OWN))
+    expected = values(generalization(batch_norm(), "l1", train, held_out=held_out, select=OWN))
     for form in forms:
-        found = values(generalization(batch_norm(), "l1", form, held_out, only=OWN, batch_size=9))
+        found = values(generalization(batch_norm(), "l1", form, held_out=held_out, select=OWN, batch_size=9))
         assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_a_model_on_images_with_named_arguments():
     x = torch.rand(80, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(80) % 3
     batches = [{"image": x[:50], "target": y[:50]}]
-    found = generalization(Named(), "ramp", batches, (x[50:], y[50:]), domain=ns.Box(0, 1), partition=["voronoi", "grid"])
+    found = generalization(Named(), "ramp", batches, held_out=(x[50:], y[50:]), domain=ns.Box(0, 1), partition=["voronoi", "grid"])
     assert found["Than 2025, Theorem 20, local constants"].certified
     assert found["Than 2025, Theorem 20, local constants"].parts["N"] % 3 == 1
 
@@ -88,7 +88,7 @@ def test_a_model_on_images_with_named_arguments():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_dtypes(dtype):
     found = generalization(
-        plain().to(dtype), "l1", data(60), data(40, seed=1), only=["Than 2025, largest gradient", "held-out Hoeffding"]
+        plain().to(dtype), "l1", data(60), held_out=data(40, seed=1), select=["Than 2025, largest gradient", "held-out Hoeffding"]
     )
     assert all(bound.value.finite for bound in found)
 
@@ -97,15 +97,15 @@ def test_dtypes(dtype):
 def test_huge_and_tiny_inputs(scale):
     x, y = data(60)
     held_out = data(40, seed=1)
-    found = generalization(batch_norm(), "l1", (scale * x, y), (scale * held_out[0], held_out[1]), only=OWN)
+    found = generalization(batch_norm(), "l1", (scale * x, y), held_out=(scale * held_out[0], held_out[1]), select=OWN)
     assert all(bound.value.finite for bound in found) and len(found) >= 8
 
 
 def test_one_sample_and_one_class():
-    found = generalization(plain(), "l1", data(1), data(40, seed=1), only=OWN)
+    found = generalization(plain(), "l1", data(1), held_out=data(40, seed=1), select=OWN)
     assert found["Than 2025, Theorem 20, local constants"].vacuous
     x, y = data(50)
-    found = generalization(plain(), "l1", (x, y * 0), data(40, seed=1), only=OWN)
+    found = generalization(plain(), "l1", (x, y * 0), held_out=data(40, seed=1), select=OWN)
     assert found["Than 2025, Theorem 20, local constants"].certified
 
 
@@ -122,7 +122,7 @@ def test_real_targets_have_no_cells():
         return (outputs[:, 0] - targets).abs().clamp(max=1)
 
     (x, _), (z, _) = data(50), data(40, seed=1)
-    found = generalization(plain(), gap, (x, x[:, 0]), (z, z[:, 0]), loss_bound=1.0)
+    found = generalization(plain(), gap, (x, x[:, 0]), held_out=(z, z[:, 0]), loss_bound=1.0)
     assert "held-out Hoeffding" in values(found)
     assert "classes" in found.not_given["Than 2025, local constants"] and "margins" in found.not_given["held-out binomial"]
 
@@ -136,7 +136,7 @@ def test_a_model_without_a_certificate_still_gets_estimates():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.i0e(self.layer(x))
 
-    found = generalization(Odd(), "l1", data(60), data(40, seed=1), only=OWN)
+    found = generalization(Odd(), "l1", data(60), held_out=data(40, seed=1), select=OWN)
     assert "no certificate" in found.not_given["Than 2025, local constants"]
     assert "Than 2025, Theorem 20, largest ratio" in values(found)
 
@@ -166,7 +166,7 @@ def test_bad_input_is_named(change, message):
 def test_tokens_have_no_distances():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     x = torch.arange(40).reshape(20, 2) % 5
-    found = generalization(model, "l1", (x, torch.arange(20) % 2), (x, torch.arange(20) % 2), only=OWN)
+    found = generalization(model, "l1", (x, torch.arange(20) % 2), held_out=(x, torch.arange(20) % 2), select=OWN)
     assert "real numbers" in found.not_given["Than 2025, local constants"] and found["held-out Hoeffding"].certified
 
 
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_traced_still_gets_the_rest():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([row if row.sum().item() > 1e9 else 2 * row for row in x])
 
-    found = generalization(Branching(), "l1", data(60), data(40, seed=1), only=OWN)
+    found = generalization(Branching(), "l1", data(60), held_out=data(40, seed=1), select=OWN)
     assert "certified constant" in found.not_given["Than 2025, local constants"]
     assert "Than 2025, Theorem 20, largest gradient" in values(found)
 
@@ -187,15 +187,15 @@ def test_labels_beyond_the_outputs_are_named():
 
 def test_a_loader_that_shuffles_is_read_once():
     loader = DataLoader(TensorDataset(*data(60)), batch_size=7, shuffle=True, generator=torch.Generator().manual_seed(0))
-    found = generalization(batch_norm(), "l1", loader, data(40, seed=1), only=OWN)
-    expected = generalization(batch_norm(), "l1", data(60), data(40, seed=1), only=OWN)
+    found = generalization(batch_norm(), "l1", loader, held_out=data(40, seed=1), select=OWN)
+    expected = generalization(batch_norm(), "l1", data(60), held_out=data(40, seed=1), select=OWN)
     assert values(found) == pytest.approx(values(expected), rel=1e-4)
 
 
 def test_a_model_whose_samples_touch_each_other_has_no_loss_per_sample():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
     with pytest.raises(InputError, match="influence each other"):
-        generalization(model, "l1", data(20), data(20, seed=1))
+        generalization(model, "l1", data(20), held_out=data(20, seed=1))
 
 
 def test_the_table_is_open():
@@ -204,7 +204,7 @@ def test_the_table_is_open():
         yield setting.bound("mine", setting.loss.bound, "risk", parts={"C": setting.loss.bound})
 
     try:
-        assert generalization(plain(), "ramp", data(20), only=["mine"])[0].vacuous
+        assert generalization(plain(), "ramp", data(20), select=["mine"])[0].vacuous
         with pytest.raises(ValueError, match="overwrite=True"):
             bounds_of("mine")(mine)
     finally:
@@ -212,7 +212,7 @@ def test_the_table_is_open():
 
 
 def test_bounds_print_and_become_json():
-    found = generalization(layer_norm(), "l1", data(100), data(40, seed=1), only=OWN)
+    found = generalization(layer_norm(), "l1", data(100), held_out=data(40, seed=1), select=OWN)
     text = str(found)
     assert all(word in text for word in ("certified", "estimate", "vacuous", "100 training samples"))
     assert all(len(line) <= 100 for line in text.splitlines())

@@ -35,9 +35,9 @@ class Memory(nn.Module):
 
 @pytest.mark.parametrize("where", ["attribute", "buffer", "closure"])
 def test_a_memory_of_the_data_is_no_hypothesis_of_few_parameters(where):
-    found = ns.generalization(Memory(where), "zero-one", (X, Y), only=["PAC-Bayes"])
+    found = ns.generalization(Memory(where), "zero-one", (X, Y), select=["PAC-Bayes"])
     assert len(found) == 0 and "could hold training data" in str(found.to_dict())
-    other = ns.generalization(Memory(where), "zero-one", (X, Y), only=["PAC-Bayes"], initial=Memory(where, torch.zeros_like(X)))
+    other = ns.generalization(Memory(where), "zero-one", (X, Y), select=["PAC-Bayes"], initial=Memory(where, torch.zeros_like(X)))
     assert len(other) == 0 and "training has changed" in str(other.to_dict())
 
 
@@ -45,12 +45,12 @@ def test_tensors_that_training_left_alone_are_part_of_the_architecture():
     initial = Memory("buffer", torch.randn(200, 8))
     trained = Memory("buffer", initial.memory.clone())
     trained.weight.data += 0.5
-    assert len(ns.generalization(trained, "zero-one", (X, Y), only=["PAC-Bayes"], initial=initial)) == 2
+    assert len(ns.generalization(trained, "zero-one", (X, Y), select=["PAC-Bayes"], initial=initial)) == 2
 
 
 def test_running_statistics_are_counted_as_parameters():
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    assert len(ns.generalization(model, "zero-one", (X, Y), only=["PAC-Bayes"])) == 2
+    assert len(ns.generalization(model, "zero-one", (X, Y), select=["PAC-Bayes"])) == 2
 
 
 class Lost(nn.Linear):

@@ -123,11 +123,11 @@ def test_a_prior_at_the_initialization_is_nearer():
     model = copy.deepcopy(initial)
     with torch.no_grad():
         model[0].weight += 0.01
-    near, far = (ns.generalization(model, "zero-one", sample, only=["PAC-Bayes"], initial=given)[0] for given in (initial, None))
+    near, far = (ns.generalization(model, "zero-one", sample, select=["PAC-Bayes"], initial=given)[0] for given in (initial, None))
     assert near.parts["‖w − w₀‖"] == pytest.approx(0.01 * math.sqrt(model[0].weight.numel()), rel=1e-3)
     assert near.value < far.value and "initialization" in near.assumptions[1] and "zero" in far.assumptions[1]
     assert any("not invariant" in text for text in far.assumptions)
-    other = ns.generalization(model, "zero-one", sample, only=["PAC-Bayes"], initial=nn.Linear(3, 2))
+    other = ns.generalization(model, "zero-one", sample, select=["PAC-Bayes"], initial=nn.Linear(3, 2))
     assert "other parameters" in other.not_given["PAC-Bayes"]
 
 
@@ -135,7 +135,7 @@ def test_the_same_generator_gives_the_same_bound_and_the_model_stays():
     model, sample = batch_norm(3, 2), data(60, 3)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     first, again = (
-        ns.generalization(model, "zero-one", sample, only=["PAC-Bayes"], generator=torch.Generator().manual_seed(3))[0].value
+        ns.generalization(model, "zero-one", sample, select=["PAC-Bayes"], generator=torch.Generator().manual_seed(3))[0].value
         for _ in range(2)
     )
     assert first == again and torch.equal(state, torch.get_rng_state())
@@ -149,7 +149,7 @@ def test_the_risk_of_the_randomized_predictor_is_covered(distribution, draws):
     for _ in range(draws):
         train = distribution.draw(80, generator)
         model = distribution.model(train, generator)
-        found = ns.generalization(model, "zero-one", train, delta=0.1, only=["PAC-Bayes"], generator=generator)
+        found = ns.generalization(model, "zero-one", train, delta=0.1, select=["PAC-Bayes"], generator=generator)
         bound = found["PAC-Bayes (kl)"]
         twin = folded(model, train[0][:2]).float()
         posterior = GaussianPosterior(twin, bound.parts["σ"])

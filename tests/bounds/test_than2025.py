@@ -48,7 +48,7 @@ def sigmoid(t: float) -> float:
 def test_every_ingredient_by_hand():
     """Two cells of [0, 1], three samples: cell 0 with label 0 has 0.1 and 0.3, cell 1 with label 1 has 0.9."""
     found = generalization(
-        sloped(), "l1", TINY, delta=0.1, domain=UNIT, partition=Partition("grid", 2), only=["Than 2025, global constant"]
+        sloped(), "l1", TINY, delta=0.1, domain=UNIT, partition=Partition("grid", 2), select=["Than 2025, global constant"]
     )[0]
     losses = [2 * sigmoid(-0.3), 2 * sigmoid(-0.9), 2 * sigmoid(2.7)]
     means = [(losses[0] + losses[1]) / 2, losses[2]]
@@ -123,7 +123,7 @@ def test_every_sample_is_counted_once():
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_order_and_status(make):
     """Local is no worse than global, a sharper g no worse than the stated one; what is measured is never called certified."""
-    found = generalization(make(), "l1", data(400), data(100, seed=1), only=[*VERSIONS, "Than 2025, Corollary 22"])
+    found = generalization(make(), "l1", data(400), held_out=data(100, seed=1), select=[*VERSIONS, "Than 2025, Corollary 22"])
     value = {bound.name.removeprefix("Than 2025, "): bound.value for bound in found}
     assert value["Theorem 20, local constants, sharper g"] <= value["Theorem 20, local constants"]
     assert value["Theorem 20, local constants"] <= value["Theorem 20, global constant"]
@@ -137,7 +137,7 @@ def test_order_and_status(make):
 
 def test_corollary_22_is_certified_only_where_its_product_bounds_the_network():
     def forms(model: nn.Module) -> dict[str, str]:
-        found = generalization(model, "l1", data(200), data(50, seed=1), only=["Than 2025, Corollary 22"])
+        found = generalization(model, "l1", data(200), held_out=data(50, seed=1), select=["Than 2025, Corollary 22"])
         assert all(bound.quantity == GAP for bound in found)
         return {bound.name.removeprefix("Than 2025, Corollary 22 "): bound.status for bound in found}
 
@@ -159,7 +159,7 @@ def test_capacity_of_any_size_neither_overflows_nor_prints_as_infinite(depth, di
         for layer in model:
             layer.weight.copy_(torch.tensor([[0.0, 10.0**digits], [0.0, 0.0]]))  # 0 when it is applied twice
             layer.bias.zero_()
-    (found,) = generalization(model, "ramp", data(50), data(20, seed=1), only=["Than 2025, Corollary 22"])
+    (found,) = generalization(model, "ramp", data(50), held_out=data(20, seed=1), select=["Than 2025, Corollary 22"])
     assert found.quantity == GAP
     assert depth * digits - 1 < found.value.log10 < depth * digits + 2
     assert f"e+{depth * digits // 10}" in str(found) and "inf" not in str(found)
@@ -171,7 +171,7 @@ def test_constants_beyond_floats_are_shown_by_their_logarithms():
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
                 layer.weight.copy_(1e20 * torch.eye(2))
-    (found,) = generalization(model, "l1", data(50), data(20, seed=1), only=["Than 2025, global constant"])
+    (found,) = generalization(model, "l1", data(50), held_out=data(20, seed=1), select=["Than 2025, global constant"])
     assert float(found.parts["log10 L_i"].min()) > 308 and "inf" not in str(found)
 
 
@@ -192,7 +192,9 @@ def test_more_of_the_same_data_and_less_confidence_give_less():
     def value(copies: int, delta: float) -> float:
         train = (x.repeat(copies, 1), y.repeat(copies))
         return float(
-            generalization(batch_norm(), "l1", train, data(40, seed=1), delta, only=["Than 2025, local constants"])[0].value
+            generalization(
+                batch_norm(), "l1", train, held_out=data(40, seed=1), delta=delta, select=["Than 2025, local constants"]
+            )[0].value
         )
 
     assert value(1, 0.05) > value(4, 0.05) > value(16, 0.05)
@@ -202,9 +204,9 @@ def test_more_of_the_same_data_and_less_confidence_give_less():
 def test_delta_is_split_between_partitions():
     one = [Partition("voronoi", 4)]
     single, double = (
-        generalization(batch_norm(), "l1", data(100), data(40, seed=1), partition=one * tried, only=["Than 2025, global constant"])[
-            0
-        ]
+        generalization(
+            batch_norm(), "l1", data(100), held_out=data(40, seed=1), partition=one * tried, select=["Than 2025, global constant"]
+        )[0]
         for tried in (1, 2)
     )
     assert "one of 2 tried" in str(double)
@@ -220,9 +222,9 @@ def test_far_samples_are_in_the_remainder_and_cost_all_of_the_loss():
         plain(),
         "ramp",
         (x, y),
-        data(40, seed=1),
+        held_out=data(40, seed=1),
         partition=Partition("voronoi", 4, coverage=1.0),
-        only=["Than 2025, global constant"],
+        select=["Than 2025, global constant"],
     )
     assert found.parts["samples in the remainder"] >= 30
 
@@ -251,7 +253,7 @@ def test_what_changes_with_a_rescaling_of_units_says_so():
         twin[0].weight.mul_(scales[:, None])
         twin[0].bias.mul_(scales)
         twin[2].weight.div_(scales)
-    first, second = (generalization(one, "l1", data(200), data(60, seed=1), only=VERSIONS) for one in (model, twin))
+    first, second = (generalization(one, "l1", data(200), held_out=data(60, seed=1), select=VERSIONS) for one in (model, twin))
     for bound in first:
         other = second[bound.name]
         assert bound.value.log == pytest.approx(other.value.log, rel=1e-9) or any(
@@ -271,7 +273,7 @@ def test_two_inputs_and_a_shared_layer():
 
     (x, y), (z, _) = data(120, classes=3), data(120, classes=3, seed=4)
     train, held_out = (x[:80], z[:80], y[:80]), (x[80:], z[80:], y[80:])
-    found = generalization(Pair(), "l1", train, held_out, partition=Partition("voronoi", 5), only=VERSIONS)
+    found = generalization(Pair(), "l1", train, held_out=held_out, partition=Partition("voronoi", 5), select=VERSIONS)
     assert len(found) == 5 and found["Than 2025, Theorem 20, local constants"].parts["N"] == 16
 
 
@@ -279,14 +281,14 @@ def test_a_loss_without_a_slope_gives_estimates_only():
     def capped(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs, targets, reduction="none").clamp(max=4)
 
-    own = generalization(plain(), capped, data(100), data(40, seed=1), loss_bound=4.0)
+    own = generalization(plain(), capped, data(100), held_out=data(40, seed=1), loss_bound=4.0)
     assert {bound.status for bound in own if bound.name.startswith("Than")} == {ESTIMATE}
     assert "slope=" in own.not_given["Than 2025, local constants"]
-    stated = generalization(plain(), Loss("capped", 4.0, capped, math.sqrt(2)), data(100), data(40, seed=1))
+    stated = generalization(plain(), Loss("capped", 4.0, capped, math.sqrt(2)), data(100), held_out=data(40, seed=1))
     assert stated["Than 2025, Theorem 20, local constants"].certified
 
 
 def test_gradients_of_a_jump_are_refused():
-    found = generalization(plain(), "zero-one", data(100), data(40, seed=1))
+    found = generalization(plain(), "zero-one", data(100), held_out=data(40, seed=1))
     assert "jumps" in found.not_given["Than 2025, largest gradient"]
     assert found["Than 2025, Corollary 21, local constants"].certified

@@ -53,7 +53,7 @@ def train(path: Path, epochs: int = 4, normalized: bool = True, bad: float = 1e-
     inputs, classes = digits().train
     model, order = network(normalized, bad), torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
-    with ns.watch(model, optimizer, path, every=1, quiet=True) as watch:
+    with ns.watch(model, optimizer, run=path, every=1, quiet=True) as watch:
         for _ in range(epochs):
             for batch in torch.randperm(len(inputs), generator=order).split(64):
                 optimizer.zero_grad()

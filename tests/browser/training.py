@@ -17,7 +17,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, data = network(bad=1.0), torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    with ns.watch(model, optimizer, sys.argv[1], every=1, quiet=True) as watch:
+    with ns.watch(model, optimizer, run=sys.argv[1], every=1, quiet=True) as watch:
         while not select.select([sys.stdin], [], [], 0)[0]:
             inputs, classes = torch.randn(16, 64, generator=data), torch.randint(10, (16,), generator=data)
             optimizer.zero_grad()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import normscope as ns
 from normscope.claims.documentation import documentation
-from normscope.claims.ledger import PAPERS, Ledger, Result, claim, contents, explanation, find, load
+from normscope.claims.ledger import PAPERS, Checked, Ledger, claim, contents, explanation, find, load
 from normscope.claims.statement import HEDGES, QUANTIFIERS, SLIDES, SOURCES
 from normscope.claims.verdicts import VERDICTS, Outcome
 from normscope.core.errors import InputError
@@ -60,8 +60,7 @@ def test_an_id_is_taken_once():
 
 
 def test_long_claims_are_skipped_and_named(ledger):
-    assert ledger.skipped and all(claim.long for claim in ledger.skipped)
-    assert all(claim.id in _text(ledger) for claim in ledger.skipped)
+    assert ledger.skipped and all(find(id).long and id in _text(ledger) for id in ledger.skipped)
 
 
 def test_results_are_the_same_each_time_and_alone(ledger):
@@ -78,9 +77,10 @@ def test_global_random_state_is_untouched():
     assert np.random.get_state()[1].tolist() == before[1] and random.getstate() == before[2]
 
 
-def test_json_is_a_list_of_claims(ledger, tmp_path):
-    rows = json.loads(ledger.to_json(tmp_path / "claims.json"), parse_constant=pytest.fail)
-    assert json.loads((tmp_path / "claims.json").read_text()) == rows
+def test_json_lists_the_claims(ledger, tmp_path):
+    content = json.loads(ledger.to_json(tmp_path / "claims.json"), parse_constant=pytest.fail)
+    assert json.loads((tmp_path / "claims.json").read_text()) == content and content["skipped"] == list(ledger.skipped)
+    rows = content["claims"]
     assert len(rows) == len(ledger)
     for row in rows:
         assert {"id", "paper", "source", "where", "quantifier", "assumptions", "hedge", "statement"} <= set(row)
@@ -90,8 +90,11 @@ def test_json_is_a_list_of_claims(ledger, tmp_path):
 
 def test_json_has_no_infinities():
     claim = find("T-L1")
-    ledger = Ledger((Result(claim, Outcome("measured", {"a": float("inf"), "b": float("nan"), "c": 1.5}), 0.0),))
-    assert json.loads(ledger.to_json(), parse_constant=pytest.fail)[0]["evidence"] == {"a": "inf", "b": "nan", "c": 1.5}
+    ledger = Ledger((Checked(claim, Outcome("measured", {"a": float("inf"), "b": float("nan"), "c": 1.5}), 0.0),))
+    content = json.loads(ledger.to_json(), parse_constant=pytest.fail)
+    assert content["claims"][0]["evidence"] == {"a": "inf", "b": None, "c": 1.5}
+    again = Ledger.from_dict(content)[0].outcome.evidence
+    assert again["a"] == float("inf") and again["b"] != again["b"] and again["c"] == 1.5
 
 
 def test_the_print_shows_verdicts_corrections_and_counterexamples(ledger):
@@ -124,7 +127,7 @@ def test_explanation():
 
 def test_progress_is_reported():
     seen: list[tuple[str, int, int]] = []
-    ns.claims.run_claims(["A-WD", "A-P4.3"], report=lambda *what: seen.append(what))
+    ns.claims.run_claims(["A-WD", "A-P4.3"], progress=lambda *what: seen.append(what))
     assert seen == [("A-WD", 0, 2), ("A-P4.3", 1, 2)]
 
 

@@ -62,7 +62,7 @@ RESULTS: dict[str, Any] = {
     "finding": lambda names: finding("".join(names)),
     "symmetries": lambda names: ns.symmetries(network(names), randn(2, 4)),
     "curvature": lambda names: ns.hessian(network(names), nn.functional.cross_entropy, DATA),
-    "guarantees": lambda names: ns.generalization(network(names), "zero-one", DATA, DATA, only=["Golowich et al. 2018"]),
+    "guarantees": lambda names: ns.generalization(network(names), "zero-one", DATA, held_out=DATA, select=["Golowich et al. 2018"]),
     "margins": lambda names: ns.bounds.margins(network(names), DATA),
 }
 

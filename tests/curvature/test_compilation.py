@@ -12,7 +12,7 @@ from tests.curvature.models import CASES, Case, dense_hessian
 
 
 def compiled(case: Case, **options) -> ns.curvature.Curvature:
-    return ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size, compiled=True, **options)
+    return ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, batch_size=case.batch_size, compiled=True, **options)
 
 
 def assert_same(found: torch.Tensor, exact: torch.Tensor) -> None:
@@ -24,7 +24,7 @@ def test_the_flat_graph_is_the_product(name, matrix, monkeypatch):
     """All but the code generator, which takes its time."""
     monkeypatch.setattr("normscope.curvature.products.without_tape", lambda *given: without_tape(*given, backend="eager"))
     case = CASES[name]
-    plain = ns.hessian(case.model(), case.loss, case.data(), case.mode, matrix=matrix, batch_size=case.batch_size)
+    plain = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, matrix=matrix, batch_size=case.batch_size)
     assert_same(compiled(case, matrix=matrix).dense(), plain.dense())
 
 
@@ -49,7 +49,7 @@ def test_the_compiled_products_of_a_batch_norm_network():
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiled_products_of_every_model(name, matrix):
     case = CASES[name]
-    plain = ns.hessian(case.model(), case.loss, case.data(), case.mode, matrix=matrix, batch_size=case.batch_size)
+    plain = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, matrix=matrix, batch_size=case.batch_size)
     assert_same(compiled(case, matrix=matrix).dense(), plain.dense())
 
 

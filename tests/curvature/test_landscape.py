@@ -64,7 +64,7 @@ def test_slices_pass_through_the_point_and_leave_the_model_alone(name):
     case = CASES[name]
     model = case.model()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found = ns.curvature.landscape(model, case.loss, case.data(), case.mode)
+    found = ns.curvature.landscape(model, case.loss, case.data(), mode=case.mode)
     for directions in (("random",), ("gradient",), ("random", "random"), ("top", "gradient")):
         made = found.slice(*directions, points=3, radius=0.5)
         assert made.losses[(1,) * len(directions)] == pytest.approx(found.loss, abs=1e-12)

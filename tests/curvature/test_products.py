@@ -236,7 +236,7 @@ def test_dropout_and_buffers_are_fixed_and_the_model_comes_back_as_it_was(mode, 
     model.layers[1].eval()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     modes, random = [part.training for part in model.modules()], torch.random.get_rng_state()
-    matrix = ns.hessian(model, functional.cross_entropy, BN.data(), mode, memory=memory).dense()
+    matrix = ns.hessian(model, functional.cross_entropy, BN.data(), mode=mode, memory=memory).dense()
     assert (matrix - matrix.mT).abs().max() <= 1e-12
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert [part.training for part in model.modules()] == modes and torch.equal(random, torch.random.get_rng_state())
@@ -255,7 +255,7 @@ def test_the_model_may_change_afterwards():
 def test_a_wrapped_model_is_the_model(wrapper):
     case = CASES["batch norm"]
     plain, wrapped = (
-        ns.hessian(model, case.loss, case.data(), case.mode, batch_size=case.batch_size)
+        ns.hessian(model, case.loss, case.data(), mode=case.mode, batch_size=case.batch_size)
         for model in (case.model(), wrapper(case.model()))
     )
     torch.testing.assert_close(wrapped.dense(), plain.dense())

@@ -71,7 +71,7 @@ def moved(case: Case, groups, seed: int = 0) -> nn.Module:
 
 
 def divided(case: Case, model: nn.Module) -> ns.curvature.Curvature:
-    return ns.hessian(model, case.loss, case.data(), case.mode, quotient=True, batch_size=case.batch_size)
+    return ns.hessian(model, case.loss, case.data(), mode=case.mode, quotient=True, batch_size=case.batch_size)
 
 
 def test_every_kind_of_symmetry_is_among_the_models():
@@ -95,7 +95,7 @@ def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
 @pytest.mark.parametrize("name", ["batch norm", "layer norm", "attention"])
 def test_projected_directions_are_zero_modes_and_lanczos_stays_among_the_others(name):
     case = CASES[name]
-    made = ns.hessian(case.model(), case.loss, case.data(), case.mode, quotient=True)
+    made = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, quotient=True)
     tangents = made.operator.vertical
     assert len(tangents) > 0 and all(made.product(row).norm() <= 1e-12 for row in tangents)
     exact = torch.linalg.eigvalsh(made.dense())
@@ -141,14 +141,14 @@ def test_sharpness_both_ways_when_weights_shrink():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gauss_newton_matrix_is_zero_along_every_symmetry(name):
     case = CASES[name]
-    found = zero_modes(ns.hessian(without_epsilon(case.model()), case.loss, case.data(), case.mode))
+    found = zero_modes(ns.hessian(without_epsilon(case.model()), case.loss, case.data(), mode=case.mode))
     assert found.null >= found.named and found.residual <= 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_hessian_along_scales_is_minus_the_gradient(name):
     case = CASES[name]
-    made = ns.hessian(without_epsilon(case.model()), case.loss, case.data(), case.mode)
+    made = ns.hessian(without_epsilon(case.model()), case.loss, case.data(), mode=case.mode)
     assert all(identity.defect <= 1e-6 for identity in scale_identities(made))
 
 

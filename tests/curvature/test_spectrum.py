@@ -156,7 +156,7 @@ def test_the_basis_is_orthonormal_and_the_relation_holds_after_restarts():
 def test_eigenvalues_of_every_model(name):
     case = CASES[name]
     exact = torch.linalg.eigvalsh(dense_hessian(case))
-    made = ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size)
+    made = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, batch_size=case.batch_size)
     for pairs, wanted in ((made.top(3, tolerance=1e-7), exact.flip(0)[:3]), (made.bottom(2, tolerance=1e-7), exact[:2])):
         values, errors = (
             torch.tensor([getattr(pair, field) for pair in pairs], dtype=torch.float64) for field in ("value", "error")
@@ -233,7 +233,7 @@ def test_density_is_near_the_true_distribution(wide):
 def test_densities_of_every_model(name):
     """All eigenvalues are within reach."""
     case = CASES[name]
-    density = ns.hessian(case.model(), case.loss, case.data(), case.mode, batch_size=case.batch_size).density()
+    density = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, batch_size=case.batch_size).density()
     assert density.complete and density.sampling_error == 0
     assert density.wasserstein(torch.linalg.eigvalsh(dense_hessian(case)).numpy()) < 1e-6
 

@@ -89,6 +89,6 @@ def test_rules_are_read_from_optimizers():
     with pytest.raises(InputError, match="one of sgd, adam, adamw"):
         UpdateRule("lion", 1e-3)
     with pytest.raises(InputError, match="one of sgd, adam, adamw"):
-        effective_learning_rate(torch.ones(1), 0.1, "lion")
+        effective_learning_rate(torch.ones(1), 0.1, kind="lion")
     with pytest.raises(InputError, match="in \\[0, 1\\)"):
         UpdateRule("sgd", 1e-3, momentum=1.0)

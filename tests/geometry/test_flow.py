@@ -25,7 +25,7 @@ def loss(outputs, targets):
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_flow_keeps_the_law_of_every_charge(decay):
-    path = gradient_flow(network(torch.float32), loss, batch(), 0.2, REPORT, decay, tolerance=1e-9)
+    path = gradient_flow(network(torch.float32), loss, batch(), duration=0.2, symmetries=REPORT, weight_decay=decay, tolerance=1e-9)
     assert path.defect <= 1e-9
     assert set(path.charges) == {
         f"{group.kind}: {' + '.join(group.parameters)}" for group in REPORT.groups if "scale" in group.kind
@@ -38,23 +38,23 @@ def test_flow_keeps_the_law_of_every_charge(decay):
 
 
 def test_flow_keeps_the_law_across_kinks():
-    path = gradient_flow(network(), loss, batch(), 2.0, REPORT)
+    path = gradient_flow(network(), loss, batch(), duration=2.0, symmetries=REPORT)
     assert path.defect <= 1e-5 and path.losses[-1] < 0.9 * path.losses[0]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_a_step_of_descent_grows_norms_by_exactly_the_squared_step(decay):
-    path = gradient_descent(network(), loss, batch(), 0.1, 30, REPORT, decay)
+    path = gradient_descent(network(), loss, batch(), lr=0.1, steps=30, symmetries=REPORT, weight_decay=decay)
     assert path.defect <= 1e-12 and path.losses[-1] < path.losses[0]
     squares = path.charges["scale: 5.weight"]
     assert ((squares[1:] > squares[:-1]).all()) == (decay == 0)
 
 
 def test_small_steps_follow_the_flow():
-    flow = gradient_flow(network(), loss, batch(), 0.2, REPORT)
+    flow = gradient_flow(network(), loss, batch(), duration=0.2, symmetries=REPORT)
     gaps = []
     for steps in (40, 80):
-        descent = gradient_descent(network(), loss, batch(), 0.2 / steps, steps, REPORT)
+        descent = gradient_descent(network(), loss, batch(), lr=0.2 / steps, steps=steps, symmetries=REPORT)
         gaps.append(max(float((descent.parameters[name] - flow.parameters[name]).abs().max()) for name in flow.parameters))
     assert gaps[1] < 0.6 * gaps[0]
 
@@ -62,15 +62,15 @@ def test_small_steps_follow_the_flow():
 def test_without_the_symmetry_the_charge_moves():
     """The same report for a network without its last normalizer is wrong, and the numbers say so."""
     bare = nn.Sequential(*list(network())[:-1])
-    assert gradient_flow(bare, nn.functional.mse_loss, batch(), 0.5, REPORT).defect > 1e-3
+    assert gradient_flow(bare, nn.functional.mse_loss, batch(), duration=0.5, symmetries=REPORT).defect > 1e-3
 
 
 def test_the_model_and_the_random_state_are_untouched():
     model = network(torch.float32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    gradient_flow(model, loss, batch(), 0.1, REPORT)
-    gradient_descent(model, loss, batch(), 0.1, 2, REPORT)
+    gradient_flow(model, loss, batch(), duration=0.1, symmetries=REPORT)
+    gradient_descent(model, loss, batch(), lr=0.1, steps=2, symmetries=REPORT)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -79,13 +79,13 @@ def test_the_model_and_the_random_state_are_untouched():
 def test_errors_say_what_to_do():
     noisy = nn.Sequential(nn.Dropout(0.5), network())
     with pytest.raises(InputError, match="dropout"):
-        gradient_flow(noisy, loss, batch(), 1.0, REPORT)
+        gradient_flow(noisy, loss, batch(), duration=1.0, symmetries=REPORT)
     with pytest.raises(InputError, match="no parameters"):
-        gradient_flow(nn.ReLU(), loss, batch(), 1.0, REPORT)
+        gradient_flow(nn.ReLU(), loss, batch(), duration=1.0, symmetries=REPORT)
     with pytest.raises(InputError, match="positive duration"):
-        gradient_flow(network(), loss, batch(), 0.0, REPORT)
+        gradient_flow(network(), loss, batch(), duration=0.0, symmetries=REPORT)
     with pytest.raises(InputError, match="which the report names"):
-        gradient_descent(nn.Linear(4, 8), loss, batch(), 0.1, 1, REPORT)
+        gradient_descent(nn.Linear(4, 8), loss, batch(), lr=0.1, steps=1, symmetries=REPORT)
 
 
 def test_a_flow_that_explodes_is_reported():
@@ -98,13 +98,13 @@ def test_a_flow_that_explodes_is_reported():
             return -(self.weight**4)
 
     with pytest.raises(InputError, match="stopped"):
-        gradient_flow(Rising(), lambda outputs, _: outputs.sum(), batch(), 10.0, type(REPORT)(()))
+        gradient_flow(Rising(), lambda outputs, _: outputs.sum(), batch(), duration=10.0, symmetries=type(REPORT)(()))
 
 
 def test_a_path_keeps_every_state_and_gradient_norm():
     moved = network().double()
-    flow = gradient_flow(moved, loss, batch(), 0.2, REPORT, points=3)
-    descent = gradient_descent(moved, loss, batch(), 0.1, 2, REPORT)
+    flow = gradient_flow(moved, loss, batch(), duration=0.2, symmetries=REPORT, points=3)
+    descent = gradient_descent(moved, loss, batch(), lr=0.1, steps=2, symmetries=REPORT)
     inputs, targets = (part.double() for part in batch())
     for path in (flow, descent):
         assert len(path.states) == len(path.times) == len(path.gradient_norms) == 3

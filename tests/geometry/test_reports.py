@@ -101,8 +101,11 @@ def test_gradients_are_horizontal_and_tangents_of_orbits_are_not(case):
 def test_charges_obey_their_laws(case):
     model, inputs, labels, report = case
     batch = inputs, labels
-    assert gradient_descent(model, nn.functional.cross_entropy, batch, 0.1, 10, report, 0.01).defect <= 1e-6
-    assert gradient_flow(model, nn.functional.cross_entropy, batch, 0.02, report).defect <= 1e-4
+    assert (
+        gradient_descent(model, nn.functional.cross_entropy, batch, lr=0.1, steps=10, symmetries=report, weight_decay=0.01).defect
+        <= 1e-6
+    )
+    assert gradient_flow(model, nn.functional.cross_entropy, batch, duration=0.02, symmetries=report).defect <= 1e-4
 
 
 @pytest.mark.quick(2)
@@ -112,7 +115,7 @@ def test_representatives_of_transformers(make, shape, mode):
     """The same under each group and under all, idempotent, and the same function but for ε."""
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     model = make(torch.float64).train(mode == "train")
-    report = symmetries(model, inputs, mode)
+    report = symmetries(model, inputs, mode=mode)
     start, generator = {name: parameter.detach() for name, parameter in model.named_parameters()}, torch.Generator().manual_seed(1)
     found, everywhere = canonical(report, start), dict(start)
     groups = [group for group in report.groups if group.kind != "linear"]

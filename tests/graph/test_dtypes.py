@@ -49,7 +49,7 @@ def test_computing_in_another_type_changes_no_bound(name, dtype):
     model, example = Function(IN_FLOAT32[name]), randn(2, 4).to(TYPES[dtype])
     for region in REGIONS.values():
         found = ns.audit(model, example, region=region, effort=0.05)
-        exact = ns.lipschitz(model, example.float(), region, effort=0.05)
+        exact = ns.lipschitz(model, example.float(), region=region, effort=0.05)
         assert casts(found.notes) == (set() if dtype == "float32" else {"float32", dtype})
         assert math.isclose(found.bracket.upper.log, exact.upper.log, rel_tol=1e-2 if dtype != "float32" else 1e-9, abs_tol=1e-2)
         assert found.bracket.lower <= exact.upper * 1.01

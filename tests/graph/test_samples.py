@@ -258,7 +258,9 @@ def test_what_was_probed_is_noted_and_what_was_proved_is_not():
     probed = Net(lambda x: torch.stack([row.tanh() for row in x]))
     assert any("probed, not proved" in note for note in ns.audit(probed, x).notes)
     assert any("probed, not proved" in note for note in ns.lipschitz(probed, x).notes)
-    assert all("probed, not proved" in str(bracket.render()) for bracket in ns.certify.local_brackets(probed, x, x, 0.1).brackets)
+    assert all(
+        "probed, not proved" in str(bracket.render()) for bracket in ns.certify.local_brackets(probed, x, x, radius=0.1).brackets
+    )
 
 
 def asserted(x):

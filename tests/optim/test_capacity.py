@@ -66,7 +66,7 @@ def test_a_small_weight_is_left_alone():
 def test_the_cap_follows_an_optimizer(make, name):
     model = make(epsilon=1e-5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    cap = spectral_cap(model, 1.0, optimizer)
+    cap = spectral_cap(model, 1.0, optimizer=optimizer)
     for _ in range(6):
         train(model, optimizer, batch(name), 1)
         for layer in cap.layers:

@@ -34,7 +34,7 @@ def an_audit() -> Audit:
 
 def some_guarantees() -> Guarantees:
     only = ["held-out Hoeffding", "held-out binomial", "Golowich et al. 2018"]
-    return ns.generalization(model().eval(), "zero-one", data(200, 0), data(100, 1), only=only)
+    return ns.generalization(model().eval(), "zero-one", data(200, 0), held_out=data(100, 1), select=only)
 
 
 def a_curvature(quotient: bool) -> Curvature:

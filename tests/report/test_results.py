@@ -15,6 +15,7 @@ import pytest
 import normscope as ns
 from normscope.auditing import Audit
 from normscope.bounds.generalization import Guarantees
+from normscope.claims.ledger import Ledger
 from normscope.report import figures
 from normscope.report.file import write_report
 from normscope.report.html import Drawing
@@ -95,14 +96,18 @@ SAID: dict[str, Callable[[Any], list[str]]] = {  # what a section must say of it
     "doctor": lambda found: [f"{len(found['checked'])} checks", *(finding["message"] for finding in found["findings"])],
     "curvature": lambda found: ["plain", "quotient", *(f"{record['eigenvalues']['largest'][0]['value']:.5g}" for record in found)],
     "generalization": lambda found: ["certified", *(bound["name"] for bound in found["bounds"]), *found["not_given"]],
-    "claims": lambda found: [text for record in found for text in (record["id"], record["statement"], record["verdict"])],
+    "claims": lambda found: [text for record in found["claims"] for text in (record["id"], record["statement"], record["verdict"])],
     "lab": lambda found: [found["verdict"], "theirs", "ours", *(row["ours"] for row in found["comparisons"])],
 }
 
 
 def test_every_kind_has_a_case_here(results):
     schemas = [(content[0] if isinstance(content, list) else content)["schema"] for content in results.values()]
-    others = {"normscope.claim/1", *(kind.schema for kind in (*STORED, SymmetryReport))}  # in tests/test_results.py
+    others = {
+        "normscope.claim/1",
+        "normscope.claim/2",
+        *(kind.schema for kind in (*STORED, SymmetryReport, ns.Run)),
+    }  # in tests/test_results.py
     assert {*schemas} == {*SECTIONS} - others and set(SAID) == set(results)
 
 
@@ -175,8 +180,20 @@ def test_an_unknown_file_is_one_line(tmp_path, content):
     assert "odd.json is not shown: its schema is none of normscope.audit/1" in words
 
 
+def test_claims_of_earlier_versions_are_shown(results, tmp_path):
+    """They were lists of claims; the first version called the place of a statement `place`."""
+    second = results["claims"]["claims"]
+    first = [{"place": record["where"], **record, "schema": "normscope.claim/1"} for record in second]
+    for record in first:
+        del record["where"]
+    for content in (second, first):
+        shown = shown_results(written(tmp_path / "claims.json", content))
+        assert shown.section is not None and shown.section.headline.startswith("2 claims"), shown.problem
+    assert len(Ledger.from_dict({"claims": second})) == 2
+
+
 def test_kinds_do_not_mix(results, tmp_path):
-    shown = shown_results(written(tmp_path / "mixed.json", [results["audit"], *results["claims"]]))
+    shown = shown_results(written(tmp_path / "mixed.json", [results["audit"], results["claims"]]))
     assert shown.section is None and "none of" in shown.problem
     twice = shown_results(written(tmp_path / "twice.json", [results["audit"]] * 2))
     assert "it has 2 records, not one" in twice.problem

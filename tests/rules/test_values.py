@@ -60,7 +60,7 @@ def test_slopes_contain_every_difference_quotient_and_are_reached(name):
             found = values.diff(dim=0) / x.diff(dim=0)
             slack = 1e-9 * (1 + max(abs(least), abs(largest)))
             assert least - slack <= found.min() and found.max() <= largest + slack
-            if name not in ("sin", "cos", "prelu"):  # not followed interval by interval; one slope a channel
+            if name not in ("sin", "cos", "prelu"):  # not followed interval by interval; one slope per channel
                 assert found.max() >= largest - 0.02 * (largest - least) - slack
                 assert found.min() <= least + 0.02 * (largest - least) + slack
 
@@ -72,12 +72,12 @@ STEPS = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc"
 def test_steps_are_constant_between_their_jumps(name):
     """On a box that holds no jump the gain is 0; on one that reaches a jump there is none."""
     model, middle = Function(STEPS[name]), torch.tensor([0.25, -1.75, 2.3])
-    inside = ns.lipschitz(model, middle[None], ns.Ball(middle, 0.2))
+    inside = ns.lipschitz(model, middle[None], region=ns.Ball(middle, 0.2))
     assert inside.upper == 0
     for radius in (0.31, 1.0, 10.0):
         reached = ns.Box(middle - radius, middle + radius)
         jumps = bool((STEPS[name](middle - radius) != STEPS[name](middle + radius)).any())
-        found = ns.lipschitz(model, middle[None], reached)
+        found = ns.lipschitz(model, middle[None], region=reached)
         assert (found.upper == math.inf) == jumps and (not jumps or "jump" in found.reason)
 
 

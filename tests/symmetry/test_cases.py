@@ -13,7 +13,7 @@ from tests.symmetry.cases import CASES, described
 @pytest.fixture(scope="module", params=CASES)
 def found(request):
     case = CASES[request.param]
-    return case, ns.symmetries(case.model(), case.example, case.mode)
+    return case, ns.symmetries(case.model(), case.example, mode=case.mode)
 
 
 @pytest.mark.quick(16)

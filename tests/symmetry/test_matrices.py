@@ -53,7 +53,7 @@ def test_nothing_to_balance():
 @pytest.mark.parametrize("name", ["attention", "attention without biases", "no activation, convolutions"])
 def test_groups_in_balance_compute_the_same_and_forget_the_point_of_the_orbit(name):
     case = CASES[name]
-    report = ns.symmetries(case.model(), case.example, case.mode)
+    report = ns.symmetries(case.model(), case.example, mode=case.mode)
     start = report.numerics.parameters
     for group in report.of_kind("linear"):
         found = group.balanced(start)

@@ -11,7 +11,7 @@ from tests.symmetry.random_graphs import random_graph
 def missed(seed: int) -> int:
     """How many null directions of a random network no group names, after the laws that hold for all of them."""
     model, example, mode = random_graph(seed)
-    report = ns.symmetries(model, example, mode)
+    report = ns.symmetries(model, example, mode=mode)
     assert report.check() == []
     complete = report.completeness()
     assert complete.named <= complete.null and complete.seen < 1e-9

@@ -73,7 +73,7 @@ def test_share_of_scale_free_parameters(report):
 )
 def test_an_element_moves_only_what_the_group_lists(name):
     case = CASES[name]
-    found = ns.symmetries(case.model(), case.example, case.mode)
+    found = ns.symmetries(case.model(), case.example, mode=case.mode)
     parameters = found.numerics.parameters
     for group in found:
         moved = group.transform(parameters, torch.Generator().manual_seed(3))
@@ -89,7 +89,7 @@ def test_an_element_moves_only_what_the_group_lists(name):
 def test_directions_are_tangents_of_the_orbit(name):
     """transform is the exponential of tangent, so near the identity they agree."""
     case = CASES[name]
-    found = ns.symmetries(case.model(), case.example, case.mode)
+    found = ns.symmetries(case.model(), case.example, mode=case.mode)
     parameters = found.numerics.parameters
     for group in found.of_kind("scale", "joint-scale", "rescale", "shift", "weight-shift"):
         tangent = group.tangent(parameters, torch.ones(group.count, dtype=torch.float64))
@@ -172,7 +172,7 @@ def test_token_ids_and_tied_weights():
 def test_exported_programs_work():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()).eval()
     program = torch.export.export(model, (randn(2, 3),))
-    found = ns.symmetries(program, randn(2, 3), "eval")
+    found = ns.symmetries(program, randn(2, 3), mode="eval")
     assert [group.kind for group in found] == ["joint-scale", "weight-shift", "shift"] and found.check() == []
 
 
@@ -217,7 +217,7 @@ nn.init.constant_(REFUSED["NaN weights"][0].weight, torch.nan)
 def test_refused_in_one_line(name):
     model, example, mode, kind, words = REFUSED[name]
     with pytest.raises(kind) as caught:
-        ns.symmetries(model, example, mode)
+        ns.symmetries(model, example, mode=mode)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -39,7 +39,7 @@ class Probe(nn.Module):
 def probe(name: str, shifted: bool) -> ns.SymmetryReport:
     case = CASES[name]
     return ns.symmetries(
-        Probe(case.module, case.example.shape[1:], shifted), case.example, "train" if case.mode == "batch" else "eval"
+        Probe(case.module, case.example.shape[1:], shifted), case.example, mode="train" if case.mode == "batch" else "eval"
     )
 
 

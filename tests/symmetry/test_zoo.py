@@ -20,7 +20,7 @@ QUICK = ("ResNet", "ViT", "Swin", "BERT", "GPT-2", "LLaMA", "Qwen2", "T5 encoder
 @cache
 def report(name: str, mode: str) -> ns.SymmetryReport:
     kind, settings, example = MODELS[name]
-    return ns.symmetries(model_of(kind, settings), example, mode)
+    return ns.symmetries(model_of(kind, settings), example, mode=mode)
 
 
 @pytest.mark.quick(2)
@@ -88,5 +88,5 @@ def test_a_small_transformer_is_complete():
             hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=5, image_size=4, patch_size=2
         )
         model = ViTModel(config, add_pooling_layer=False).eval()
-    found = ns.symmetries(model, torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)), "eval")
+    found = ns.symmetries(model, torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0)), mode="eval")
     assert found.check() == [] and found.completeness().complete

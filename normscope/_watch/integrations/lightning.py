@@ -27,7 +27,7 @@ class WatchCallback(Callback):
             raise InputError(f"WatchCallback follows one optimizer, this module has {len(trainer.optimizers)}: use ns.watch")
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         options = {"start_step": trainer.global_step, "scaler": scaler, **self.options}
-        self.watch = watch(module, trainer.optimizers[0], self.run, **options)
+        self.watch = watch(module, trainer.optimizers[0], run=self.run, **options)
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs

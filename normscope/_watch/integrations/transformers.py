@@ -28,7 +28,7 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         options = {"start_step": state.global_step, **self.options}
-        self.watch = watch(kwargs["model"], inner(kwargs["optimizer"]), self.run, **options)
+        self.watch = watch(kwargs["model"], inner(kwargs["optimizer"]), run=self.run, **options)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any

@@ -48,7 +48,7 @@ def lyu2022(setting: Setting) -> Iterator[Bound]:
     batches = [(batch.call.kwargs or batch.call.args, batch.target) for batch in leading(setting.train.batches, MOST_SAMPLES)]
     names = [name for name, value in setting.model.named_parameters() if value.is_floating_point()]
     try:
-        curvature = hessian(setting.model, cross_entropy, batches, "train", True, parameters=names)
+        curvature = hessian(setting.model, cross_entropy, batches, mode="train", quotient=True, parameters=names)
         sharpness = curvature.top(1, tolerance=TOLERANCE)[0].value
     except NormscopeError as error:
         raise NotApplicable(f"no spherical sharpness: {error}") from error

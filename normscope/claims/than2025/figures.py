@@ -30,7 +30,7 @@ BLOCKS = Stage(expansion=4, kernel=3, stride=1, width=16, blocks=3)
 PRODUCTS = {
     "weights_matrix": "log10 of spectral norms",
     "weights_frobenius": "log10 of Frobenius norms",
-    "normalizers_layer": "log10 of 1/σ, one σ a layer",
+    "normalizers_layer": "log10 of 1/σ, one σ per layer",
     "normalizers_paper": "log10 of ‖1/σ‖",
     "normalizers_paper_affine": "log10 of ‖γ/σ‖",
     "normalizers_tight": "log10 of max |γ|/σ",
@@ -91,7 +91,7 @@ def inverted_network(seed: int) -> Numbers:
 def norms_and_variances(numbers: Numbers) -> bool:
     """Most norms exceed 1 and their product grows; variances grow, and the product of one 1/σ a layer ends below 1."""
     grown = all(numbers[name] > numbers[f"start: {name}"] for name in ("log10 of spectral norms", "mean input variance"))
-    return grown and numbers["layers with norm above 1"] > 0.5 and numbers["log10 of 1/σ, one σ a layer"] < 0
+    return grown and numbers["layers with norm above 1"] > 0.5 and numbers["log10 of 1/σ, one σ per layer"] < 0
 
 
 @claim("T-F3")
@@ -173,7 +173,7 @@ def inflated(results: Results) -> Results:
 
 def grow_but_amplify(numbers: Numbers) -> bool:
     """Norms and variances grow, and the product of 1/σ is above 1: Figure 3's statement with a sign changed."""
-    name = "log10 of 1/σ, one σ a layer"
+    name = "log10 of 1/σ, one σ per layer"
     return norms_and_variances({**numbers, name: -numbers[name]})
 
 

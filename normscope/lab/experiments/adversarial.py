@@ -59,7 +59,7 @@ def measure(trial: Attacked, workspace: Workspace) -> Numbers:
     noise = workspace.generator("noise")
     noisy = {f"{radius:g}": _accuracy(model, (data[0] + _on_sphere(data[0], radius, noise), data[1])) for radius in RADII}
     chosen = inputs[: trial.certified], classes[: trial.certified]
-    brackets = local_brackets(model, inputs[:2], chosen[0], BALL).brackets
+    brackets = local_brackets(model, inputs[:2], chosen[0], radius=BALL).brackets
     return {
         **ends(trained),
         "attacked": attacked,

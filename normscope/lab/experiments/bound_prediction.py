@@ -58,7 +58,7 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
     half = len(inputs) // 2
     found = generalization(
         trained.model, LOSS, trained.split.train, held_out=(inputs[:half], classes[:half]),
-        only=[f"Than 2025, {title}" for title in VERSIONS.values()], generator=workspace.generator("cells"),
+        select=[f"Than 2025, {title}" for title in VERSIONS.values()], generator=workspace.generator("cells"),
     )  # fmt: skip
     bounds = {name: found[f"Than 2025, Theorem 20, {title}"] for name, title in VERSIONS.items()}
     with torch.no_grad():

@@ -63,7 +63,7 @@ def measure(trial: Kept, workspace: Workspace) -> Numbers:
     kept = keep_normalizers(model, trial.share)
     trained = fit(model, split, trial, workspace)
     probe = split.test[0]
-    brackets = local_brackets(model, probe[:2], probe[:SAMPLES], BALL).brackets
+    brackets = local_brackets(model, probe[:2], probe[:SAMPLES], radius=BALL).brackets
     return {
         **ends(trained),
         "normalizers": kept,

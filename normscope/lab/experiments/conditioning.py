@@ -67,7 +67,9 @@ def measure(trial: Descent, workspace: Workspace) -> Numbers:
     data = workspace.data(trial.data).train
     options = {"width": trial.width, "depth": trial.depth, "inputs": data[0][0].numel(), "classes": 1}
     model = mlp(**options, normalizer=trial.normalizer, generator=workspace.generator("weights")).train()
-    path = gradient_descent(model, regression, data, trial.learning_rate, trial.steps, symmetries(model, data[0]))
+    path = gradient_descent(
+        model, regression, data, lr=trial.learning_rate, steps=trial.steps, symmetries=symmetries(model, data[0])
+    )
     losses, norms = path.losses, path.gradient_norms
     numbers: Numbers = {
         "iterations": _first_below(losses, CONVERGED * float(losses[0])),

@@ -80,7 +80,7 @@ def judge(results: Results) -> list[Comparison]:
     rows = []
     for label, group in results.by_label().items():
         factor, batch = group.mean("factor"), group[0].parameters["batch_size"]
-        quantity, ours = f"{label}: ‖∂L/∂W‖² grows a layer", f"×{factor:.3f}"
+        quantity, ours = f"{label}: growth of ‖∂L/∂W‖² per layer", f"×{factor:.3f}"
         if label == "relu, BN":
             near = less(abs(factor / MEAN_FIELD - 1), NEAR)
             rows.append(Comparison(quantity, f"×{MEAN_FIELD:.3f} (Yang et al. 2019)", ours, near))

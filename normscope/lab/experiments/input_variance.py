@@ -11,7 +11,7 @@ from normscope.lab.training import trained_numbers, with_and_without
 HEADLINE = -25.0  # log10 of ∏1/σ of ResNet-18 in the paper
 SLIDES = math.log10(1.35e-8)  # log10 of ∏‖γ/σ‖ in the slides
 DEFINITIONS = {
-    "normalizers_layer": "∏1/σ, one σ a layer",
+    "normalizers_layer": "∏1/σ, one σ per layer",
     "normalizers_paper": "∏‖1/σ‖, Lemma 1",
     "normalizers_paper_affine": "∏‖γ/σ‖, slides",
     "normalizers_tight": "∏max|γ|/σ, sharp",
@@ -47,7 +47,7 @@ def judge(results: Results) -> list[Comparison]:
 
 
 def _said(network: str, product: str, log10: float) -> tuple[str, bool | None]:
-    """What the paper says of a product, and whether it is so: headlines for ResNet-18, else that one σ a layer makes it small."""
+    """What the paper says of a product, and whether it is so: headlines for ResNet-18, else that one σ per layer makes it small."""
     if network == "resnet18" and product in HEADLINES:
         return power(HEADLINES[product]), abs(log10 - HEADLINES[product]) <= NEAR
     return ("exponentially small", log10 < 0) if product.endswith("_layer") else ("", None)

@@ -59,7 +59,8 @@ def measure(trial: Valley, workspace: Workspace) -> Numbers:
     direction = separator(data)
     starts = [classifier(trial.normalizer, 0.7 * trial.extent * turned(direction, degrees)) for degrees in trial.degrees]
     paths = [
-        gradient_descent(start, logistic, data, trial.learning_rate, trial.steps, symmetries(start, data[0])) for start in starts
+        gradient_descent(start, logistic, data, lr=trial.learning_rate, steps=trial.steps, symmetries=symmetries(start, data[0]))
+        for start in starts
     ]
     along, across = _curvatures(paths[0], trial.normalizer, data)
     return {

@@ -58,10 +58,26 @@ def measure(trial: Walk, workspace: Workspace) -> Numbers:
     model, split = build("mlp", split, trial.normalizer, workspace.generator("weights"), **options)
     report = symmetries(model.train(), split.train[0][:8])
     if trial.learning_rate == FLOW:
-        path = gradient_flow(model, cross_entropy, split.train, trial.duration, report, trial.weight_decay, points=SHOWN)
+        path = gradient_flow(
+            model,
+            cross_entropy,
+            split.train,
+            duration=trial.duration,
+            symmetries=report,
+            weight_decay=trial.weight_decay,
+            points=SHOWN,
+        )
     else:
         steps = round(trial.duration / trial.learning_rate)
-        path = gradient_descent(model, cross_entropy, split.train, trial.learning_rate, steps, report, trial.weight_decay)
+        path = gradient_descent(
+            model,
+            cross_entropy,
+            split.train,
+            lr=trial.learning_rate,
+            steps=steps,
+            symmetries=report,
+            weight_decay=trial.weight_decay,
+        )
     hidden = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][:-1]
     norms = {name: torch.stack([state[name].norm() for state in path.states]) for name in hidden}
     relative = {name: values / values[0] for name, values in norms.items()}

@@ -77,7 +77,9 @@ def measure(trial: Escape, workspace: Workspace) -> Numbers:
     inputs, targets = workspace.data(trial.data).train
     data = inputs.flatten(1).double(), targets.double()
     model = equal_neurons(trial.normalizer, data[0].shape[1], workspace.generator("weights"))
-    path = gradient_descent(model, regression, data, trial.learning_rate, trial.rest, symmetries(model, data[0]))
+    path = gradient_descent(
+        model, regression, data, lr=trial.learning_rate, steps=trial.rest, symmetries=symmetries(model, data[0])
+    )
     model.load_state_dict(path.parameters)
     curvature = torch.linalg.eigvalsh(hessian(model, regression, data, batch_size=len(targets)).dense())
     if trial.beside:

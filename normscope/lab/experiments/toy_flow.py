@@ -92,8 +92,8 @@ def measure(trial: Start, workspace: Workspace) -> Numbers:
     report = symmetries(model, data[0])
     duration = trial.learning_rate * trial.steps
     paths = {
-        "flow": gradient_flow(model, logistic, data, duration, report, points=101, tolerance=1e-9),
-        "descent": gradient_descent(model, logistic, data, trial.learning_rate, trial.steps, report),
+        "flow": gradient_flow(model, logistic, data, duration=duration, symmetries=report, points=101, tolerance=1e-9),
+        "descent": gradient_descent(model, logistic, data, lr=trial.learning_rate, steps=trial.steps, symmetries=report),
     }
     return {way: described(path, direction) for way, path in paths.items()}
 
