@@ -128,7 +128,7 @@ def _reaches(branch: Node, skip: Node) -> tuple[bool, bool]:
     reference="Than 2025, Theorem 9", needs=("graph",),
 )  # fmt: skip
 def no_normalizer(subject: Subject) -> Iterator[Hit]:
-    """Nothing in this network fixes the scale of activations, and its certified Lipschitz bound is a product that grows with
+    """Nothing in this network fixes the scale of activations, and its Lipschitz bound is a product that grows with
     every layer: gradients can explode or vanish exponentially with depth. A bounded function with a learned scale, such as
     γ tanh(α x) in the place of a normalizer, does fix the scale, and such networks are not reported."""
     assert subject.graph is not None
@@ -139,7 +139,7 @@ def no_normalizer(subject: Subject) -> Iterator[Hit]:
     size = subject.bound.log10
     if size > LARGE_PRODUCT:
         yield Hit(
-            "", f"{len(subject.weighted)} layers, no normalizer, and a certified bound of 10^{size:.1f}",
+            "", f"{len(subject.weighted)} layers, no normalizer, and a Lipschitz bound of 10^{size:.1f}",
             {"layers": len(subject.weighted), "log10_upper": size if math.isfinite(size) else "inf"},
         )  # fmt: skip
 

@@ -38,6 +38,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 TORCH_NORMALIZERS = (BatchNorm, InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 MOST_BATCHES = 16  # of the data, for statistics
+POWER_STEPS, POWER_VECTORS = 3, 4
 MOST_PARAMETERS, MOST_MODULES = 100_000_000, 2_000  # of a model whose symmetries are looked for unasked
 
 
@@ -123,6 +124,11 @@ class Subject:
         return {node: spectral_norm(found.matrix(), slack=1e-3) for node, found in self.weighted.items()}
 
     @cached_property
+    def norm_estimates(self) -> dict[Node, float]:
+        """The same by a few steps of power iteration in the weights' own type: estimates, from below, for models of any size."""
+        return {node: _estimated_norm(found) for node, found in self.weighted.items()}
+
+    @cached_property
     def bound(self) -> Magnitude | None:
         """A certified bound from quick norms; None without rules for all operations.
 
@@ -192,11 +198,16 @@ class Subject:
         return {name: parameters[name] for name in names}
 
     @cached_property
-    def handwritten_scales(self) -> dict[str, nn.Parameter]:
-        """γ of normalizers that are no module of torch's, by name, as far as the model could be traced."""
+    def handwritten_scales(self) -> dict[str, torch.Tensor]:
+        """γ of normalizers that are no module of torch's, as it is applied (1 + w where w is stored), by the parameter's name."""
         own = {id(p) for module in self.torch_normalizers.values() for p in module.parameters(recurse=False)}
-        read = self._read(normalizer.gamma for _, normalizer in self.normalizers)
-        return {name: parameter for name, parameter in read.items() if id(parameter) not in own}
+        return {
+            name: normalizer.gamma.value.detach().flatten().to(parameter.dtype)
+            for _, normalizer in self.normalizers
+            if isinstance(normalizer.gamma, Constant)
+            for name, parameter in self._read([normalizer.gamma]).items()
+            if id(parameter) not in own
+        }
 
     @property
     def forgotten(self) -> list[str]:
@@ -265,10 +276,12 @@ class Subject:
                 kinds.setdefault(node.path, normalizer)
 
         def see(path: str, value: torch.Tensor) -> None:
-            found.setdefault(path, []).append(set_variances(kinds[path], value).flatten())
+            variances = set_variances(kinds[path], value).flatten()
+            found.setdefault(path, []).append(variances[variances > 0])  # a branch that starts at zero has no scale
 
         self._run(self.batches(), kinds, see)
-        return {path: (kinds[path].epsilon, float(torch.cat(values).median())) for path, values in found.items()}
+        seen = {path: torch.cat(values) for path, values in found.items()}
+        return {path: (kinds[path].epsilon, float(values.median())) for path, values in seen.items() if len(values)}
 
     # a recorded run ----------------------------------------------------------------------------------------------------
 
@@ -334,6 +347,19 @@ class Subject:
             if not have.get(need, True):
                 return NEEDS[need]
         return ""
+
+
+def _estimated_norm(found: LinearMap) -> float:
+    """‖W‖ by power iteration on a few random vectors."""
+    assert isinstance(found.weight, Constant)
+    value = found.weight.value.detach()
+    matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
+    if not matrix.numel():
+        return 0.0
+    vectors = torch.randn(matrix.shape[1], POWER_VECTORS, generator=torch.Generator().manual_seed(0)).to(matrix)
+    for _ in range(POWER_STEPS):
+        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
+    return float(torch.linalg.matrix_norm(matrix @ vectors, 2))
 
 
 def _passed(node: Node, readers: Mapping[Node, list[Node]]) -> list[Node]:

@@ -80,8 +80,8 @@ class ModelWeights:
     def normalizers(self) -> dict[str, StoredNormalizer]:
         """Torch's own, and those written by hand whose γ the graph shows."""
         found = {path: _stored(module) for path, module in self.subject.torch_normalizers.items()}
-        for name, parameter in self.subject.handwritten_scales.items():
-            found.setdefault(name.rpartition(".")[0] or name, StoredNormalizer(gamma=parameter.detach()))
+        for name, gamma in self.subject.handwritten_scales.items():
+            found.setdefault(name.rpartition(".")[0] or name, StoredNormalizer(gamma=gamma))
         return found
 
 
