@@ -36,6 +36,7 @@ def doctor(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     accumulation: int | None = None,
+    micro_batch: int | None = None,
     symmetries: SymmetryReport | None = None,
 ) -> Findings:
     """Find what is wrong with a model's normalization; nothing is trained and nothing is changed.
@@ -45,26 +46,30 @@ def doctor(
     ['NS101']
 
     data: batches, or (inputs, targets); optimizer: as it will train the model; run: a recorded run or its directory;
-    accumulation: how many micro-batches the training accumulates before a step. symmetries: what `ns.symmetries` found, looked for
+    micro_batch: how many samples a device sees at once in training; accumulation: how many of these micro-batches make a step.
+    symmetries: what `ns.symmetries` found, looked for
     here where an optimizer is given and the model is not too large.
     select, ignore: rule ids or their beginnings ("NS1", "NS203"). `# normscope: ignore NS101` beside the line that makes a
     module silences a rule there.
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+    for name, count in (("micro_batch", micro_batch), ("accumulation", accumulation)):
+        if count is not None and count < 1:
+            raise InputError(f"{name} is a number of at least 1, not {count}")
     chosen = chosen_rules(select, ignore)
     if symmetries is not None:
         check_report(symmetries, model)
         if symmetries.mode != "train":
             raise InputError('symmetries is a report of eval mode: make it with mode="train", as the model trains')
-    subject = Subject(model, example, optimizer, data, _loaded(run), output, accumulation, symmetries)
+    subject = Subject(model, example, optimizer, data, _loaded(run), output, accumulation, micro_batch, symmetries)
     with preserved_random_state():  # some models draw numbers in eval mode, too
         found, checked, not_checked = judged(subject, chosen)
     if subject.why_no_graph and not found:
         check_runs(model, subject.call)  # nothing found in a model that does not run on the example says nothing
     kept = [finding for finding in found if finding.rule not in silenced(model, finding.where)]
     kept.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))
-    return Findings(tuple(kept), tuple(checked), not_checked, model, example, basis=subject.basis(checked))
+    return Findings(tuple(kept), tuple(checked), not_checked, subject, basis=subject.basis(checked))
 
 
 def _loaded(run: Any) -> Any:

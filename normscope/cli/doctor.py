@@ -34,6 +34,7 @@ def doctor(
     optimizer: Annotated[
         str | None, typer.Option(metavar="SPEC", help="As it will train: adamw:lr=1e-3,weight_decay=0.1 (any of torch.optim).")
     ] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples per device and forward pass in training.")] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, help="Micro-batches that make a step.")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="A recorded run.")] = None,
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
@@ -73,6 +74,7 @@ def doctor(
         advice = choice(loaded, example, batch) if choose else ""
         findings = None if choose else ns.doctor(
             loaded, example, optimizer=optimizer_of(optimizer, loaded) if optimizer else None, accumulation=accumulation,
+            micro_batch=micro_batch,
             data=load_data(data) if data else None, run=run, output=output,
             select=_ids(select), ignore=_ids(ignore),
         )  # fmt: skip

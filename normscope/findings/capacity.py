@@ -27,11 +27,12 @@ LARGE_LOGIT = 50.0
 def dominant_layer(subject: Subject) -> Iterator[Hit]:
     """The product of the layers' norms bounds how much the network can amplify. If one layer of many has more than half of
     its logarithm, the sensitivity of the whole model is that layer's, and no other layer can mend it."""
-    logs = {node: max(norm.log10, 0.0) for node, norm in subject.weight_norms.items() if norm.finite}
+    norms = subject.norm_estimates
+    logs = {node: max(math.log10(norm), 0.0) for node, norm in norms.items() if 0 < norm < math.inf}
     total = sum(logs.values())
     for node, log in logs.items() if len(logs) >= FEW and total > 1 else ():
         if log > HALF_OF_ALL * total:
-            yield Hit.at(node, f"its norm is 10^{log:.1f}, {log / total:.0%} of the product's logarithm", share=log / total)
+            yield Hit.at(node, f"its norm is about 10^{log:.1f}, {log / total:.0%} of the product's logarithm", share=log / total)
 
 
 @rule(

@@ -112,8 +112,7 @@ class Findings(Result, Sequence[Finding]):
     found: tuple[Finding, ...]
     checked: tuple[str, ...]
     not_checked: dict[str, str]
-    model: torch.nn.Module | None = None
-    example: Any = None
+    subject: Any = None  # what was examined, for repairs
     repairs: list[Repair] = field(default_factory=list)
     basis: dict[str, str] = field(default_factory=dict)  # of rules on a run: in which of its steps they could judge
 
@@ -140,15 +139,32 @@ class Findings(Result, Sequence[Finding]):
         kept = tuple(finding for finding in self.found if finding.key not in known)
         return replace(self, found=kept, repairs=[])
 
-    def apply(self) -> torch.nn.Module:
-        """A copy of the model with every mechanical fix made; `.repairs` says what each changed in the output."""
+    def apply(self, select: Sequence[str] = ()) -> torch.nn.Module:
+        """A copy of the model with every mechanical fix made; `.repairs` says what each changed in the output.
+
+        select: only the fixes of these rules, which may then replace what was trained (GroupNorm for BatchNorm: NS302, NS311).
+        """
         from normscope._doctor.repair import repaired
 
-        if self.model is None:
-            raise InputError("these findings have lost their model; call ns.doctor again")
-        model, repairs = repaired(self.model, self.example, self.found)
+        model, repairs = repaired(self._examined(), self.found, select)
         self.repairs[:] = repairs
         return model
+
+    def optimizer_for(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """An optimizer like the one that was examined, for the model that `apply` returned.
+
+        Parameters on which weight decay does harm (NS301) have none, and forgotten ones (NS305) are in it; its state is new.
+        """
+        from normscope._doctor.repair import optimizer_for
+
+        if self._examined().optimizer is None:
+            raise InputError("no optimizer was examined: call ns.doctor with optimizer=")
+        return optimizer_for(self.subject, model)
+
+    def _examined(self) -> Any:
+        if self.subject is None:
+            raise InputError("these findings have lost their model; call ns.doctor again")
+        return self.subject
 
     def to_dict(self) -> dict[str, Any]:
         return {

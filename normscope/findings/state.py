@@ -7,12 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from normscope.core.answers import right_answers
 from normscope.findings.finding import Evidence
 from normscope.findings.subject import BatchNorm, Subject
 from normscope.findings.table import Hit, rule
 from normscope.findings.weights import HasWeights, StoredNormalizer
+from normscope.graph.graph import Constant
+from normscope.operators.dense import spectral_norm
+from normscope.rules.normalizers import leaving
+from normscope.rules.readings import Activation
+from normscope.rules.registry import registry
 
 DEAD = 1e-4  # |γ| against the median, below which a channel is switched off
 DOMINATED = 100.0  # largest gain against the median one
@@ -22,6 +30,8 @@ RUNNING = ("running_mean", "running_var")  # what NS201 judges
 HALF = (torch.float16, torch.bfloat16)
 USUAL_EPSILON = 1e-5  # of a normalizer in a file that does not say it
 SLOW = 0.1  # share of the initial statistics that is still left
+UNCONVERGED = 1.1  # true spectral norm against what power iteration takes for it
+OFF = 4.0  # deviations that β lies below zero
 
 
 @rule(
@@ -59,8 +69,9 @@ def _was_trained(stored: StoredNormalizer) -> bool:
 def collapsed_scale(subject: HasWeights) -> Iterator[Hit]:
     """A channel whose γ is zero is switched off for good where a ReLU follows, and carries no information anyway. A few are
     common; many mean wasted width, or a weight decay that acts on γ. γ that is zero in all channels is also how the last
-    normalizer of a residual branch starts, so by itself it is no more than information; after training the branch is dead.
-    Negative γ flips a channel and is rarely meant."""
+    normalizer of a residual branch starts, so by itself it is no more than information; where the weights were trained (an
+    optimizer's or a running average's steps, or other normalizers that have moved, say so) the branch is dead. Negative γ flips a
+    channel and is rarely meant."""
     for path, stored in subject.weights.normalizers().items():
         if stored.gamma is None or not stored.gamma.numel() or not bool(stored.gamma.isfinite().all()):
             continue
@@ -73,8 +84,9 @@ def collapsed_scale(subject: HasWeights) -> Iterator[Hit]:
                 severity = "warning" if dead > len(sizes) / 4 else ""
                 yield Hit(path, f"γ of {dead} of {len(sizes)} channels has collapsed", evidence, severity=severity)
             else:
-                severity = "warning" if subject.weights.trained else ""
-                yield Hit(path, f"γ of all {len(sizes)} channels is zero: nothing of its input passes", evidence, severity=severity)
+                trained = subject.weights.trained or any(map(_was_trained, subject.weights.normalizers().values()))
+                message = f"γ of all {len(sizes)} channels is zero: nothing of its input passes"
+                yield Hit(path, message, evidence, severity="warning" if trained else "")
         negative = int((stored.gamma < 0).sum())
         if negative > len(sizes) / 4:
             yield Hit(path, f"γ of {negative} of {len(sizes)} channels is negative", {"negative": negative, "channels": len(sizes)})
@@ -136,7 +148,7 @@ def statistics_gap(subject: Subject) -> Iterator[Hit]:
     hits = []
     for path, module in subject.batch_norms.items():
         seen = subject.entering[path]
-        if module.running_var is None or not seen.count or not bool((module.running_var > 0).all()) or _initial(module):
+        if module.running_var is None or not seen.count or not bool((module.running_var > 0).all()) or _unset(module):
             continue
         variance = module.running_var.double() + module.eps
         shift = float(((seen.mean - module.running_mean.double()).abs() * variance.rsqrt()).median())
@@ -152,9 +164,17 @@ def statistics_gap(subject: Subject) -> Iterator[Hit]:
     yield from hits
 
 
-def _initial(module: Any) -> bool:
-    """Whether its statistics are still those that it was made with: no training has set them, so they cannot be wrong (NS201)."""
-    return bool((module.running_var == 1).all() and (module.running_mean == 0).all())
+def _unset(module: Any) -> bool:
+    """Whether its statistics are, for a good part, still those that it was made with: NS201 and NS207 are about these."""
+    if bool((module.running_var == 1).all() and (module.running_mean == 0).all()):
+        return True
+    steps = module.num_batches_tracked
+    return steps is not None and int(steps) > 0 and initial_share(module.momentum, int(steps)) > SLOW
+
+
+def initial_share(momentum: float | None, steps: int) -> float:
+    """How much of the initial running statistics is left after some batches; nothing where they are averages over all batches."""
+    return 0.0 if momentum is None else float((1 - momentum) ** steps)
 
 
 def accuracy(subject: Subject, batch_statistics: bool) -> float:
@@ -210,8 +230,7 @@ def idle_momentum(subject: Subject) -> Iterator[Hit]:
         if momentum == 0 or momentum >= 0.9:
             effect = "its statistics never move" if momentum == 0 else "its statistics are almost only the last batch's"
             yield Hit(path, f"momentum {momentum:g}: {effect}", {"momentum": momentum})
-        elif steps is not None and int(steps) > 0 and (1 - momentum) ** int(steps) > SLOW:
-            left = (1 - momentum) ** int(steps)
+        elif steps is not None and int(steps) > 0 and (left := initial_share(momentum, int(steps))) > SLOW:
             yield Hit(path, f"after {int(steps)} batches {left:.0%} of the initial statistics are left",
                       {"momentum": momentum, "batches": int(steps), "left": left}, severity="warning")  # fmt: skip
 
@@ -235,11 +254,16 @@ def batch_statistics_in_eval(subject: Subject) -> Iterator[Hit]:
     reference="docs/audit.md", needs=("weights",),
 )  # fmt: skip
 def not_finite(subject: HasWeights) -> Iterator[Hit]:
-    """A single NaN or infinity in a weight makes outputs NaN, whatever the input; in a normalizer, those of its channel."""
+    """A single NaN or infinity in a weight makes outputs NaN, whatever the input; in a normalizer, those of its channel. A mask of
+    zeros and −∞, as attention adds to its logits, is meant to hold infinities and is not reported."""
     for name, tensor in subject.weights.tensors():
-        if name.rpartition(".")[2] not in RUNNING and not bool(tensor.isfinite().all()):
+        if name.rpartition(".")[2] not in RUNNING and not bool(tensor.isfinite().all()) and not _is_mask(tensor):
             bad = int((~tensor.isfinite()).sum())
             yield Hit(name.rpartition(".")[0], f"{bad} entries of {name} are NaN or infinite", {"entries": bad})
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return not tensor.is_complex() and bool(((tensor == 0) | (tensor == float("-inf"))).all())
 
 
 @rule(
@@ -266,3 +290,79 @@ def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
         f"γ is exactly 1 in {len(still)} of {len(scales)} normalizers{kind}",
         {"still": len(still), "normalizers": len(scales)},
     )
+
+
+@rule(
+    "NS211", "ε as large as the variance on data", "warning",
+    fix="Lower ε below a hundredth of the variance, or raise the scale of what enters (an embedding's or a branch's).",
+    reference="Arora, Li & Lyu 2019; the defect of scale invariance is ε/(σ² + ε)", needs=("data",),
+)  # fmt: skip
+def epsilon_on_data(subject: Subject) -> Iterator[Hit]:
+    """Layer, group and RMS normalizers divide by what their input has. Where ε is as large as its variance (its mean square for
+    RMS), they multiply by a constant and no longer normalize: a small embedding in front of an ε of 1e-5 is enough. Judged by the
+    median over tokens or groups of the data, from where ε is half of what is divided by."""
+    for path, (epsilon, typical) in subject.spreads.items():
+        if epsilon > STOPPED * (typical + epsilon):
+            yield Hit(path, f"ε = {epsilon:g} outweighs the median variance {typical:.3g} of what enters it on the data",
+                      {"epsilon": epsilon, "variance": typical})  # fmt: skip
+
+
+@rule(
+    "NS212", "a spectral norm that has not converged", "warning",
+    fix="Run some forward passes in train mode before you evaluate (each makes a step of the power iteration), and load its u and "
+        "v with the weights.",
+    reference="Miyato et al. 2018, algorithm 1",
+)  # fmt: skip
+def unconverged_spectral_norm(subject: Subject) -> Iterator[Hit]:
+    """torch's spectral_norm divides a weight by uᵀWv, which is its norm only once power iteration has found u and v; in eval mode
+    it makes no steps. Weights that were loaded or changed without their u and v have norms above the 1 that was asked for, and
+    so has every bound that rests on it. 15 steps, torch's own start, leave up to 6 % on random matrices: reported from 10 % on."""
+    for path, module in subject.model.named_modules():
+        for weight, u, v, axis in _power_iterations(module):
+            matrix = weight.detach().double().movedim(axis, 0).flatten(1)
+            if not bool(matrix.isfinite().all()):  # NS209
+                continue
+            taken, actual = float(u.double() @ matrix @ v.double()), float(spectral_norm(matrix, slack=1e-3))
+            if not actual <= UNCONVERGED * abs(taken):
+                ratio = actual / abs(taken) if taken else float("inf")
+                yield Hit(path, f"its weight has a spectral norm of {ratio:.3g} after normalization, not 1",
+                          {"norm": ratio, "divided_by": taken})  # fmt: skip
+
+
+def _power_iterations(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]]:
+    """(weight as it is stored, u, v, its output axis) of every spectral norm on a module, in both of torch's forms."""
+    if parametrize.is_parametrized(module):
+        for name in module.parametrizations:  # type: ignore[union-attr]
+            stored: Any = module.parametrizations[name]  # type: ignore[index,union-attr]
+            if isinstance(first := stored[0], _SpectralNorm) and hasattr(first, "_v"):
+                yield stored.original, first._u, first._v, first.dim
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            weight, u, v = (getattr(module, f"{hook.name}_{part}") for part in ("orig", "u", "v"))
+            yield weight, u, v, hook.dim
+
+
+@rule(
+    "NS213", "channels that β switches off", "info",
+    fix="Reset β of these channels, lower the learning rate of β, or use an activation with a slope everywhere.",
+    reference="Lu et al. 2020 (dying ReLU)", needs=("graph",),
+)  # fmt: skip
+def dead_through_shift(subject: Subject) -> Iterator[Hit]:
+    """Behind a normalizer a channel has mean β and deviation |γ|. Where β is below −4 |γ| and a rectifier follows, at most one
+    value in 17 passes (Cantelli's inequality), of a bell-shaped channel one in 30,000: it is off, gets no gradient and stays
+    off. A few are common; from a quarter of the channels on it is a warning."""
+    for node, normalizer in subject.normalizers:
+        gamma, beta = normalizer.gamma, normalizer.beta
+        readers = subject.readers[leaving(node, subject.readers)]
+        if not isinstance(gamma, Constant) or not isinstance(beta, Constant) or gamma.shape != beta.shape or not readers:
+            continue
+        reads = [registry.reading(reader, Activation) for reader in readers]
+        if not all(read is not None and read.off_below for read in reads):
+            continue
+        sizes = gamma.double().abs()
+        off = int(((beta.double() < -OFF * sizes) & (sizes > DEAD * sizes.max())).sum())
+        if off:
+            severity = "warning" if off > sizes.numel() / 4 else ""
+            behind = readers[0].path or readers[0].op
+            message = f"β keeps {off} of {sizes.numel()} channels below zero, where {behind} is off"
+            yield Hit.at(node, message, severity, off=off, channels=sizes.numel())

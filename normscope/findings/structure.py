@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from normscope.findings.axes import feature_axes
+from normscope.findings.residual import terms
 from normscope.findings.subject import InstanceNorm, Subject
 from normscope.findings.table import Hit, rule
 from normscope.graph.graph import Constant, Node
 from normscope.rules.normalizers import elements
-from normscope.rules.readings import LinearMap, Normalizer, Reshaping, Scaling, Sum, learned
+from normscope.rules.readings import Activation, LinearMap, Normalizer, Permuting, Random, Reshaping, Scaling, Softmax
 from normscope.rules.registry import registry
 
-FEW_LAYERS = 8  # weight layers from which a stack without normalizers is deep
-DEEP_STACK = 36  # post-norm sums from which training is known to need warm-up or worse (BERT-base has 24)
-BARE_BRANCHES = 3  # residual sums without any scale control
-LARGE_PRODUCT = 6.0  # log10 of the certified bound of a stack without normalizers
+SHIFTED = 0.1  # dropout's rate from which the variance is a tenth larger in training: more than batches of 100 scatter
+NEARBY = 6  # operations behind a tied normalizer in which its weights are looked for
 
 
 @rule(
@@ -126,102 +126,6 @@ def normalized_logits(subject: Subject) -> Iterator[Hit]:
 
 
 @rule(
-    "NS106", "post-norm residuals in a deep stack", "info",
-    fix="Put the normalizer inside the branch: x + f(norm(x)); or use a long warm-up.",
-    reference="Xiong et al. 2020", needs=("graph",),
-)  # fmt: skip
-def post_norm(subject: Subject) -> Iterator[Hit]:
-    """norm(x + f(x)) divides the skip path by a standard deviation in every block, so gradients shrink or grow with depth and
-    training depends on a learning-rate warm-up; x + f(norm(x)) leaves the skip path alone."""
-    sums = [
-        source
-        for node, _ in subject.normalizers
-        if len(_terms(source := node.inputs[0])) == 2 and len(subject.readers[source]) == 1
-    ]
-    if len(sums) > DEEP_STACK:
-        yield Hit.at(sums[0], f"{len(sums)} residual sums are normalized behind the sum", sums=len(sums))
-
-
-@rule(
-    "NS107", "residual branches without scale control", "warning",
-    fix="Normalize inside the branch, or scale it by a small or zero-initialised factor.",
-    reference="De & Smith 2020; Zhang, Dauphin & Ma 2019", needs=("graph",),
-)  # fmt: skip
-def bare_branches(subject: Subject) -> Iterator[Hit]:
-    """Without a normalizer or a small factor in the branch, each x + f(x) about doubles the variance at initialisation, so
-    activations grow exponentially with the number of blocks."""
-    assert subject.graph is not None
-    bare = [
-        node
-        for node in subject.graph
-        if _is_residual(node)
-        and not _controlled(node)
-        and not any(registry.reading(reader, Normalizer) is not None for reader in subject.readers[node])
-    ]
-    if len(bare) >= BARE_BRANCHES:
-        yield Hit.at(bare[0], f"{len(bare)} residual sums add a branch that nothing normalizes or scales", sums=len(bare))
-
-
-def _is_residual(node: Node) -> bool:
-    """x + f(x): a sum of two values of which one is computed from the other."""
-    if len(set(_terms(node))) != 2:
-        return False
-    return any(_reaches(branch, skip)[0] for branch, skip in (node.inputs, node.inputs[::-1]))
-
-
-def _terms(node: Node) -> tuple[Node, ...]:
-    """What a sum adds up that depends on the input; nothing if a node is no sum."""
-    found = registry.reading(node, Sum)
-    return () if found is None else found.terms
-
-
-def _controlled(node: Node) -> bool:
-    sides = (_reaches(branch, skip) for branch, skip in (node.inputs, node.inputs[::-1]))
-    return any(found and controlled for found, controlled in sides)
-
-
-def _reaches(branch: Node, skip: Node) -> tuple[bool, bool]:
-    """Whether `branch` is computed from `skip` by weights, and whether a normalizer or a learned scale lies in between."""
-    stack, seen = [branch], {branch}
-    found = weights = controlled = False
-    while stack:
-        node = stack.pop()
-        if node is skip:
-            found = True
-            continue
-        weights = weights or any(constant.learned and constant.value.dim() > 1 for constant in node.constants)
-        reading = registry.reading(node)
-        scaled = isinstance(reading, Scaling) and learned(reading.factor)
-        controlled = controlled or scaled or isinstance(reading, Normalizer)
-        if len(seen) > 200:  # a branch is local; a whole network behind a long skip is none
-            return False, False
-        for source in node.inputs:
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return found and weights, controlled
-
-
-@rule(
-    "NS108", "depth without any normalizer, and a bound that explodes", "warning",
-    fix="Add normalizers, or residual branches that start at zero, or lower the weights' norms (ns.optim.spectral_cap).",
-    reference="Than 2025, Theorem 9", needs=("graph",),
-)  # fmt: skip
-def no_normalizer(subject: Subject) -> Iterator[Hit]:
-    """Nothing in this network fixes the scale of activations, and its certified Lipschitz bound is a product that grows with
-    every layer: gradients can explode or vanish exponentially with depth."""
-    assert subject.graph is not None
-    if subject.normalizers or len(subject.weighted) < FEW_LAYERS or subject.bound is None:
-        return
-    size = subject.bound.log10
-    if size > LARGE_PRODUCT:
-        yield Hit(
-            "", f"{len(subject.weighted)} layers, no normalizer, and a certified bound of 10^{size:.1f}",
-            {"layers": len(subject.weighted), "log10_upper": size if math.isfinite(size) else "inf"},
-        )  # fmt: skip
-
-
-@rule(
     "NS109", "weight or spectral norm under a batch normalizer", "warning",
     fix="Drop the parametrization (`.apply()` does, keeping the weight).",
     reference="Salimans & Kingma 2016", needs=("graph",),
@@ -262,18 +166,22 @@ def degenerate_groups(subject: Subject) -> Iterator[Hit]:
     reference="torch.nn.LayerNorm, torch.nn.BatchNorm1d", needs=("graph",),
 )  # fmt: skip
 def wrong_axis(subject: Subject) -> Iterator[Hit]:
-    """LayerNorm straight behind a convolution normalizes along the width of the picture, and BatchNorm1d straight behind a
-    Linear on (batch, tokens, features) keeps one statistic per token position: channels_last mistakes that train, badly."""
+    """LayerNorm behind a convolution normalizes along the width of the picture, LayerNorm on transposed tokens along the sequence,
+    and BatchNorm1d behind a Linear on (batch, tokens, features) keeps one statistic per token position: mistakes that train,
+    badly, and for one length alone. Features are followed from the linear layer that wrote them through whatever moves them."""
+    assert subject.graph is not None
+    features = feature_axes(subject.graph)
     for node, normalizer in subject.normalizers:
-        before = registry.reading(node.inputs[0], LinearMap)
-        rank = len(node.shape)
-        if before is None:
+        own, rank = features[node.inputs[0]], len(node.shape)
+        if rank < 3 or not own:
             continue
-        if before.kernel is not None and normalizer.kind in ("layer", "rms") and 1 not in normalizer.axes and rank > 2:
-            yield Hit.at(node, f"it normalizes axis {rank - 1} behind a convolution, whose channels are axis 1", axis=rank - 1)
-        if before.kernel is None and before.output_axis == -1 and normalizer.kind == "batch" and rank > 2:
-            message = f"it keeps one statistic an index of axis 1 behind a Linear, whose features are axis {rank - 1}"
-            yield Hit.at(node, message, axis=1)
+        where = " and ".join(map(str, sorted(own)))
+        if normalizer.kind in ("layer", "rms") and not own & {axis % rank for axis in normalizer.axes}:
+            axes = " and ".join(str(axis % rank) for axis in normalizer.axes)
+            yield Hit.at(node, f"it normalizes along axis {axes}, and the features are axis {where}", axis=axes, features=where)
+        elif normalizer.kind == "batch" and 1 not in own:
+            message = f"it keeps one statistic per index of axis 1, and the features are axis {where}"
+            yield Hit.at(node, message, axis=1, features=where)
 
 
 @rule(
@@ -286,7 +194,84 @@ def mixed_kinds(subject: Subject) -> Iterator[Hit]:
     a layer normalizer's does not. Adding them makes one branch batch-dependent and the other not, often left over from a port."""
     assert subject.graph is not None
     for node in subject.graph:
-        if len(terms := _terms(node)) == 2:
-            kinds = [_kind(source) for source in terms]
+        if len(added := terms(node)) == 2:
+            kinds = [_kind(source) for source in added]
             if "batch" in kinds and set(kinds) & {"layer", "group", "instance", "rms"}:
                 yield Hit.at(node, f"a {kinds[0]} and a {kinds[1]} normalizer meet in a sum")
+
+
+@rule(
+    "NS113", "one layer normalizer used in several places", "warning",
+    fix="Give each place its own normalizer: nn.ModuleList([norm() for _ in blocks]), not [norm] * depth.",
+    reference="Ba, Kiros & Hinton 2016; Lan et al. 2020 (ALBERT, which ties whole blocks)", needs=("graph",),
+)  # fmt: skip
+def tied_normalizer(subject: Subject) -> Iterator[Hit]:
+    """A layer normalizer has no statistics to mix, but its γ and β are then one compromise for places that want different scales:
+    as a rule an object that was made once and put into every block. Where the layers behind it are tied, too, as in ALBERT, or
+    where no layer follows, it is meant, and not reported."""
+    uses: dict[str, list[Node]] = {}
+    for node, normalizer in subject.normalizers:
+        if normalizer.kind != "batch" and isinstance(normalizer.gamma, Constant) and normalizer.gamma.learned:
+            uses.setdefault(normalizer.gamma.sources[0], []).append(node)
+    for nodes in uses.values():
+        behind = [_weights_behind(node, subject) for node in nodes]
+        if len(nodes) > 1 and all(behind) and len(set(behind)) == len(nodes):
+            yield Hit.at(nodes[0], f"it is called {len(nodes)} times, each time before other layers", uses=len(nodes))
+
+
+def _weights_behind(node: Node, subject: Subject) -> frozenset[str]:
+    """The weights of the first linear layers that read a node, through what has none."""
+    reached, found = {node}, set()
+    for _ in range(NEARBY):
+        readers = {reader for source in reached for reader in subject.readers[source]}
+        found |= {name for reader in readers & subject.weighted.keys() for name in reader.parameters}
+        reached = {reader for reader in readers if not reader.parameters or registry.reading(reader, Scaling) is not None}
+    return frozenset(found)
+
+
+@rule(
+    "NS115", "dropout before a batch normalizer", "warning",
+    fix="Put dropout behind the last batch normalizer, or drop it: batch statistics regularize already.",
+    reference="Li et al. 2019 (variance shift)", needs=("train graph",),
+)  # fmt: skip
+def dropout_before_batch_norm(subject: Subject) -> Iterator[Hit]:
+    """In training dropout of rate p makes the mean square of what it passes 1/(1 − p) times as large, in evaluation it does not:
+    the running variance behind it is that of training, so evaluation divides by too much. Reported where a batch normalizer
+    reads what was dropped through linear layers, activations and scales alone, from p = 0.1 on."""
+    for node in subject.train_graph or ():
+        if _kind(node) != "batch" or (dropped := _dropped(node.inputs[0])) is None:
+            continue
+        before, rate = dropped
+        place, factor = before.path or before.name, 1 / (1 - rate)
+        message = f"{place} drops {rate:.0%} of what it normalizes: {factor:.3g} times the mean square, in training alone"
+        yield Hit.at(node, message, rate=rate, dropout=place)
+
+
+def _dropped(node: Node) -> tuple[Node, float] | None:
+    """The dropout that a value comes from along one path of layers and entrywise functions."""
+    while node.inputs:
+        read = registry.reading(node)
+        if isinstance(read, Random):
+            return (node, read.rate) if read.rate is not None and SHIFTED <= read.rate < 1 else None
+        if not isinstance(read, (LinearMap, Activation, Scaling, Reshaping, Permuting)) or len(node.inputs) > 1:
+            return None
+        node = node.inputs[0]
+    return None
+
+
+@rule(
+    "NS116", "a normalizer directly before softmax", "warning",
+    fix="Remove the normalizer, or multiply by a learned temperature behind it.",
+    reference="Akbar, section 9.4", needs=("graph",),
+)  # fmt: skip
+def normalized_before_softmax(subject: Subject) -> Iterator[Hit]:
+    """What leaves a normalizer over n entries is at most √(n − 1) |γ| above the mean, so softmax behind it can never be surer than
+    that allows, whatever the input: probabilities have a ceiling, the loss a floor, and every row is made equally sharp."""
+    assert subject.graph is not None
+    for node in subject.graph:
+        read = registry.reading(node, Softmax)
+        source = None if read is None else read.input
+        while source is not None and registry.reading(source, Reshaping) is not None:
+            source = source.inputs[0]
+        if source is not None and _kind(source) not in ("", "l2"):
+            yield Hit.at(node, f"its input is the output of {source.path or source.op}, a {_kind(source)} normalizer")

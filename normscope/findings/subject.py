@@ -6,9 +6,9 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,17 +18,18 @@ from normscope.certify.upper import upper
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import NormscopeError, first_line
 from normscope.core.magnitude import Magnitude
+from normscope.core.randomness import preserved_random_state
 from normscope.core.statistics import RunningVariance
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle, Judged
 from normscope.findings.rows import replayed
 from normscope.findings.table import NEEDS, RULES
-from normscope.findings.weights import StoredNormalizer
+from normscope.findings.weights import FEW_STEPS, ModelWeights
 from normscope.graph.graph import Constant, Graph, Node, check_finite
 from normscope.graph.trace import trace
 from normscope.operators.dense import spectral_norm
-from normscope.rules.normalizers import completed
-from normscope.rules.readings import LinearMap, Normalizer, Operand, learned
+from normscope.rules.normalizers import completed, leaving, set_variances
+from normscope.rules.readings import LinearMap, Normalizer, Operand, Permuting, Reshaping, learned
 from normscope.rules.registry import Gain, registry
 from normscope.symmetry.detect import symmetries
 from normscope.symmetry.report import SymmetryReport
@@ -37,7 +38,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 TORCH_NORMALIZERS = (BatchNorm, InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 MOST_BATCHES = 16  # of the data, for statistics
-FEW_STEPS = 10  # after which weights count as trained
+POWER_STEPS, POWER_VECTORS = 3, 4
 MOST_PARAMETERS, MOST_MODULES = 100_000_000, 2_000  # of a model whose symmetries are looked for unasked
 
 
@@ -52,8 +53,10 @@ class Subject:
     run: Any = None
     output: str | int | None = None
     accumulation: int | None = None
+    micro_batch: int | None = None
     given: SymmetryReport | None = None
     why_no_graph: str = ""
+    why_no_train_graph: str = ""
     why_no_symmetries: str = ""
 
     # the graph -----------------------------------------------------------------------------------------------------
@@ -68,6 +71,25 @@ class Subject:
             return None
 
     @cached_property
+    def train_graph(self) -> Graph | None:
+        """The model in train mode on the whole example, if it has batch normalizers and draws random numbers; else None.
+
+        In eval mode dropout is gone. `why_no_train_graph` says what failed.
+        """
+        if not self.batch_norms:
+            return None
+        try:
+            with preserved_random_state(), torch.no_grad():
+                before, twin = torch.get_rng_state(), copy.deepcopy(self.model).train()
+                twin(*self.call.args, **self.call.kwargs)
+                if torch.equal(torch.get_rng_state(), before):
+                    return None
+            return trace(self.model, self.example, "batch", self.output, ids=True)
+        except (NormscopeError, RuntimeError, ValueError) as error:  # of the model: a batch of one sample has no variance
+            self.why_no_train_graph = first_line(error)
+            return None
+
+    @cached_property
     def readers(self) -> dict[Node, list[Node]]:
         assert self.graph is not None
         return self.graph.users
@@ -76,6 +98,18 @@ class Subject:
     def normalizers(self) -> list[tuple[Node, Normalizer]]:
         """Every use of a normalizer, as far as the model could be traced; those written by hand have the γ and β behind them."""
         return [(node, found) for node in self.graph or () if (found := completed(node, self.readers)) is not None]
+
+    @cached_property
+    def input_scales(self) -> set[str]:
+        """γ of normalizers that linear layers alone read: such a γ could be a part of their weights."""
+        found = (
+            (normalizer.gamma, _passed(leaving(node, self.readers), self.readers))
+            for node, normalizer in self.normalizers
+            if isinstance(normalizer.gamma, Constant)
+        )
+        return {
+            name for gamma, behind in found for name in gamma.sources if behind and all(node in self.weighted for node in behind)
+        }
 
     @cached_property
     def weighted(self) -> dict[Node, LinearMap]:
@@ -88,6 +122,11 @@ class Subject:
     def weight_norms(self) -> dict[Node, Magnitude]:
         """Spectral norms of the weights as matrices (out, everything else); quick, and no bound for a convolution by itself."""
         return {node: spectral_norm(found.matrix(), slack=1e-3) for node, found in self.weighted.items()}
+
+    @cached_property
+    def norm_estimates(self) -> dict[Node, float]:
+        """The same by a few steps of power iteration in the weights' own type: estimates, from below, for models of any size."""
+        return {node: _estimated_norm(found) for node, found in self.weighted.items()}
 
     @cached_property
     def bound(self) -> Magnitude | None:
@@ -132,9 +171,13 @@ class Subject:
     @torch.no_grad()
     def _run(self, calls: Iterable[Call], paths: Iterable[str], see: Callable[[str, torch.Tensor], None]) -> None:
         """Run a copy of the model in eval mode, and see what enters the modules at these paths."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, path: str) -> None:
+            see(path, next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)))
+
         twin = copy.deepcopy(self.model).eval()
         for path in paths:
-            twin.get_submodule(path).register_forward_pre_hook(lambda module, args, path=path: see(path, args[0]))
+            twin.get_submodule(path).register_forward_pre_hook(partial(hook, path=path), with_kwargs=True)
         for call in calls:
             twin(*call.args, **call.kwargs)
 
@@ -155,11 +198,31 @@ class Subject:
         return {name: parameters[name] for name in names}
 
     @cached_property
-    def handwritten_scales(self) -> dict[str, nn.Parameter]:
-        """γ of normalizers that are no module of torch's, by name, as far as the model could be traced."""
+    def handwritten_scales(self) -> dict[str, torch.Tensor]:
+        """γ of normalizers that are no module of torch's, as it is applied (1 + w where w is stored), by the parameter's name."""
         own = {id(p) for module in self.torch_normalizers.values() for p in module.parameters(recurse=False)}
-        read = self._read(normalizer.gamma for _, normalizer in self.normalizers)
-        return {name: parameter for name, parameter in read.items() if id(parameter) not in own}
+        return {
+            name: normalizer.gamma.value.detach().flatten().to(parameter.dtype)
+            for _, normalizer in self.normalizers
+            if isinstance(normalizer.gamma, Constant)
+            for name, parameter in self._read([normalizer.gamma]).items()
+            if id(parameter) not in own
+        }
+
+    @property
+    def forgotten(self) -> list[str]:
+        """Trainable γ and β that no parameter group of the optimizer holds, by name."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        return [
+            name for name, parameter in self.normalizer_parameters.items() if parameter.requires_grad and id(parameter) not in held
+        ]
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer has made steps that count as training."""
+        states = () if self.optimizer is None else self.optimizer.state.values()
+        return any(_steps(state) >= FEW_STEPS for state in states)
 
     @cached_property
     def symmetries(self) -> SymmetryReport | None:
@@ -201,6 +264,24 @@ class Subject:
         found = {path: RunningVariance() for path in self.batch_norms}
         self._run(self.batches(), self.batch_norms, lambda path, value: found[path].update(value, 1))
         return found
+
+    @cached_property
+    def spreads(self) -> dict[str, tuple[float, float]]:
+        """By path of each normalizer with statistics of its own input: its ε, and the median of what ε is added to, on the data."""
+        found: dict[str, list[torch.Tensor]] = {}
+        kinds = {path: read for path, module in self.torch_normalizers.items() if (read := _read(module)) is not None}
+        for node, normalizer in self.normalizers:  # a module of its own that normalizes by hand what it is given
+            outside = node.inputs[0].is_input or not f"{node.inputs[0].path}.".startswith(f"{node.path}.")
+            if normalizer.by_hand and normalizer.kind != "l2" and node.path and outside:
+                kinds.setdefault(node.path, normalizer)
+
+        def see(path: str, value: torch.Tensor) -> None:
+            variances = set_variances(kinds[path], value).flatten()
+            found.setdefault(path, []).append(variances[variances > 0])  # a branch that starts at zero has no scale
+
+        self._run(self.batches(), kinds, see)
+        seen = {path: torch.cat(values) for path, values in found.items()}
+        return {path: (kinds[path].epsilon, float(values.median())) for path, values in seen.items() if len(values)}
 
     # a recorded run ----------------------------------------------------------------------------------------------------
 
@@ -254,10 +335,13 @@ class Subject:
             "judged weights": self.run is not None
             and any(layer["role"] == "weight" and layer["scale_free"] is not None for layer in self.run.layers),
             "accumulation": self.accumulation is not None,
+            "batch size": self.micro_batch is not None or self.data is not None,
         }
         for need in needs:
             if need == "graph" and self.graph is None:
                 return f"{NEEDS[need]}: {self.why_no_graph}"
+            if need == "train graph" and self.train_graph is None and self.why_no_train_graph:
+                return f"{NEEDS[need]}: {self.why_no_train_graph}"
             if need == "symmetries" and self.symmetries is None:
                 return f"{NEEDS[need]}: {self.why_no_symmetries}"
             if not have.get(need, True):
@@ -265,39 +349,39 @@ class Subject:
         return ""
 
 
-@dataclass(frozen=True)
-class ModelWeights:
-    """What rules on weights alone ask of a model in memory."""
+def _estimated_norm(found: LinearMap) -> float:
+    """‖W‖ by power iteration on a few random vectors."""
+    assert isinstance(found.weight, Constant)
+    value = found.weight.value.detach()
+    matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
+    if not matrix.numel():
+        return 0.0
+    vectors = torch.randn(matrix.shape[1], POWER_VECTORS, generator=torch.Generator().manual_seed(0)).to(matrix)
+    for _ in range(POWER_STEPS):
+        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
+    return float(torch.linalg.matrix_norm(matrix @ vectors, 2))
 
-    subject: Subject
 
-    @property
-    def trained(self) -> bool:
-        """An optimizer that has made steps with them says so; so do running statistics."""
-        optimizer, norms = self.subject.optimizer, self.subject.batch_norms.values()
-        stepped = optimizer is not None and any(_steps(state) >= FEW_STEPS for state in optimizer.state.values())
-        tracked = any(module.num_batches_tracked is not None and int(module.num_batches_tracked) >= FEW_STEPS for module in norms)
-        return stepped or tracked
+def _passed(node: Node, readers: Mapping[Node, list[Node]]) -> list[Node]:
+    """Who reads a value, through what only moves its entries."""
+    found: list[Node] = []
+    for reader in readers[node]:
+        found += _passed(reader, readers) if isinstance(registry.reading(reader), (Reshaping, Permuting)) else [reader]
+    return found
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        model = self.subject.model
-        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-            if tensor.is_floating_point() or tensor.is_complex():
-                yield name, tensor.detach()
 
-    def normalizers(self) -> dict[str, StoredNormalizer]:
-        """Torch's own, and those written by hand whose γ the graph shows."""
-        found = {path: _stored(module) for path, module in self.subject.torch_normalizers.items()}
-        for name, parameter in self.subject.handwritten_scales.items():
-            found.setdefault(name.rpartition(".")[0] or name, StoredNormalizer(gamma=parameter.detach()))
-        return found
+def _read(module: nn.Module) -> Normalizer | None:
+    """What one of torch's normalizers is, without its γ and β; None for one with running statistics."""
+    if isinstance(module, nn.GroupNorm):
+        return Normalizer("group", module.eps, None, None, (), module.num_groups)
+    if isinstance(module, InstanceNorm) and module.running_var is None:
+        return Normalizer("group", module.eps, None, None, (), module.num_features)
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        axes = tuple(range(-len(module.normalized_shape), 0))
+        epsilon = torch.finfo(torch.float32).eps if module.eps is None else module.eps
+        return Normalizer("layer" if isinstance(module, nn.LayerNorm) else "rms", epsilon, None, None, axes)
+    return None
 
 
 def _steps(state: Mapping[str, Any]) -> int:
     return int(state["step"]) if "step" in state else FEW_STEPS if state.get("momentum_buffer") is not None else 0
-
-
-def _stored(module: Any) -> StoredNormalizer:
-    parts = (getattr(module, name, None) for name in ("weight", "bias", "running_mean", "running_var"))
-    gamma, beta, mean, variance = (None if part is None else part.detach() for part in parts)
-    return StoredNormalizer(gamma, beta, mean, variance, getattr(module, "eps", None))

@@ -27,12 +27,14 @@ GROUPS = {
 }
 NEEDS = {  # what a rule may need, and what to say where it is missing
     "graph": "the model could not be traced",
+    "train graph": "the model could not be traced in train mode",
     "model": "pass the model itself",
     "weights": "there are no weights",
     "files": "it is about files: ns.checkpoint(path)",
     "data": "pass data=, batches of inputs or (inputs, targets)",
     "labels": "pass data=(inputs, targets)",
     "optimizer": "pass optimizer=",
+    "batch size": "pass micro_batch=, samples per device and forward pass, or data= in batches as training makes them",
     "accumulation": "pass accumulation=, how many micro-batches make a step",
     "rows": "pass run=, the directory of a recorded run",
     "judged weights": "the run did not judge which weights are scale-free: record it with symmetries=ns.symmetries(model, example)",
@@ -42,13 +44,14 @@ NEEDS = {  # what a rule may need, and what to say where it is missing
 
 @dataclass(frozen=True)
 class Hit:
-    """One place where a rule found something; `severity` where it differs from that of the rule."""
+    """One place where a rule found something; `severity` and `fix` where they differ from those of the rule."""
 
     where: str
     message: str
     evidence: Evidence = field(default_factory=dict)
     source: str = ""
     severity: str = ""
+    fix: str = ""
 
     @classmethod
     def at(cls, node: Node, message: str, severity: str = "", **evidence: float | int | str) -> Hit:
@@ -90,7 +93,7 @@ class Rule:
 
     def finding(self, hit: Hit) -> Finding:
         severity = hit.severity or self.severity
-        return Finding(self.id, severity, hit.where, hit.message, self.fix, hit.evidence, hit.source, self.name)
+        return Finding(self.id, severity, hit.where, hit.message, hit.fix or self.fix, hit.evidence, hit.source, self.name)
 
     @property
     def group(self) -> str:

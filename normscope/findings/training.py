@@ -15,9 +15,10 @@ from normscope.findings.table import Hit, rule
 SMALL_BATCH = 8  # samples a device, below which batch statistics are noise
 STRONG_DECAY = 0.05  # lr · weight decay a step
 BEYOND = 2.0  # times the measured stable rate
+LEAVE = "Leave it: linear layers alone read these γ, and decay on them is reported to help (Wang et al. 2026)."
 SAMPLES = 256  # of the data, to measure it
 HALF = (torch.float16, torch.bfloat16)
-ADAPTIVE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)  # steps of about lr
+ADAPTIVE = ("adam", "lion")  # in the names of optimizers whose steps are about lr
 
 
 def _groups(subject: Subject) -> Iterator[tuple[dict, dict[int, str]]]:
@@ -30,31 +31,55 @@ def _groups(subject: Subject) -> Iterator[tuple[dict, dict[int, str]]]:
 
 @rule(
     "NS301", "weight decay on γ, β or biases", "warning",
-    fix="Put them in a parameter group of their own with weight_decay=0.",
-    reference="Goyal et al. 2017, section 3; He et al. 2019", needs=("optimizer",),
+    fix="Put them in a parameter group of their own with weight_decay=0 (`.apply()` makes the groups); γ then grows more freely: "
+        "look at the learning rate again if γ had shrunk.",
+    reference="Goyal et al. 2017, section 3; He et al. 2019; for γ by placement Wang et al. 2026 (arXiv 2605.26895)",
+    needs=("optimizer",),
 )  # fmt: skip
 def decayed_scales(subject: Subject) -> Iterator[Hit]:
-    """Weight decay is meant to limit the size of weights. On γ and β it shrinks what the normalizer is to restore, pulling the
-    output of every normalized layer towards zero; on biases it does not limit capacity and slows fitting."""
-    own = set(subject.normalizer_parameters)
+    """Weight decay is meant to limit the size of weights. On β and on the γ of an output norm, whose output is added to a stream or
+    enters an activation, it shrinks what the normalizer is to restore; on biases it does not limit capacity and slows fitting.
+    The γ of an input norm, which linear layers alone read, could be a part of their weights: there decay takes no
+    expressivity away and is reported to help, so it is information only."""
+    hurt = harmed_by_decay(subject)
     for group, names in _groups(subject):
-        decayed = [name for name in names.values() if name in own or name.rpartition(".")[2] == "bias"]
-        if group.get("weight_decay", 0) and decayed:
-            yield Hit("", f"weight decay {group['weight_decay']:g} acts on {len(decayed)} normalizer parameters and biases, "
-                          f"such as {decayed[0]}", {"weight_decay": group["weight_decay"], "parameters": len(decayed)})  # fmt: skip
+        decay = group.get("weight_decay", 0)
+        if not decay:
+            continue
+        harmed = [name for name in names.values() if name in hurt]
+        helped = [name for name in names.values() if name in subject.input_scales]
+        if harmed:
+            kinds = "γ" if subject.graph is None else "γ of output norms"
+            yield Hit("", f"weight decay {decay:g} acts on {len(harmed)} parameters ({kinds}, β or biases) such as {harmed[0]}",
+                      {"weight_decay": decay, "parameters": len(harmed)})  # fmt: skip
+        if helped:
+            yield Hit("", f"weight decay {decay:g} acts on {len(helped)} γ of input norms such as {helped[0]}",
+                      {"weight_decay": decay, "parameters": len(helped)}, severity="info", fix=LEAVE)  # fmt: skip
+
+
+def harmed_by_decay(subject: Subject) -> set[str]:
+    """γ of output norms, β and biases, by name."""
+    biases = {name for name, _ in subject.model.named_parameters() if name.rpartition(".")[2] == "bias"}
+    return (biases | set(subject.normalizer_parameters)) - subject.input_scales
 
 
 @rule(
     "NS302", "batches too small for batch statistics", "warning",
-    fix="Use larger batches a device, SyncBatchNorm, or a normalizer that does not depend on the batch (GroupNorm).",
-    reference="Wu & He 2018, figure 1", needs=("data",),
+    fix="Use larger batches per device, SyncBatchNorm, or a normalizer that does not depend on the batch "
+        '(`.apply(select=["NS302"])` puts GroupNorm in its place, which then has to be trained, at a learning rate of its own).',
+    reference="Wu & He 2018, figure 1", needs=("batch size",),
 )  # fmt: skip
 def small_batches(subject: Subject) -> Iterator[Hit]:
     """Statistics of a few samples are noisy estimates: training sees one function per batch, the running statistics describe
-    none of them, and accuracy falls steeply below about eight samples a device. A batch of one with 1×1 maps fails outright."""
-    sizes = [call.batch_size for call in subject.batches()]
+    none of them, and accuracy falls steeply below about eight samples per device. A batch of one with 1×1 maps fails outright."""
+    if subject.micro_batch is not None:
+        sizes = [subject.micro_batch]
+    elif isinstance(subject.data, (torch.Tensor, tuple)):  # all of the data, not in batches of the training's
+        return
+    else:
+        sizes = [call.batch_size for call in subject.batches()]
     typical = sorted(sizes)[len(sizes) // 2]
-    if subject.batch_norms and typical < SMALL_BATCH and not isinstance(subject.data, (torch.Tensor, tuple)):
+    if subject.batch_norms and typical < SMALL_BATCH:
         first = next(iter(subject.batch_norms))
         yield Hit(first, f"{len(subject.batch_norms)} batch normalizers see batches of {typical}",
                   {"batch_size": typical, "layers": len(subject.batch_norms)},
@@ -63,7 +88,8 @@ def small_batches(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS303", "no weight decay on scale-free weights", "info",
-    fix="Give them weight decay, or an optimizer that keeps their norm (ns.optim.SGDG, AdamG, SGDP, AdamP).",
+    fix="Give them weight decay, or an optimizer that keeps their norm (ns.optim.SGDG, AdamG, SGDP, AdamP). Either changes the "
+        "effective learning rate: retune lr and its schedule; the best lr of AdamW is not that of AdamP or AdamG.",
     reference="van Laarhoven 2017; Heo et al. 2021", needs=("optimizer", "symmetries"),
 )  # fmt: skip
 def ever_slower(subject: Subject) -> Iterator[Hit]:
@@ -78,7 +104,8 @@ def ever_slower(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS304", "weight decay so strong that scale-free weights oscillate", "warning",
-    fix="Lower the learning rate or the weight decay until their product is below 0.01.",
+    fix="Lower the learning rate or the weight decay until their product is below 0.01. The effective learning rate follows the "
+        "product: retune the schedule with it.",
     reference="Wan et al. 2021 (spherical motion dynamics)", needs=("optimizer", "symmetries"),
 )  # fmt: skip
 def strong_decay(subject: Subject) -> Iterator[Hit]:
@@ -101,9 +128,7 @@ def strong_decay(subject: Subject) -> Iterator[Hit]:
 def forgotten_parameters(subject: Subject) -> Iterator[Hit]:
     """Trainable γ and β that no parameter group holds stay at their initial values while everything else moves: a common slip
     when parameter groups are built by module type."""
-    held = {number for group, _ in _groups(subject) for number in map(id, group["params"])}
-    missing = [name for name, p in subject.normalizer_parameters.items() if p.requires_grad and id(p) not in held]
-    if missing:
+    if missing := subject.forgotten:
         yield Hit(missing[0].rpartition(".")[0], f"{len(missing)} trainable normalizer parameters such as {missing[0]} are in no "
                   "parameter group", {"parameters": len(missing)})  # fmt: skip
 
@@ -125,7 +150,7 @@ def unsynchronised(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS307", "running statistics in half precision", "error",
-    fix="Keep normalizers in float32: module.float() (`.apply()` does it for BN).",
+    fix="Keep normalizers in float32 (`.apply()` does it).",
     reference="Micikevicius et al. 2018, section 4",
 )  # fmt: skip
 def half_statistics(subject: Subject) -> Iterator[Hit]:
@@ -153,7 +178,8 @@ def stale_statistics(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS310", "a learning rate outside the stable range", "warning",
-    fix="Lower the learning rate below the measured one, or normalize: that widens the range.",
+    fix="Lower the learning rate below the measured one, or normalize: that widens the range. With another lr, retune weight "
+        "decay: their product is what counts for scale-free weights.",
     reference="Bjorck et al. 2018; Cohen et al. 2021", needs=("labels", "optimizer"),
 )  # fmt: skip
 def unstable_rate(subject: Subject) -> Iterator[Hit]:
@@ -175,7 +201,8 @@ def unstable_rate(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS311", "batch statistics under gradient accumulation", "warning",
-    fix="Use a normalizer that does not depend on the batch, or larger micro-batches.",
+    fix="Use a normalizer that does not depend on the batch (`.apply(select=[\"NS311\"])` puts GroupNorm in its place, "
+        "which then has to be trained), or larger micro-batches; the best learning rate changes with either.",
     reference="Wu & Johnson 2021", needs=("accumulation",),
 )  # fmt: skip
 def accumulated_statistics(subject: Subject) -> Iterator[Hit]:
@@ -190,18 +217,26 @@ def accumulated_statistics(subject: Subject) -> Iterator[Hit]:
 
 @rule(
     "NS312", "γ that its type cannot move", "error",
-    fix="Train in float32 with autocast, keep the normalizers in float32, or use an optimizer with float32 master copies.",
+    fix="Train in float32 with autocast, keep the normalizers in float32 (`.apply()` does it), or use an optimizer with float32 "
+        "master copies. γ then moves for the first time: check the learning rate once more.",
     reference="speculators #765, flame #47, axolotl #3670", needs=("optimizer",),
 )  # fmt: skip
 def immovable_scale(subject: Subject) -> Iterator[Hit]:
     """A step of Adam or its like changes an entry by about the learning rate. Where that is less than half of the distance to the
     next number of the entry's type, the result is rounded back and the entry never moves: in bfloat16 next to 1 everything
-    below 0.002. Optimizers that hold a float32 copy of the parameters are not concerned."""
+    below 0.002. Optimizers that hold a float32 copy of the parameters are not concerned: one whose state has a float32 tensor that
+    rounds to the parameter is not reported."""
+    assert subject.optimizer is not None
     own = {id(parameter): name for name, parameter in subject.normalizer_parameters.items()}
     stuck: list[tuple[str, float, float]] = []
-    for group, _ in _groups(subject):
+    for group, _ in _groups(subject) if _steps_of_lr(subject.optimizer) else ():
         for parameter in group["params"]:
-            if id(parameter) in own and parameter.dtype in HALF and isinstance(subject.optimizer, ADAPTIVE) and parameter.numel():
+            if (
+                id(parameter) in own
+                and parameter.dtype in HALF
+                and parameter.numel()
+                and not _has_master(subject.optimizer, parameter)
+            ):
                 sizes = parameter.detach().abs().float()
                 gap = float((sizes * torch.finfo(parameter.dtype).eps / 4).median())  # half of the distance to the next below 2^k
                 if float(group["lr"]) < gap:
@@ -211,3 +246,15 @@ def immovable_scale(subject: Subject) -> Iterator[Hit]:
         kind = str(subject.normalizer_parameters[name].dtype).removeprefix("torch.")
         yield Hit(name.rpartition(".")[0], f"a step of {rate:g} is rounded away in {kind}: {len(stuck)} parameters such as "
                   f"{name} move by {gap:.2g} or not at all", {"lr": rate, "least_step": gap, "parameters": len(stuck)})  # fmt: skip
+
+
+def _steps_of_lr(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step changes an entry by about lr, whatever the gradient: Adam and its kin, of torch or of others, and Lion."""
+    names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+    return any(known in name for name in names for known in ADAPTIVE)
+
+
+def _has_master(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    state = optimizer.state.get(parameter, {})
+    copies = (value for value in state.values() if isinstance(value, torch.Tensor) and value.shape == parameter.shape)
+    return any(copy.dtype == torch.float32 and torch.equal(copy.to(parameter.dtype), parameter.detach()) for copy in copies)

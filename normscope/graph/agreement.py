@@ -30,6 +30,7 @@ SAFETY = 64  # times what random roundings of the size of the unit roundoff chan
 LARGE = (
     4_000_000  # entries of all nodes: a model that computes more is compared in float64 on its example alone, else in its own type
 )
+MANY = 30_000_000  # parameters of a model whose graph, wanted for its structure, is compared on its example alone, in its own type
 SEEN = 1e-8  # of a value in float64: what differs by more is another value
 BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
 
@@ -48,7 +49,8 @@ ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if
 class Agreement:
     """A graph beside the model that it was traced from; inputs, select: what of a call and of a result belongs to the graph.
 
-    structure: the graph is wanted for its structure, so that samples may influence each other and weights may be NaN.
+    structure: the graph is wanted for its structure, so that samples may influence each other and weights may be NaN; of a large
+    model it is compared on the example alone.
     """
 
     graph: Graph
@@ -65,6 +67,10 @@ class Agreement:
     def per_sample(self, call: Call) -> Graph:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
         first = call.samples(slice(0, 1))
+        if self.structure and self._stored > MANY:
+            self.double = False
+            self.check(first, [first], "the example")
+            return self._noted()
         self.check(first, [first], "the example")
         self.check(first, [first], "the example with requires_grad set", needs_gradient=True)
         if self.is_random:
@@ -227,6 +233,10 @@ class Agreement:
         return "; the model computes every value of the graph, but goes on in another way" + (
             f" after {node.label}" if node else ""
         )
+
+    @property
+    def _stored(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def _entries(self) -> int:

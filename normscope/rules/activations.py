@@ -43,7 +43,7 @@ class Entrywise(Rule):
         self.scalar = scalar
 
     def reading(self, node: Node) -> Activation:
-        return Activation(node.op in KINKED, node.op in ("relu", "leaky_relu"), node.op in USUAL)
+        return Activation(node.op in KINKED, node.op in ("relu", "leaky_relu"), node.op in USUAL, lambda: self.scalar(node))
 
     def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
         return self.scalar(node).slopes(bounds.low, bounds.high)
@@ -398,7 +398,8 @@ class Dropout(Rule):
     """Entries are kept, scaled or dropped at random, whatever their values."""
 
     def reading(self, node: Node) -> Random:
-        return Random()
+        rate = node.argument(1, "p") if node.op != "rrelu_with_noise" else None
+        return Random(float(rate) if isinstance(rate, (int, float)) else None)
 
     def form(self, node: Node, forms: Forms) -> Form:
         return forms.entrywise(forms.of(node.input))

@@ -43,15 +43,25 @@ def completed(node: Node, users: Mapping[Node, Sequence[Node]]) -> Normalizer | 
     users: the readers of every node of the graph.
     """
     normalizer = registry.reading(node, Normalizer)
-    if normalizer is None or not normalizer.by_hand:
-        return normalizer
+    return normalizer if normalizer is None or not normalizer.by_hand else _with_affine(node, normalizer, users)[0]
+
+
+def leaving(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node:
+    """The node at which a normalizer's output is complete, γ and β of one written by hand included."""
+    normalizer = registry.reading(node, Normalizer)
+    return node if normalizer is None or not normalizer.by_hand else _with_affine(node, normalizer, users)[1]
+
+
+def _with_affine(node: Node, normalizer: Normalizer, users: Mapping[Node, Sequence[Node]]) -> tuple[Normalizer, Node]:
     scaling, last = _only(users[node], Scaling), node
     gamma = None if scaling is None else scaling.factor
     if isinstance(gamma, Node) or (isinstance(gamma, Constant) and gamma.sources):
         weight = gamma.double().flatten() if isinstance(gamma, Constant) else None
         normalizer, last = replace(normalizer, gamma=gamma, weight=weight), users[node][0]
     shift = _only(users[last], Sum)
-    return normalizer if shift is None or len(shift.terms) > 1 else replace(normalizer, beta=shift.constant)
+    if shift is None or len(shift.terms) > 1:
+        return normalizer, last
+    return replace(normalizer, beta=shift.constant), users[last][0]
 
 
 def _only(readers: Sequence[Node], kind: type[Read]) -> Read | None:

@@ -10,6 +10,7 @@ graph is a function of its parameters too.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,8 +19,10 @@ from normscope.core.magnitude import Magnitude
 from normscope.graph.graph import Constant, Node
 from normscope.operators.conv import Convolution
 from normscope.operators.dense import spectral_norm
+from normscope.rules.scalars import Scalar
 
 Operand = Node | Constant
+BELOW_ZERO = torch.tensor([-1e6, -1.0, -1e-6], dtype=torch.float64)
 
 
 def learned(operand: Operand | float | None) -> bool:
@@ -186,12 +189,23 @@ class Activation:
     """y_i = φ(x_i).
 
     kinked: its slope jumps at 0. relu_like: it is x ↦ max(x, s x) for some s. usual: networks use it as an activation, unlike
-    exp or abs.
+    exp or abs. scalar: φ itself.
     """
 
     kinked: bool
     relu_like: bool
     usual: bool
+    scalar: Callable[[], Scalar] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether φ has finite limits on both sides, as tanh has."""
+        return self.scalar is not None and all(math.isfinite(value) for value, _ in self.scalar().ends)
+
+    @property
+    def off_below(self) -> bool:
+        """Whether φ is 0 for every negative number, as ReLU is."""
+        return self.scalar is not None and bool((self.scalar().value(BELOW_ZERO) == 0).all())
 
 
 @dataclass(frozen=True)
@@ -227,8 +241,23 @@ class Reshaping:
 
 
 @dataclass(frozen=True)
+class Permuting:
+    """The same entries in another order, as in a transposition."""
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """exp(x)/Σ exp(x) along an axis, or its logarithm."""
+
+    input: Node
+    axis: int
+
+
+@dataclass(frozen=True)
 class Random:
-    """It draws random numbers, as dropout does in training."""
+    """It draws random numbers, as dropout does in training. rate: the share of entries that dropout sets to 0, else None."""
+
+    rate: float | None = None
 
 
-Reading = LinearMap | Normalizer | Activation | Scaling | Sum | Attention | Reshaping | Random
+Reading = LinearMap | Normalizer | Activation | Scaling | Sum | Attention | Reshaping | Permuting | Softmax | Random

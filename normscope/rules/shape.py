@@ -17,7 +17,7 @@ from normscope.core.rounding import above, root
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms, Lookup
-from normscope.rules.readings import Reshaping
+from normscope.rules.readings import Permuting, Reshaping
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
 
@@ -72,8 +72,8 @@ def on_both_sides(node: Node, context: Context) -> Interval:
 class Rearrangement(Rule):
     """Every entry moves to one place: an isometry."""
 
-    def reading(self, node: Node) -> Reshaping | None:
-        return Reshaping() if node.op in ("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel") else None
+    def reading(self, node: Node) -> Reshaping | Permuting | None:
+        return Reshaping() if node.op in ("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel") else Permuting()
 
     def terms(self, node: Node) -> float:
         return 0
@@ -104,6 +104,9 @@ class Rearrangement(Rule):
 )  # fmt: skip
 class Selection(Rearrangement):
     """Every output entry is an entry of the input or a constant: √ of the most copies."""
+
+    def reading(self, node: Node) -> None:
+        return None
 
     def gain(self, node: Node, context: Context) -> Gain:
         return Gain.of(root(max(copies_read(node))), method="copies")

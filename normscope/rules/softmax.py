@@ -9,6 +9,7 @@ import torch
 from normscope.core.interval import Interval
 from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below, root
 from normscope.graph.graph import Node
+from normscope.rules import readings
 from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
@@ -21,6 +22,9 @@ FAR_BELOW = 1e4  # a logit so far below the largest has the probability e^-10000
 @rule("softmax", "_softmax", "special_softmax")
 class Softmax(Rule):
     """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
+
+    def reading(self, node: Node) -> readings.Softmax:
+        return readings.Softmax(node.inputs[0], node.args[1])
 
     def gain(self, node: Node, context: Context) -> Gain:
         if node.shape[node.args[1]] == 1:
@@ -131,6 +135,9 @@ def _of_others(logits: torch.Tensor, axis: int) -> torch.Tensor:
 @rule("log_softmax", "_log_softmax", "special_log_softmax")
 class LogSoftmax(Rule):
     """J = I − 1pᵀ has norm below √n, its supremum as p → e_i; a single entry is constant."""
+
+    def reading(self, node: Node) -> readings.Softmax:
+        return readings.Softmax(node.inputs[0], node.args[1])
 
     def gain(self, node: Node, context: Context) -> Gain:
         n = node.shape[node.args[1]]

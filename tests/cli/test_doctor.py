@@ -3,7 +3,10 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
+import normscope as ns
 from tests.cli.commands import normscope
 
 SOURCE = """
@@ -11,6 +14,9 @@ from torch import nn
 
 def net():
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+def words():
+    return nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 2))
 
 def broken():
     model = net()
@@ -81,3 +87,25 @@ def test_a_rule_is_explained_without_a_model():
 def test_advice_is_not_a_finding():
     result = doctor("network.py:net", "--input", "4", "--choose", "--batch", "64")
     assert result.exit_code == 0 and "Advice: BatchNorm" in result.stdout
+
+
+def test_token_ids_an_optimizer_and_micro_batches():
+    result = doctor(
+        "network.py:words", "--input", "6:int", "--optimizer", "adamw:lr=1e-3,weight_decay=0.1", "--select", "NS1,NS301"
+    )
+    assert result.exit_code == 0 and "NS102 warning 2" in result.stdout and "NS301 warning" in result.stdout
+    result = doctor("network.py:net", "--input", "4", "--micro-batch", "2", "--accumulation", "8", "--select", "NS302,NS311")
+    assert "batches of 2" in result.stdout and "1/8" in result.stdout
+
+
+def test_a_recorded_run(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ns.watch(model, optimizer, run=tmp_path / "run"):
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+    result = doctor("network.py:net", "--input", "4", "--run", str(tmp_path / "run"), "--select", "NS501,NS509")
+    assert result.exit_code == 0 and "on the run" in result.stdout

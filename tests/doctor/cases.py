@@ -107,6 +107,74 @@ class Meeting(nn.Module):
         return torch.relu(self.left(self.a(x)) + self.right(self.b(x)))
 
 
+class Block(nn.Module):
+    """A transformer's block: attention, then a layer; norms before them, if at all."""
+
+    def __init__(self, first: nn.Module | None = None, second: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second = first or nn.LayerNorm(4), second or nn.LayerNorm(4)
+        self.q, self.k, self.v, self.out, self.layer = (nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h)))
+        return x + torch.nn.functional.gelu(self.layer(self.second(x)))
+
+
+class Squashing(nn.Module):
+    """γ tanh(α x): what stands for a normalizer in "Transformers without Normalization"."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha, self.gamma = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * torch.tanh(self.alpha * x)
+
+
+def blocks(*last: nn.Module, tied: bool = False, squashing: bool = False) -> Patient:
+    one = nn.LayerNorm(4)
+    made = [Block(one, one) if tied else Block(*(Squashing(4) for _ in range(2 * squashing))) for _ in range(3)]
+    return Patient(nn.Sequential(nn.Linear(4, 4), *made, *last, nn.Linear(4, 2)), randn(2, 5, 4))
+
+
+def squashed(gamma: float) -> Patient:
+    """Deep, and steep but for γ tanh(α x)."""
+    layers: list[nn.Module] = []
+    for _ in range(10):
+        layers += [Squashing(4), nn.Linear(4, 4)]
+    patient = dense(*layers)
+    with torch.no_grad():
+        for layer in layers[1::2]:
+            layer.weight.copy_(gamma * torch.eye(4))
+    return patient
+
+
+def moved_weight(norm: Callable[[nn.Module], nn.Module], factor: float) -> Patient:
+    """A spectral norm whose weight was replaced, as by loading weights without its u and v, or only scaled."""
+    layer = norm(nn.Linear(8, 8))
+    with torch.no_grad():
+        weight = layer.parametrizations.weight.original
+        weight.copy_(factor * weight if factor else torch.diag(torch.arange(1.0, 9.0)))
+    return dense(layer, nn.ReLU(), width=8)
+
+
+def schedule(depth: int, warm: bool) -> Patient:
+    """Post-norm residuals, and an optimizer that a scheduler may warm up."""
+    patient = Patient(Residual(depth, "after"), randn(2, 4))
+    optimizer = torch.optim.Adam(patient.model.parameters(), lr=1e-3)
+    if warm:
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=100)
+    patient.settings["optimizer"] = optimizer
+    return patient
+
+
+def small_inputs(scale: float) -> Patient:
+    patient = dense(nn.LayerNorm(4), nn.Linear(4, 2))
+    patient.settings["data"] = [scale * randn(8, 4)]
+    return patient
+
+
 class Attention(nn.Module):
     def __init__(self, size: float) -> None:
         super().__init__()
@@ -288,6 +356,7 @@ def tracked(steps: int) -> Callable[[Any], None]:
 
 
 TO_LAST = Function(lambda x: x.permute(0, 2, 3, 1))
+TURNED = Function(lambda x: x.mT)
 
 CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS101": (lambda: conv(bias=True), lambda: conv(normalizer=nn.GroupNorm(2, 8), bias=True)),
@@ -303,6 +372,11 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS110": (lambda: conv(normalizer=nn.GroupNorm(8, 8)), lambda: conv(normalizer=nn.GroupNorm(4, 8))),
     "NS111": (lambda: image(nn.Conv2d(3, 4, 3), nn.LayerNorm(4), nn.ReLU()), lambda: image(nn.Conv2d(3, 4, 3), TO_LAST, nn.LayerNorm(4), nn.ReLU())),
     "NS112": (lambda: Patient(Meeting(nn.BatchNorm1d(4), nn.LayerNorm(4)), randn(8, 4)), lambda: Patient(Meeting(nn.LayerNorm(4), nn.LayerNorm(4)), randn(8, 4))),
+    "NS113": (lambda: blocks(nn.LayerNorm(4), tied=True), lambda: blocks(nn.LayerNorm(4))),
+    "NS114": (lambda: blocks(), lambda: blocks(nn.LayerNorm(4))),
+    "NS115": (lambda: dense(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
+              lambda: dense(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8))),
+    "NS116": (lambda: dense(nn.Linear(4, 4), nn.LayerNorm(4), nn.Softmax(-1)), lambda: dense(nn.LayerNorm(4), nn.Linear(4, 4), nn.Softmax(-1))),
     "NS201": (lambda: with_norm(trained_without_statistics), lambda: with_norm(trained_with_statistics)),
     "NS202": (lambda: with_norm(set_to("weight", torch.tensor([0.0, 0, 0, 1, 1, 1, 1, 1]))), lambda: with_norm(set_to("weight", 1e-3))),
     "NS203": (lambda: with_norm(set_to("running_var", 1e-6)), lambda: with_norm(set_to("running_var", 1e-3))),
@@ -312,6 +386,9 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS207": (lambda: with_norm(set_to("momentum", 0.99)), lambda: with_norm(set_to("momentum", None))),
     "NS208": (lambda: conv(normalizer=nn.BatchNorm2d(8, track_running_stats=False)), lambda: conv()),
     "NS209": (lambda: with_norm(set_to("bias", torch.tensor([float("nan")] + [0.0] * 7))), lambda: with_norm(set_to("bias", 1e30))),
+    "NS211": (lambda: small_inputs(1e-3), lambda: small_inputs(0.1)),
+    "NS212": (lambda: moved_weight(parametrizations.spectral_norm, 0.0), lambda: moved_weight(parametrizations.spectral_norm, 5.0)),
+    "NS213": (lambda: with_norm(set_to("bias", torch.tensor([-5.0] * 3 + [0.0] * 5))), lambda: with_norm(set_to("bias", -3.0))),
     "NS301": (lambda: optimized(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=1e-4)), lambda: optimized(lambda m: torch.optim.SGD(apart(m, 1e-4), lr=0.1))),
     "NS302": (lambda: batches(2), lambda: batches(16)),
     "NS303": (lambda: optimized(lambda m: torch.optim.SGD(m.parameters(), lr=0.1)), lambda: optimized(lambda m: torch.optim.SGD(apart(m, 1e-4), lr=0.1))),
@@ -347,3 +424,91 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS516": (lambda: recorded(spectral_norm=[11.0, np.nan]), lambda: recorded(spectral_norm=[9.0, np.nan])),
     "NS517": (lambda: recorded(largest_input=[np.nan, 26.0]), lambda: recorded(largest_input=[np.nan, 24.0])),
 }  # fmt: skip
+
+# further ways to break a rule, or to come close to it: (rule, whether it fires, patient)
+FURTHER: dict[str, tuple[str, bool, Maker]] = {
+    "post-norm without warm-up": ("NS106", True, lambda: schedule(14, warm=False)),
+    "post-norm with warm-up": ("NS106", False, lambda: schedule(14, warm=True)),
+    "few post-norm layers without warm-up": ("NS106", False, lambda: schedule(10, warm=False)),
+    "tanh for normalizers": ("NS108", False, lambda: squashed(10.0)),
+    "tanh for normalizers in a transformer": ("NS108", False, lambda: blocks(squashing=True)),
+    "LayerNorm along the sequence": ("NS111", True, lambda: Patient(nn.Sequential(nn.Linear(4, 6), TURNED, nn.LayerNorm(5), TURNED, nn.Linear(6, 2)), randn(2, 5, 4))),
+    "LayerNorm on turned features": ("NS111", False, lambda: Patient(nn.Sequential(nn.Linear(4, 6), TURNED, nn.Linear(5, 3), TURNED, TURNED, nn.LayerNorm(3)), randn(2, 5, 4))),
+    "whole blocks tied": ("NS113", False, lambda: Patient(nn.Sequential(*[Block()] * 3, nn.LayerNorm(4)), randn(2, 5, 4))),
+    "another output has the final norm": ("NS114", False, lambda: Patient(Pooled(), randn(2, 5, 4))),
+    "little dropout before BN": ("NS115", False, lambda: dense(nn.Dropout(0.05), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())),
+    "γ zero in 49 %": ("NS202", True, lambda: zeros(49)),
+    "γ zero in 55 %": ("NS202", True, lambda: zeros(55)),
+    "γ zero in 100 %": ("NS202", True, lambda: zeros(100)),
+    "NaN in a plain weight": ("NS209", True, lambda: with_part(4, "weight", float("nan"))),
+    "a mask of infinities": ("NS209", False, lambda: masked()),
+    "old spectral norm, never run": ("NS212", True, lambda: dense(torch.nn.utils.spectral_norm(nn.Linear(64, 64)), width=64)),
+    "statistics of three batches": ("NS205", False, lambda: begun(3)),
+    "statistics of sixty batches": ("NS205", True, lambda: begun(60)),
+    "decay on γ of input norms alone": ("NS301", True, lambda: decayed_inputs()),
+    "micro-batches of two": ("NS302", True, lambda: micro(2)),
+    "micro-batches of sixteen": ("NS302", False, lambda: micro(16)),
+    "Adam with float32 copies": ("NS312", False, lambda: with_master()),
+}  # fmt: skip
+
+
+class Pooled(nn.Module):
+    """The stream is one output, its normalized mean another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.Sequential(Block(), Block(), Block()), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.blocks(x)
+        return {"last_hidden_state": x, "pooler_output": self.norm(x.mean(1))}
+
+
+def zeros(share: int) -> Patient:
+    patient = conv(normalizer=nn.BatchNorm2d(100))
+    patient.model[0], patient.model[4] = nn.Conv2d(3, 100, 3, bias=False), nn.Linear(1600, 2)
+    with torch.no_grad():
+        patient.model[1].weight[:share] = 0
+    return patient
+
+
+def with_part(index: int, name: str, value: float) -> Patient:
+    patient = conv()
+    with torch.no_grad():
+        getattr(patient.model[index], name)[0, 0] = value
+    return patient
+
+
+def masked() -> Patient:
+    patient = conv()
+    patient.model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+    return patient
+
+
+def begun(steps: int) -> Patient:
+    """A network that has seen some batches, on data unlike them."""
+    patient = conv()
+    for _ in range(steps):
+        patient.model.train()(randn(64, 3, 6, 6))
+    patient.settings["data"] = randn(64, 3, 6, 6) * 20
+    return patient
+
+
+def decayed_inputs() -> Patient:
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4, bias=False))
+    groups = [{"params": [model[0].weight, model[1].weight], "weight_decay": 0.1}, {"params": [model[0].bias], "weight_decay": 0.0}]
+    return Patient(model, randn(2, 4), {"optimizer": torch.optim.AdamW(groups, lr=1e-3)})
+
+
+def micro(size: int) -> Patient:
+    patient = conv()
+    patient.settings["micro_batch"] = size
+    return patient
+
+
+def with_master() -> Patient:
+    patient = unmoved(torch.bfloat16, 1e-4)
+    optimizer = patient.settings["optimizer"]
+    for parameter in patient.model.parameters():
+        optimizer.state[parameter]["master"] = parameter.detach().float() * (1 + 2**-12)
+    return patient

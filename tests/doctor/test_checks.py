@@ -9,7 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.findings.catalogue import RULES
 from normscope.findings.table import NEEDS
-from tests.doctor.cases import CASES, Patient
+from tests.doctor.cases import CASES, FURTHER, Patient
 
 
 def rules(patient: Patient) -> set[str]:
@@ -29,6 +29,14 @@ def test_fires_on_the_bad_model(rule):
 @pytest.mark.parametrize("rule", CASES)
 def test_is_silent_on_the_near_miss(rule):
     assert rule not in rules(CASES[rule][1]())
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_cases(name):
+    rule, fires, make = FURTHER[name]
+    patient = make()
+    found = ns.doctor(patient.model, patient.example, select=[rule], **patient.settings)
+    assert rule in found.checked and bool(found) == fires
 
 
 @pytest.mark.quick(15)

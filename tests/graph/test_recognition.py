@@ -30,6 +30,9 @@ STANDARDIZED = {
     "unit vectors, clamped": lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-2),
     "layer norm": lambda x: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-3),
     "layer norm of a kept difference": lambda x: (lambda c: c * torch.rsqrt(c.pow(2).mean(-1, keepdim=True) + 1e-3))(x - mean(x)),
+    "layer norm of a difference written twice": lambda x: (
+        (x - mean(x)) * torch.rsqrt((x - mean(x)).pow(2).mean(-1, keepdim=True) + 1e-3)
+    ),
     "a standard deviation": lambda x: (x - mean(x)) / (x.std(-1, keepdim=True) + 1e-2),
     "with a learned scale": lambda x: torch.ones(4) * (x - mean(x)) / (x.std(-1, keepdim=True) + 1e-2),
 }

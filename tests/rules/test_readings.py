@@ -13,7 +13,18 @@ from normscope.graph.graph import Constant
 from normscope.graph.trace import trace
 from normscope.rules.affine import ConstantProduct, Linear
 from normscope.rules.normalizers import with_epsilon
-from normscope.rules.readings import Activation, Attention, LinearMap, Normalizer, Random, Reshaping, Scaling, Sum
+from normscope.rules.readings import (
+    Activation,
+    Attention,
+    LinearMap,
+    Normalizer,
+    Permuting,
+    Random,
+    Reshaping,
+    Scaling,
+    Softmax,
+    Sum,
+)
 from normscope.rules.registry import registry
 from tests.cases import RULE_CASES, VARIANTS, Function, randn
 
@@ -79,9 +90,30 @@ NAMED = {
     "gelu": (functional.gelu, Activation(kinked=False, relu_like=False, usual=True)),
     "exp": (torch.exp, Activation(kinked=False, relu_like=False, usual=False)),
     "reshape": (lambda x: x.reshape(1, 2, 2), Reshaping()),
-    "transpose": (lambda x: x.reshape(1, 2, 2).mT, None),
-    "softmax": (lambda x: x.softmax(-1), None),
+    "transpose": (lambda x: x.reshape(1, 2, 2).mT, Permuting()),
+    "slice": (lambda x: x[:, :2], None),
 }
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_has_its_input_and_axis(function):
+    node = trace(Function(lambda x: function(2 * x, 1)), randn(1, 4)).output
+    assert registry.reading(node, Softmax) == Softmax(node.input, 1)
+
+
+@pytest.mark.parametrize(
+    "function", [functional.relu, functional.relu6, functional.leaky_relu, functional.gelu, torch.tanh, torch.erf]
+)
+def test_an_activation_says_whether_it_is_bounded_and_off_below_zero(function):
+    x = torch.tensor([[-1e30, -1e6, -1.0, -1e-3, 1e30]], dtype=torch.float64)
+    read, values = registry.reading(trace(Function(function), x).output, Activation), function(x)
+    assert (read.bounded, read.off_below) == (bool(values.abs().max() < 10), bool((values[:, :4] == 0).all()))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_says_how_much_it_drops(rate):
+    graph = trace(nn.Sequential(nn.Dropout(rate), nn.ReLU()).train(), randn(1, 4), "train")
+    assert [read.rate for node in graph if (read := registry.reading(node, Random))] == [rate]
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -92,7 +92,13 @@ def _is_numerator(top: Any, scale: Scale) -> bool:
     """Whether `top` is what the scale belongs to: x itself, or x centered where the scale is a standard deviation."""
     if scale.kind == "layer":
         return isinstance(top, Node) and top.op == "center" and top.input is scale.of and top.args[1] == scale.axes
-    return top is scale.of
+    return top is scale.of or _centered_alike(top, scale.of)
+
+
+def _centered_alike(one: Any, other: Node) -> bool:
+    """Whether two nodes are the same difference from the mean, written twice."""
+    centered = isinstance(one, Node) and one.op == other.op == "center"
+    return centered and one.input is other.input and one.args[1] == other.args[1]
 
 
 def _scaled_numerator(top: Any, scale: Scale) -> Constant | None:
