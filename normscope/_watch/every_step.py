@@ -37,7 +37,7 @@ class Reading:
 
     step: int
     value: torch.Tensor
-    names: tuple[str, ...] | None = None  # of gradients
+    names: list[str] | None = None  # of gradients
     learning_rate: float = math.nan
 
 
@@ -55,6 +55,9 @@ class EveryStep:
         self.latest: tuple[int, torch.Tensor] | None = None  # the last step whose gradients were looked at
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._spent = 0.0
+        self._names: Sequence[str] = ()  # of the last gradients, which of them are of layers, and of which
+        self._known: list[int] = []
+        self._at: list[int] = []
         self._waiting: deque[Reading] = deque()  # on a device
         self._landing: tuple[list[Reading], torch.Tensor, Any] | None = None  # a copy under way, and the event that ends it
 
@@ -65,19 +68,29 @@ class EveryStep:
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], learning_rate: Any) -> None:
         """Of a step that is about to be made, as the optimizer is given them: after clipping and unscaling."""
         start = self.budget.clock()
-        found = {name: p.grad for name, p in parameters.items() if p.grad is not None and is_plain(p.grad)}
+        names, found = [], []
+        for name, parameter in parameters.items():
+            gradient = parameter.grad
+            if gradient is not None and (type(gradient) is torch.Tensor or is_plain(gradient)):
+                names.append(name)
+                found.append(gradient)
         if found:
             with unrecorded():
-                vector = norms([local(gradient) for gradient in found.values()])
+                vector = norms([local(gradient) for gradient in found])
             rate = float(learning_rate) if isinstance(learning_rate, (int, float)) else math.nan  # a tensor would have to be read
             self.latest = step, vector
-            self._read(Reading(step, vector, tuple(found), rate))
+            self._read(Reading(step, vector, names, rate))
         self._spent += self.budget.clock() - start
 
     def loss(self, step: int, value: Any) -> None:
-        given = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
-        if given.numel() == 1:
-            self._read(Reading(step, given.reshape(1)))
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(float(value), dtype=torch.float64)
+        if value.numel() != 1:
+            return
+        if value.device.type in HOST and not self._waiting:
+            self._judge_loss(step, value.item())
+        else:
+            self._read(Reading(step, value.detach().reshape(1)))
 
     def kept(self, after: int, before: int) -> list[dict[str, Any]]:
         """Rows of the last steps between these two that were not sampled."""
@@ -95,7 +108,7 @@ class EveryStep:
 
     def _read(self, reading: Reading) -> None:
         if reading.value.device.type in HOST and not self._waiting:
-            self._judge(reading, reading.value.double().numpy())
+            self._judge(reading, reading.value.numpy())
             return
         self._waiting.append(reading)
         if self._landing is not None:
@@ -122,25 +135,34 @@ class EveryStep:
         self._landing = readings, copied, event
 
     def _judge(self, reading: Reading, values: np.ndarray) -> None:
-        row: dict[str, Any]
         if reading.names is None:
-            self.losses_read += 1
-            row = {"loss": float(values[0]), "loss_given": True}
+            self._judge_loss(reading.step, float(values[0]))
         else:
             self.gradients_read += 1
-            row = self._of_gradients(reading.names, values) | {"learning_rate": reading.learning_rate}
-        kept = self._kept.setdefault(reading.step, {"step": reading.step, "time": time.time()})
-        kept |= row | {"losses_read": self.losses_read, "gradients_read": self.gradients_read}
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        for finding in self.chronicle.look({"step": reading.step, **row}):
+            row = self._of_gradients(reading.names, np.asarray(values, np.float64))
+            self._look(reading.step, row | {"learning_rate": reading.learning_rate})
+
+    def _judge_loss(self, step: int, loss: float) -> None:
+        self.losses_read += 1
+        self._look(step, {"loss": loss, "loss_given": True})
+
+    def _look(self, step: int, row: dict[str, Any]) -> None:
+        row["step"] = step
+        kept = self._kept.get(step)
+        if kept is None:
+            kept = self._kept[step] = {"time": time.time()}
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        kept.update(row, losses_read=self.losses_read, gradients_read=self.gradients_read)
+        for finding in self.chronicle.look(row):
             self.said(finding)
 
     def _of_gradients(self, names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
+        if names != self._names:  # seldom: the same parameters have gradients in every step
+            known = [index for index, name in enumerate(names) if name in self.places]
+            self._names, self._known, self._at = names, known, [self.places[names[index]] for index in known]
         held, seen = np.full(self.layers, np.nan), np.zeros(self.layers, bool)
-        for name, value in zip(names, values, strict=True):
-            if (place := self.places.get(name)) is not None:
-                held[place], seen[place] = value, True
+        held[self._at], seen[self._at] = values[self._known], True
         with np.errstate(all="ignore"):
-            total = float(np.sqrt(np.square(values).sum()))
+            total = math.sqrt(values @ values)
         return {"total_gradient_norm": total, "gradient_norm": held, "gradient_seen": seen}

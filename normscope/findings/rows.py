@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,8 @@ def loss_spike(at: At) -> Iterator[Hit]:
 
 def _usual(values: list[float]) -> tuple[float, float]:
     """Median, and the spread about it as a standard deviation."""
-    usual = float(np.median(values))
-    return usual, 1.4826 * float(np.median(np.abs(np.array(values) - usual)))
+    usual = median(values)
+    return usual, 1.4826 * median([abs(value - usual) for value in values])
 
 
 @rule(
@@ -101,12 +102,13 @@ def loss_diverged(at: At) -> Iterator[Hit]:
         history.only(False)
         return
     recent, first = history.recent("all losses", USUAL), history.kept["first loss"]
-    recent.add(int(row["step"]), row["loss"])
+    limit = first + (ABOVE - 1) * abs(first)
+    gone = recent.add(int(row["step"]), row["loss"])
+    above = history.kept["above"] = history.kept.get("above", 0) + (row["loss"] > limit) - sum(value > limit for value in gone)
     if len(recent) < FEWEST or recent.span < LEAST_SPAN:
         history.only(False)
         return
-    limit = first + (ABOVE - 1) * abs(first)
-    if 2 * sum(value > limit for value in recent.values) <= len(recent):  # that is, the median is not above it
+    if 2 * above <= len(recent):  # that is, the median is not above it
         return
     usual, spread = _usual(recent.values)
     if usual - first > ERRORS * 1.25 * spread / math.sqrt(history.kept["first losses"]):
@@ -123,14 +125,13 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
     """A gradient a hundred times its usual norm, or one that is not finite, throws the weights away from where training had
     brought them; with Adam it also spoils the second moments for hundreds of steps."""
     history, row = at
-    norms, total = history.metric(row, "gradient_norm"), float(row["total_gradient_norm"])
-    infinite = np.isinf(norms) | (np.isnan(norms) & np.asarray(row.get("gradient_seen", False)))
+    total = float(row["total_gradient_norm"])
     recent = history.recent("gradients")
-    typical = (
-        float(np.median(recent.values)) if len(recent) >= FEWEST and _due(history, row) else history.kept.get("typical", math.nan)
-    )
+    typical = median(recent.values) if len(recent) >= FEWEST and _due(history, row) else history.kept.get("typical", math.nan)
     history.kept["typical"] = typical
-    if infinite.any() or not math.isfinite(total):
+    if not math.isfinite(total):
+        norms = history.metric(row, "gradient_norm")
+        infinite = np.isinf(norms) | (np.isnan(norms) & np.asarray(row.get("gradient_seen", False)))
         places, seen = np.flatnonzero(infinite), int(np.count_nonzero(row.get("gradient_seen", np.isfinite(norms))))
         if 0 < len(places) < seen:  # what is not finite flows from the loss to the first layer
             message = f"the gradient is not finite in {len(places)} of {seen} layers, of which this is the one nearest to the loss"
@@ -140,6 +141,7 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
             yield Hit("", f"the gradient is not finite{which}", {"total_gradient_norm": total})
         return
     if 0 < EXPLOSION * typical < total:  # where it was zero, nothing is usual
+        norms = history.metric(row, "gradient_norm")
         most = history.names[int(np.nanargmax(norms))] if np.isfinite(norms).any() else ""
         place = history.kept.setdefault("exploding", most)  # where it began, as long as it lasts
         message = f"the gradient's norm is {total:.3g}, {total / typical:.0f} times what it usually is"
