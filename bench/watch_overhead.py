@@ -3,11 +3,11 @@
     python -m bench watch_overhead
 
 Three copies of one training take turns step by step, in an order that changes: two plain ones, whose ratio shows what the
-measurement itself is worth (A/A), and a watched one. Time is the CPU time of all threads of the process, so other work on the machine
-does not count; the recorder's writer is waited for before the next copy's turn. The budget is kept in the same time. Ratios are
-medians over segments of several seconds, each with a 95 % bootstrap interval, and ratios of the whole time beside them. Steady state
-is as after 10,000 steps: short trainings have some samples and readings beyond the budget (docs/watch.md).
-SECONDS_EACH and CASES (names that contain it) in the environment make it longer or shorter.
+measurement itself is worth (A/A), and a watched one. Time is the CPU time of all threads of the process, so other work on the
+machine does not count; the recorder's writer is waited for before the next copy's turn. The budget is kept in the same time.
+Ratios are medians over segments of several seconds, each with a 95 % bootstrap interval, and ratios of the whole time beside
+them. Steady state is as after 10,000 steps: short trainings have some samples and readings beyond the budget (docs/watch.md).
+SECONDS_EACH and CASES (a part of a name) in the environment make it longer or shorter.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Training:
         self.active, self.since = 0.0, None
         self.observe: Callable[[], None] = lambda: None  # before the optimizer's step
         self.recorder: ns.Watch | None = None
+        self.handed = 0  # samples, to the writer
 
     def clock(self) -> float:
         return self.active + (0.0 if self.since is None else time.thread_time() - self.since)
@@ -89,8 +90,8 @@ class Training:
         if self.recorder is not None:
             self.recorder.step(loss=loss)
         self.active, self.since = self.active + time.thread_time() - self.since, None
-        if self.recorder is not None and self.recorder.writer is not None:
-            written = threading.Event()
+        if self.recorder is not None and self.recorder.writer is not None and self.handed != self.recorder.sampled_steps:
+            self.handed, written = self.recorder.sampled_steps, threading.Event()
             self.recorder.writer._waiting.put(written.set)
             written.wait()
         return time.process_time() - start
@@ -167,7 +168,7 @@ def _go_on(recorder: ns.Watch) -> None:
 
 def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[float, Ratio]:
     """Seconds of a plain step, and the ratio in steady state; prints the rest."""
-    plain, control, watched = trainings = [Training(make, shape) for _ in range(3)]
+    _, _, watched = trainings = [Training(make, shape) for _ in range(3)]
     one_step(trainings, 3)
     watched.watch()
     recorder = watched.recorder
@@ -183,8 +184,8 @@ def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[flo
     steady = Ratio.of(ours, ratios)
     print(f"  plain step {1000 * step:.2f} ms; A/A {Ratio.of(other, ratios)}")
     print(
-        f"  steady state {steady}, accounted {1 + summary['overhead']:.4f}; {summary['sampled_steps'] - 50} samples, gradients read "
-        f"in {summary['gradients_read']} of {summary['steps']} steps"
+        f"  steady state {steady}, accounted {1 + summary['overhead']:.4f}; {summary['sampled_steps'] - recorder.budget.dense} "
+        f"samples, gradients read in {summary['gradients_read']} of {summary['steps']} steps"
     )
     print(f"  dense first phase {Ratio.of(dense[2], dense[0])}, set-up {summary['setup_seconds']:.2f} s", flush=True)
     return step, steady

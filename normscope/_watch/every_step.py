@@ -11,7 +11,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from normscope.findings.rows import STEP_RULES
 
 HOST = ("cpu",)  # devices whose numbers can be read without waiting
 KEPT = 50  # steps, for when something happens
+CALM = 8  # readings on the host that are judged together
 TOGETHER = 32  # readings that are copied from an accelerator at once
 SHARE, FREE = 0.5, 1.0  # of the budget, that looking at gradients may take, and seconds of it in any case
 
@@ -39,10 +40,15 @@ class Reading:
     value: torch.Tensor
     names: list[str] | None = None  # of gradients
     learning_rate: float = math.nan
+    time: float = field(default_factory=time.time)
 
 
 class EveryStep:
-    """Judges each reading as soon as it is on the host. said: gets what begins or ends to hold, in the order of steps."""
+    """Judges the readings in their order. said: gets what begins or ends to hold.
+
+    On the host one is judged at once where it is not finite or above all of its kind that were judged last, else some together,
+    which is cheaper. So a jump is found at its step, and a slow change some steps late, with the step at which it began.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None],
@@ -58,6 +64,8 @@ class EveryStep:
         self._names: Sequence[str] = ()  # of the last gradients, which of them are of layers, and of which
         self._known: list[int] = []
         self._at: list[int] = []
+        self._calm: list[tuple[Reading, np.ndarray]] = []  # on the host, not judged yet
+        self._highest: dict[bool, float] = {}  # of the losses, and of the gradients, that were judged last
         self._waiting: deque[Reading] = deque()  # on a device
         self._landing: tuple[list[Reading], torch.Tensor, Any] | None = None  # a copy under way, and the event that ends it
 
@@ -87,17 +95,25 @@ class EveryStep:
             value = torch.tensor(float(value), dtype=torch.float64)
         if value.numel() != 1:
             return
-        if value.device.type in HOST and not self._waiting:
-            self._judge_loss(step, value.item())
-        else:
-            self._read(Reading(step, value.detach().reshape(1)))
+        self._read(Reading(step, value.detach().reshape(1)))
 
     def kept(self, after: int, before: int) -> list[dict[str, Any]]:
         """Rows of the last steps between these two that were not sampled."""
+        self.catch_up()
         return [row for step, row in self._kept.items() if after < step < before]
+
+    def catch_up(self) -> None:
+        """Judge all that is on the host."""
+        calm, self._calm = self._calm, []
+        highest: dict[bool, float] = {}
+        for reading, values in calm:
+            size, of_loss = self._judge(reading, values), reading.names is None
+            highest[of_loss] = max(size, highest.get(of_loss, -math.inf))
+        self._highest |= highest
 
     def finish(self) -> None:
         """Wait for what is still on a device: training is over."""
+        self.catch_up()
         if self._landing is not None:
             readings, _, _ = self._landing
             self._waiting.extendleft(reversed(readings))
@@ -107,9 +123,15 @@ class EveryStep:
             self._judge(reading, reading.value.double().cpu().numpy())
 
     def _read(self, reading: Reading) -> None:
-        if reading.value.device.type in HOST and not self._waiting:
-            self._judge(reading, reading.value.numpy())
+        if reading.value.device.type in HOST and not self._waiting and self._landing is None:
+            values = reading.value.numpy() if reading.names is not None else np.array([reading.value.item()])  # it may change
+            self._calm.append((reading, values))
+            size = math.sqrt(values @ values) if reading.names is not None else values[0]
+            calm = size <= self._highest.get(reading.names is None, -math.inf)
+            if not calm or len(self._calm) >= CALM or self.budget.dense_now:
+                self.catch_up()
             return
+        self.catch_up()
         self._waiting.append(reading)
         if self._landing is not None:
             readings, copied, event = self._landing
@@ -134,28 +156,26 @@ class EveryStep:
         event.record()
         self._landing = readings, copied, event
 
-    def _judge(self, reading: Reading, values: np.ndarray) -> None:
+    def _judge(self, reading: Reading, values: np.ndarray) -> float:
+        """The loss, or the norm of all gradients."""
+        row: dict[str, Any] = {"step": reading.step}
         if reading.names is None:
-            self._judge_loss(reading.step, float(values[0]))
+            self.losses_read += 1
+            size = float(values[0])
+            row |= {"loss": size, "loss_given": True}
         else:
             self.gradients_read += 1
-            row = self._of_gradients(reading.names, np.asarray(values, np.float64))
-            self._look(reading.step, row | {"learning_rate": reading.learning_rate})
-
-    def _judge_loss(self, step: int, loss: float) -> None:
-        self.losses_read += 1
-        self._look(step, {"loss": loss, "loss_given": True})
-
-    def _look(self, step: int, row: dict[str, Any]) -> None:
-        row["step"] = step
-        kept = self._kept.get(step)
+            row |= self._of_gradients(reading.names, np.asarray(values, np.float64))
+            row["learning_rate"], size = reading.learning_rate, row["total_gradient_norm"]
+        kept = self._kept.get(reading.step)
         if kept is None:
-            kept = self._kept[step] = {"time": time.time()}
+            kept = self._kept[reading.step] = {"time": reading.time}
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         kept.update(row, losses_read=self.losses_read, gradients_read=self.gradients_read)
         for finding in self.chronicle.look(row):
             self.said(finding)
+        return size
 
     def _of_gradients(self, names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
         if names != self._names:  # seldom: the same parameters have gradients in every step

@@ -83,7 +83,9 @@ class History:
 
     def recent(self, name: str, window: int = WINDOW) -> Recent:
         """The values that a rule has added under this name."""
-        return self._recent.setdefault(name, Recent(window))
+        if name not in self._recent:
+            self._recent[name] = Recent(window)
+        return self._recent[name]
 
     def metric(self, row: Row, name: str) -> np.ndarray:
         values = row.get(name)
