@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -95,7 +96,8 @@ def _usual(values: list[float]) -> tuple[float, float]:
 )  # fmt: skip
 def loss_diverged(at: At) -> Iterator[Hit]:
     """A training whose median loss over 50 steps lies a tenth above that of its first ones, and three standard errors of it so
-    that the noise of batches does not count, has unlearned more than it learned.
+    that the noise of batches does not count, has unlearned more than it learned. Noise is what differs from one loss to the next,
+    so that a steady rise does not hide itself.
     The learning rate is the first suspect: beyond 2 over the curvature each step makes the loss larger."""
     history, row = at
     if not math.isfinite(row["loss"]) or "first loss" not in history.kept:
@@ -110,8 +112,9 @@ def loss_diverged(at: At) -> Iterator[Hit]:
         return
     if 2 * above <= len(recent):  # that is, the median is not above it
         return
-    usual, spread = _usual(recent.values)
-    if usual - first > ERRORS * 1.25 * spread / math.sqrt(history.kept["first losses"]):
+    usual = median(recent.values)
+    noise = 1.4826 / math.sqrt(2) * median(abs(right - left) for left, right in pairwise(recent.values))
+    if usual - first > ERRORS * 1.25 * noise / math.sqrt(history.kept["first losses"]):
         yield Hit("", f"the loss is {usual:.3g}, above the {first:.3g} that training began with", {"loss": usual, "first": first})
 
 
