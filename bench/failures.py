@@ -4,7 +4,8 @@
 
 Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
-that are right, at a layer that is right, with a first step in the window.
+that are right, at a layer that is right, with a first step in the window. A rank that diverges needs two processes: it is planted in
+tests/watch/test_distributed.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEEDS = (21,)
+SEEDS = (22,)
 
 
 class Block(nn.Module):
@@ -80,11 +81,13 @@ class Training:
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
-        self.model = convolutional() if self.kind == "cnn" else Transformer(self.kind == "gpt")
-        self.model.to(self.dtype)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=self.decay)
+        self.use(convolutional() if self.kind == "cnn" else Transformer(self.kind == "gpt"))
         self.data = torch.Generator().manual_seed(self.seed)
         self.means = torch.randn(CLASSES, 12 if self.kind == "vit" else 3, generator=self.data)
+
+    def use(self, model: nn.Module) -> None:
+        self.model = model.to(self.dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=self.decay)
 
     def loss(self) -> Tensor:
         if self.kind == "gpt":  # each token follows from the one before, with some noise
@@ -153,12 +156,9 @@ def _massive(training: Training, step: int) -> None:
             training.model.blocks[0].down.bias[3] += 20.0
 
 
-def _later(rate: float) -> Change:
-    def change(training: Training, step: int) -> None:
-        for group in training.optimizer.param_groups:
-            group["lr"] = rate if step >= BEGIN else training.rate
-
-    return change
+def _tenfold(training: Training, step: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["lr"] = training.rate * (10 if step >= BEGIN else 1)
 
 
 def _nan(training: Training, step: int, loss: Tensor) -> Tensor:
@@ -171,6 +171,20 @@ def _bad_batch(training: Training, step: int, loss: Tensor) -> Tensor:
 
 def _half(kind: str, seed: int) -> Training:
     return Training(kind, seed, dtype=torch.bfloat16, rate=1e-4)
+
+
+def _fast(kind: str, seed: int) -> Training:
+    """At a rate that still trains and of which ten times breaks it, as seed 11 showed. The ViT has none: ten times 1e-2 still trains
+    it, and 3e-2 is too high by itself."""
+    return Training(kind, seed, rate=1e-2)
+
+
+def _deep(kind: str, seed: int) -> Training:
+    """Twelve layers with sigmoids and without normalizers."""
+    training = Training(kind, seed)
+    layers = [module for _ in range(12) for module in (nn.Conv2d(16, 16, 3, padding=1), nn.Sigmoid())]
+    training.use(nn.Sequential(nn.Conv2d(3, 16, 1), *layers, nn.Flatten(), nn.Linear(16 * 64, CLASSES)))
+    return training
 
 
 def _pairs(kind: str, seed: int) -> Training:
@@ -186,7 +200,8 @@ EXPLODED = ("NS403", "NS511", "NS516")
 FAILURES = {
     "NaN at a step": Failure(ALL, ("NS501", "NS504"), (BEGIN, BEGIN + 1), bend=_nan),
     "bad batch": Failure(ALL, ("NS502", "NS504"), (BEGIN, BEGIN + 1), bend=_bad_batch),
-    "learning rate 1000 times too high": Failure(ALL, DIVERGED, (BEGIN, STEPS), change=_later(1.0)),
+    "learning rate ten times too high": Failure(("gpt", "cnn"), DIVERGED, (BEGIN, STEPS), change=_tenfold, make=_fast),
+    "vanishing through depth": Failure(("cnn",), ("NS505",), (1, 20), make=_deep, layer={"cnn": "0"}),
     "one exploding layer": Failure(ALL, EXPLODED, (BEGIN, STEPS), change=_grow, layer=MIDDLE),
     "dead ReLUs": Failure(ALL, ("NS507",), (BEGIN, BEGIN + 20), change=_kill, layer=RECTIFIER),
     "γ frozen by bfloat16": Failure(("gpt", "vit"), ("NS510",), (1, 60), make=_half),

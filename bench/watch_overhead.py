@@ -1,7 +1,13 @@
-"""What `ns.watch` costs: the budget against the wall clock, one fully sampled step against a plain one, and a naive recorder.
+"""What `ns.watch` costs: in steady state, in its dense first phase, for one sampled step, and beside a naive recorder.
 
-Two copies of one training, interleaved step by step or segment by segment on the same machine; ratios of medians, with
-bootstrap intervals. SECONDS and REPEATS in the environment make it longer or shorter.
+    python -m bench watch_overhead
+
+Three copies of one training take turns step by step, in an order that changes: two plain ones, whose ratio shows what the
+measurement itself is worth (A/A), and a watched one. Time is the CPU time of all threads of the process, so other work on the
+machine does not count; the recorder's writer is waited for before the next copy's turn. The budget is kept in the same time.
+Ratios are medians over segments of several seconds, each with a 95 % bootstrap interval, and ratios of the whole time beside
+them. Steady state is as after 10,000 steps: short trainings have some samples and readings beyond the budget (docs/watch.md).
+SECONDS_EACH and CASES (a part of a name) in the environment make it longer or shorter.
 """
 
 from __future__ import annotations
@@ -9,8 +15,10 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +26,17 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
+from bench.failures import convolutional
+from normscope._watch.budget import GROWTH
 from normscope._watch.columns import schema
+from normscope._watch.every_step import FREE
 from normscope._watch.store import Writer
 from normscope.lab.models import mlp, resnet18
 
-SECONDS = float(os.environ.get("SECONDS_EACH", "120"))  # of each budgeted training
-REPEATS = int(os.environ.get("REPEATS", "12"))  # of each sampled step
-SEGMENT = 4.0  # seconds between changes from one copy to the other
-
-
-def transformer() -> nn.Module:
-    """Twelve pre-norm encoder layers of width 256 on 64 tokens."""
-    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
-    return nn.Sequential(
-        nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.LayerNorm(256), Mean(), nn.Linear(256, 10)
-    )
+SECONDS = float(os.environ.get("SECONDS_EACH", "60"))  # of CPU, of each copy in steady state
+SEGMENT = float(os.environ.get("SEGMENT", "4"))  # seconds of each copy
+LATER = 10_000  # steps, of which steady state is measured after
+PROMISE, LEAST_STEP = 1.01, 0.02  # in steady state, for steps of so many seconds
 
 
 class Mean(nn.Module):
@@ -40,16 +44,26 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
+def transformer(layers: int, width: int) -> nn.Module:
+    """Pre-norm encoder layers: residual streams, attention and blocks are all measured."""
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return nn.Sequential(encoder, nn.LayerNorm(width), Mean(), nn.Linear(width, 10))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "ResNet-18, 3x32x32, batch 128, small stem": (lambda: resnet18(10, stem="small"), (128, 3, 32, 32)),
-    "ResNet-18, 3x32x32, batch 128, imagenet stem": (lambda: resnet18(10), (128, 3, 32, 32)),
-    "transformer, 12 layers": (transformer, (16, 64, 256)),
-    "MLP, 100 layers of 512": (lambda: mlp(512, 100, 512, normalizer="batch"), (128, 512)),
+    "MLP, 4 layers of 64, batch 32": (lambda: mlp(64, 4, 32, normalizer="batch"), (32, 32)),
+    "CNN, 3 layers, batch 16": (convolutional, (16, 3, 8, 8)),
+    "transformer, 4 layers of 64, batch 8 x 32": (lambda: transformer(4, 64), (8, 32, 64)),
+    "transformer, 6 layers of 128, batch 8 x 64": (lambda: transformer(6, 128), (8, 64, 128)),
+    "transformer, 12 layers of 256, batch 4 x 64": (lambda: transformer(12, 256), (4, 64, 256)),
+    "ResNet-18, batch 8 x 3 x 32 x 32": (lambda: resnet18(10, stem="small"), (8, 3, 32, 32)),
+    "MLP, 100 layers of 512, batch 128": (lambda: mlp(512, 100, 512, normalizer="batch"), (128, 512)),
 }
 
 
 class Training:
-    """One copy of a training, with a clock that runs only while it does."""
+    """One copy of a training, with clocks of CPU time that run only while it does."""
 
     def __init__(self, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
         torch.manual_seed(0)
@@ -57,38 +71,46 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         generator = torch.Generator().manual_seed(1)
         self.x, self.y = torch.randn(shape, generator=generator), torch.randint(10, shape[:1], generator=generator)
+        self.y %= self.model(self.x[:2]).shape[-1]
         self.active, self.since = 0.0, None
-        self.after_backward: Callable[[], None] = lambda: None
+        self.observe: Callable[[], None] = lambda: None  # before the optimizer's step
+        self.recorder: ns.Watch | None = None
+        self.handed = 0  # samples, to the writer
 
     def clock(self) -> float:
-        return self.active + (0.0 if self.since is None else time.perf_counter() - self.since)
+        return self.active + (0.0 if self.since is None else time.thread_time() - self.since)
 
     def step(self) -> float:
-        self.since = start = time.perf_counter()
+        start, self.since = time.process_time(), time.thread_time()
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
-        self.after_backward()
+        loss = nn.functional.cross_entropy(self.model(self.x), self.y)
+        loss.backward()
+        self.observe()
         self.optimizer.step()
-        seconds = time.perf_counter() - start
-        self.active, self.since = self.active + seconds, None
-        return seconds
+        if self.recorder is not None:
+            self.recorder.step(loss=loss)
+        self.active, self.since = self.active + time.thread_time() - self.since, None
+        if self.recorder is not None and self.recorder.writer is not None and self.handed != self.recorder.sampled_steps:
+            self.handed, written = self.recorder.sampled_steps, threading.Event()
+            self.recorder.writer._waiting.put(written.set)
+            written.wait()
+        return time.process_time() - start
 
-    def watch(self, **options) -> ns.Watch:
-        watch = ns.watch(self.model, self.optimizer, tempfile.mkdtemp(), quiet=True, **options)
-        watch.budget.clock = self.clock
-        watch.budget.started = self.clock()
-        return watch
+    def watch(self, **options) -> None:
+        self.recorder = ns.watch(self.model, self.optimizer, tempfile.mkdtemp(), quiet=True, **options)
+        self.recorder.budget.clock = self.clock
+        self.recorder.budget.started = self.clock()
 
 
 class Naive:
-    """What one writes by hand: a `.item()` a tensor and statistic, and an exact SVD a weight."""
+    """What one writes by hand: a `.item()` per tensor and statistic, and an exact SVD per weight."""
 
     def __init__(self, training: Training) -> None:
         self.model, self.found = training.model, {}
         for name, module in self.model.named_modules():
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.ReLU)):
                 module.register_forward_pre_hook(lambda module, args, name=name: self.look(name, args[0]))
-        training.after_backward = self.weights
+        training.observe = self.weights
 
     def look(self, name: str, x: Tensor) -> None:
         x = x.detach()
@@ -101,57 +123,84 @@ class Naive:
                 self.found[name] = [norm, parameter.norm().item(), parameter.grad.norm().item()]
 
 
-def interval(left: list[float], right: list[float], average=np.median) -> tuple[float, float, float]:
-    """average(left)/average(right) and its 95 % bootstrap interval, pairs drawn together."""
-    pairs, random = np.array([left, right]), np.random.default_rng(0)
-    draws = pairs[:, random.integers(len(left), size=(2000, len(left)))]
-    low, high = np.quantile(average(draws[0], 1) / average(draws[1], 1), [0.025, 0.975])
-    return float(average(pairs[0], 0) / average(pairs[1], 0)), float(low), float(high)
+@dataclass(frozen=True)
+class Ratio:
+    """median: of the segments' ratios, with its interval. total: of all time."""
+
+    median: float
+    low: float
+    high: float
+    total: float
+
+    @staticmethod
+    def of(left: list[float], right: list[float]) -> Ratio:
+        ratios = np.array(left) / np.array(right)
+        draws = ratios[np.random.default_rng(0).integers(len(ratios), size=(2000, len(ratios)))]
+        low, high = np.quantile(np.median(draws, 1), [0.025, 0.975])
+        return Ratio(float(np.median(ratios)), float(low), float(high), sum(left) / sum(right))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4f} ({self.low:.4f} to {self.high:.4f}; of all time {self.total:.4f})"
 
 
-def sampled_step(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    plain, watched, naive = (Training(make, shape) for _ in range(3))
-    watch = watched.watch(every=1)
-    Naive(naive)
-    times: dict[str, list[float]] = {"plain": [], "watched": [], "naive": []}
-    for repeat in range(REPEATS + 2):
-        for name, training in (("plain", plain), ("watched", watched), ("naive", naive)):
-            if name == "naive" and repeat > 3:
-                continue  # it takes too long to repeat it often
-            seconds = training.step()
-            if repeat >= 2:
-                times[name].append(seconds)
-    watch.close()
-    ratio, low, high = interval(times["watched"], times["plain"])
-    slow = statistics.median(times["naive"]) / statistics.median(times["plain"])
-    extra = f"{ratio - 1:+.3f} of a plain step (95 % {low - 1:+.3f} to {high - 1:+.3f})"
-    print(f"  every step sampled: {extra}; naive recorder {slow - 1:+.2f}", flush=True)
+def in_turns(trainings: list[Training], seconds: float, round_number: int) -> list[float]:
+    """One segment: steps in turns until each copy has taken so long. Per copy, all of its time."""
+    spent = [0.0] * len(trainings)
+    while not all(spent) or min(spent) < seconds:
+        for place in range(len(trainings)):
+            which = (place + round_number) % len(trainings)
+            spent[which] += trainings[which].step()
+        round_number += 1
+    return spent
 
 
-def budgeted(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    plain, watched = (Training(make, shape) for _ in range(2))
-    watch = watched.watch()
-    for training in (plain, watched):
-        for _ in range(2):
-            training.step()
-    left, right = [], []
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < 2 * SECONDS:
-        start, pair = time.perf_counter(), (0.0, 0.0)
-        steps = 0
-        while time.perf_counter() - start < SEGMENT or steps < 2:
-            pair = pair[0] + watched.step(), pair[1] + plain.step()
-            steps += 1
-        left.append(pair[0] / steps)
-        right.append(pair[1] / steps)
-    summary = watch.summary()
-    watch.close()
-    bounds = interval(left, right, np.mean)
+def one_step(trainings: list[Training], steps: int) -> list[list[float]]:
+    times = [in_turns(trainings, 0.0, number) for number in range(steps)]
+    return [list(column) for column in zip(*times, strict=True)]
+
+
+def _go_on(recorder: ns.Watch) -> None:
+    """Tell it that LATER steps have passed: what it allows itself beyond its budget in short trainings is used up."""
+    recorder.budget.begun -= LATER
+    recorder.budget._latest = (LATER + recorder.budget.dense) * GROWTH
+    recorder.every._spent = FREE
+
+
+def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[float, Ratio]:
+    """Seconds of a plain step, and the ratio in steady state; prints the rest."""
+    _, _, watched = trainings = [Training(make, shape) for _ in range(3)]
+    one_step(trainings, 3)
+    watched.watch()
+    recorder = watched.recorder
+    one_step(trainings, 1)  # the first sample is the set-up
+    dense = one_step(trainings, recorder.budget.dense - 1)
+    _go_on(recorder)
+    segments = []
+    while sum(segment[0] for segment in segments) < SECONDS:
+        segments.append(in_turns(trainings, SEGMENT, len(segments)))
+    ours, other, ratios = [segment[2] for segment in segments], [segment[1] for segment in segments], [s[0] for s in segments]
+    summary, step = recorder.summary(), statistics.median(dense[0])
+    recorder.close()
+    steady = Ratio.of(ours, ratios)
+    print(f"  plain step {1000 * step:.2f} ms; A/A {Ratio.of(other, ratios)}")
     print(
-        f"  budget 1 %: accounted {100 * summary['overhead']:.2f} %, {summary['sampled_steps']} of {summary['steps']} steps "
-        f"sampled, set-up {summary['setup_seconds']:.1f} s; wall clock {bounds[0]:.4f} (95 % {bounds[1]:.4f} to {bounds[2]:.4f})",
-        flush=True,
+        f"  steady state {steady}, accounted {1 + summary['overhead']:.4f}; {summary['sampled_steps'] - recorder.budget.dense} "
+        f"samples, gradients read in {summary['gradients_read']} of {summary['steps']} steps"
     )
+    print(f"  dense first phase {Ratio.of(dense[2], dense[0])}, set-up {summary['setup_seconds']:.2f} s", flush=True)
+    return step, steady
+
+
+def sampled_step(make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int = 12) -> None:
+    plain, watched, naive = trainings = [Training(make, shape) for _ in range(3)]
+    watched.watch(every=1)
+    Naive(naive)
+    one_step(trainings, 2)
+    times = one_step(trainings, 2)
+    slow = statistics.median(times[2]) / statistics.median(times[0])
+    times = one_step([plain, watched], repeats)
+    watched.recorder.close()
+    print(f"  every step sampled {Ratio.of(times[1], times[0])}; naive recorder {slow:.2f}", flush=True)
 
 
 def storage(rows: int = 2000, layers: int = 500) -> None:
@@ -176,18 +225,26 @@ def storage(rows: int = 2000, layers: int = 500) -> None:
     ns.load_run(path).matrix("spectral_norm")
     opened = time.perf_counter() - start
     print(
-        f"storage, {layers} layers: {1000 * statistics.median(times):.2f} ms a flush "
+        f"storage, {layers} layers: {1000 * statistics.median(times):.2f} ms per flush "
         f"(99 %: {1000 * np.quantile(times, 0.99):.2f}), "
         f"{size / rows * 1e4 / 1e6:.0f} MB for 10,000 steps, first figure's data of {rows} rows after {opened:.2f} s"
     )
 
 
 def main() -> None:
-    storage()
-    for name, (make, shape) in CASES.items():
+    torch.set_num_threads(1)
+    wanted = os.environ.get("CASES", "")
+    chosen = {name: case for name, case in CASES.items() if wanted in name}
+    if not wanted:
+        storage()
+    kept, long = 0, 0
+    for name, case in chosen.items():
         print(name, flush=True)
-        sampled_step(make, shape)
-        budgeted(make, shape)
+        step, steady = measured(*case)
+        sampled_step(*case)
+        long += step >= LEAST_STEP
+        kept += step >= LEAST_STEP and steady.median <= PROMISE
+    print(f"steady state at most {PROMISE:g} in the median: {kept} of {long} cases with steps of {1000 * LEAST_STEP:g} ms or more")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from normscope.core.errors import InputError
 
@@ -56,6 +57,19 @@ class Budget:
             if once:
                 self._of_sample -= seconds
             if self._depth == 0:
+                self.charge(seconds)
+                self._of_sample += seconds
+
+    def measure(self, function: Callable[..., None], *args: Any) -> None:
+        """Call it; its time counts as with `charged`, for what is called many times in a step."""
+        self._depth += 1
+        start = self.clock()
+        try:
+            function(*args)
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                seconds = self.clock() - start
                 self.charge(seconds)
                 self._of_sample += seconds
 

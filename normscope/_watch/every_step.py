@@ -11,7 +11,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from normscope.findings.rows import STEP_RULES
 
 HOST = ("cpu",)  # devices whose numbers can be read without waiting
 KEPT = 50  # steps, for when something happens
+CALM = 8  # readings on the host that are judged together
 TOGETHER = 32  # readings that are copied from an accelerator at once
 SHARE, FREE = 0.5, 1.0  # of the budget, that looking at gradients may take, and seconds of it in any case
 
@@ -37,12 +38,17 @@ class Reading:
 
     step: int
     value: torch.Tensor
-    names: tuple[str, ...] | None = None  # of gradients
+    names: list[str] | None = None  # of gradients
     learning_rate: float = math.nan
+    time: float = field(default_factory=time.time)
 
 
 class EveryStep:
-    """Judges each reading as soon as it is on the host. said: gets what begins or ends to hold, in the order of steps."""
+    """Judges the readings in their order. said: gets what begins or ends to hold.
+
+    On the host one is judged at once where it is not finite or above all of its kind that were judged last, else some together,
+    which is cheaper. So a jump is found at its step, and a slow change some steps late, with the step at which it began.
+    """
 
     def __init__(
         self, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None],
@@ -55,6 +61,11 @@ class EveryStep:
         self.latest: tuple[int, torch.Tensor] | None = None  # the last step whose gradients were looked at
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._spent = 0.0
+        self._names: Sequence[str] = ()  # of the last gradients, which of them are of layers, and of which
+        self._known: list[int] = []
+        self._at: list[int] = []
+        self._calm: list[tuple[Reading, np.ndarray]] = []  # on the host, not judged yet
+        self._highest: dict[bool, float] = {}  # of the losses, and of the gradients, that were judged last
         self._waiting: deque[Reading] = deque()  # on a device
         self._landing: tuple[list[Reading], torch.Tensor, Any] | None = None  # a copy under way, and the event that ends it
 
@@ -65,26 +76,44 @@ class EveryStep:
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], learning_rate: Any) -> None:
         """Of a step that is about to be made, as the optimizer is given them: after clipping and unscaling."""
         start = self.budget.clock()
-        found = {name: p.grad for name, p in parameters.items() if p.grad is not None and is_plain(p.grad)}
+        names, found = [], []
+        for name, parameter in parameters.items():
+            gradient = parameter.grad
+            if gradient is not None and (type(gradient) is torch.Tensor or is_plain(gradient)):
+                names.append(name)
+                found.append(gradient)
         if found:
             with unrecorded():
-                vector = norms([local(gradient) for gradient in found.values()])
+                vector = norms([local(gradient) for gradient in found])
             rate = float(learning_rate) if isinstance(learning_rate, (int, float)) else math.nan  # a tensor would have to be read
             self.latest = step, vector
-            self._read(Reading(step, vector, tuple(found), rate))
+            self._read(Reading(step, vector, names, rate))
         self._spent += self.budget.clock() - start
 
     def loss(self, step: int, value: Any) -> None:
-        given = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
-        if given.numel() == 1:
-            self._read(Reading(step, given.reshape(1)))
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(float(value), dtype=torch.float64)
+        if value.numel() != 1:
+            return
+        self._read(Reading(step, value.detach().reshape(1)))
 
     def kept(self, after: int, before: int) -> list[dict[str, Any]]:
         """Rows of the last steps between these two that were not sampled."""
+        self.catch_up()
         return [row for step, row in self._kept.items() if after < step < before]
+
+    def catch_up(self) -> None:
+        """Judge all that is on the host."""
+        calm, self._calm = self._calm, []
+        highest: dict[bool, float] = {}
+        for reading, values in calm:
+            size, of_loss = self._judge(reading, values), reading.names is None
+            highest[of_loss] = max(size, highest.get(of_loss, -math.inf))
+        self._highest |= highest
 
     def finish(self) -> None:
         """Wait for what is still on a device: training is over."""
+        self.catch_up()
         if self._landing is not None:
             readings, _, _ = self._landing
             self._waiting.extendleft(reversed(readings))
@@ -94,9 +123,15 @@ class EveryStep:
             self._judge(reading, reading.value.double().cpu().numpy())
 
     def _read(self, reading: Reading) -> None:
-        if reading.value.device.type in HOST and not self._waiting:
-            self._judge(reading, reading.value.double().numpy())
+        if reading.value.device.type in HOST and not self._waiting and self._landing is None:
+            values = reading.value.numpy() if reading.names is not None else np.array([reading.value.item()])  # it may change
+            self._calm.append((reading, values))
+            size = math.sqrt(values @ values) if reading.names is not None else values[0]
+            calm = size <= self._highest.get(reading.names is None, -math.inf)
+            if not calm or len(self._calm) >= CALM or self.budget.dense_now:
+                self.catch_up()
             return
+        self.catch_up()
         self._waiting.append(reading)
         if self._landing is not None:
             readings, copied, event = self._landing
@@ -121,26 +156,33 @@ class EveryStep:
         event.record()
         self._landing = readings, copied, event
 
-    def _judge(self, reading: Reading, values: np.ndarray) -> None:
-        row: dict[str, Any]
+    def _judge(self, reading: Reading, values: np.ndarray) -> float:
+        """The loss, or the norm of all gradients."""
+        row: dict[str, Any] = {"step": reading.step}
         if reading.names is None:
             self.losses_read += 1
-            row = {"loss": float(values[0]), "loss_given": True}
+            size = float(values[0])
+            row |= {"loss": size, "loss_given": True}
         else:
             self.gradients_read += 1
-            row = self._of_gradients(reading.names, values) | {"learning_rate": reading.learning_rate}
-        kept = self._kept.setdefault(reading.step, {"step": reading.step, "time": time.time()})
-        kept |= row | {"losses_read": self.losses_read, "gradients_read": self.gradients_read}
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        for finding in self.chronicle.look({"step": reading.step, **row}):
+            row |= self._of_gradients(reading.names, np.asarray(values, np.float64))
+            row["learning_rate"], size = reading.learning_rate, row["total_gradient_norm"]
+        kept = self._kept.get(reading.step)
+        if kept is None:
+            kept = self._kept[reading.step] = {"time": reading.time}
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        kept.update(row, losses_read=self.losses_read, gradients_read=self.gradients_read)
+        for finding in self.chronicle.look(row):
             self.said(finding)
+        return size
 
     def _of_gradients(self, names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
+        if names != self._names:  # seldom: the same parameters have gradients in every step
+            known = [index for index, name in enumerate(names) if name in self.places]
+            self._names, self._known, self._at = names, known, [self.places[names[index]] for index in known]
         held, seen = np.full(self.layers, np.nan), np.zeros(self.layers, bool)
-        for name, value in zip(names, values, strict=True):
-            if (place := self.places.get(name)) is not None:
-                held[place], seen[place] = value, True
+        held[self._at], seen[self._at] = values[self._known], True
         with np.errstate(all="ignore"):
-            total = float(np.sqrt(np.square(values).sum()))
+            total = math.sqrt(values @ values)
         return {"total_gradient_norm": total, "gradient_norm": held, "gradient_seen": seen}

@@ -104,7 +104,10 @@ class Watch:
     @property
     def findings(self) -> list[Finding]:
         """The early warnings so far, each with the steps at which it was seen first and last."""
-        found = [*self._completion.findings, *self.every.chronicle.findings] if self.every is not None else []
+        if self.every is None:
+            return []
+        self.guard.run("losses", self.every.catch_up)
+        found = [*self._completion.findings, *self.every.chronicle.findings]
         return sorted(found, key=lambda finding: finding.first_step or 0)
 
     def on(self, kind: str, action: Action) -> None:
@@ -361,6 +364,7 @@ class Watch:
 
     def _finish_row(self) -> None:
         assert self.every is not None
+        self.every.catch_up()
         latest = self.every.latest
         norms = latest[1] if latest is not None and latest[0] == self.step_number else None
         row = self.sampler.row(self._given, norms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,16 +56,19 @@ class Sampler:
         self._shards: dict[int, Any] | None = None
 
     def look(self, what: str, function: Callable[..., None], *args: Any) -> None:
-        with self.budget.charged():
-            self.guard.run(what, function, *args)
+        self.budget.measure(self.guard.run, what, function, *args)
+
+    def hook(self, function: Callable[..., None]) -> Callable[..., None]:
+        """As torch may call it: what it takes is counted whole."""
+        return self.guard.hook(partial(self.budget.measure, function))
 
     def start(self) -> None:
         if any(is_lazy(parameter) for parameter in self.parameters.values()):
             return  # shapes are not known before the first forward pass
         self.active = True
         if not self.compiled:
-            self.forward.start(self.guard.hook, spans=self.table is None)
-        self.gradients.start(self.guard.hook)
+            self.forward.start(self.hook, spans=self.table is None)
+        self.gradients.start(self.hook)
 
     def stop(self) -> None:
         """Take the hooks away."""

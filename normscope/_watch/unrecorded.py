@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
 
 DEVICES = ("cpu", "cuda")
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
+def unrecorded() -> AbstractContextManager[object]:
     """What is computed here is the recorder's own: no gradient, no autocast, and unseen by modes that count or trace."""
+    cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    if cast or _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
+        return _covered()
+    return torch.no_grad()  # as a rule; it is entered many times in a step
+
+
+@contextmanager
+def _covered() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_disable_current_modes())

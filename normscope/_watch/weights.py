@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 VECTORS, FIRST_STEPS, LATER_STEPS = 8, 20, 1
@@ -12,6 +13,8 @@ SAFE_LOW, SAFE_HIGH = 1e-15, 1e15  # squares of float32 numbers beyond are round
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this process holds: all of it unless it is sharded. Complex entries are pairs of real ones."""
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not (tensor.requires_grad or tensor.is_complex()):
+        return tensor  # a gradient, as a rule
     tensor = tensor.detach()
     held = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     held = held if held.layout == torch.strided else held.to_dense()
@@ -29,8 +32,10 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     found = torch.stack(torch._foreach_norm(list(tensors), 2, dtype))
     if on_host and dtype == torch.float32:
         found = found.double()
-        for index in (~((found > SAFE_LOW) & (found < SAFE_HIGH))).nonzero().flatten().tolist():
-            found[index] = torch.linalg.vector_norm(tensors[index], dtype=torch.float64)
+        values = found.numpy()
+        if not SAFE_LOW < values.min() <= values.max() < SAFE_HIGH:
+            for index in np.flatnonzero(~((values > SAFE_LOW) & (values < SAFE_HIGH))):
+                values[index] = float(torch.linalg.vector_norm(tensors[index], dtype=torch.float64))
     return found
 
 

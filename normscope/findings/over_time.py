@@ -28,10 +28,13 @@ class Recent:
         self.window, self.fewest = window, fewest
         self.held: deque[tuple[int, Any]] = deque()
 
-    def add(self, step: int, value: Any) -> None:
+    def add(self, step: int, value: Any) -> list[Any]:
+        """The values that are no longer held."""
         self.held.append((step, value))
-        while len(self.held) > self.fewest and self.held[0][0] <= step - self.window:
-            self.held.popleft()
+        gone = []
+        while self.held[0][0] <= step - self.window and len(self.held) > self.fewest:
+            gone.append(self.held.popleft()[1])
+        return gone
 
     def __len__(self) -> int:
         return len(self.held)
@@ -80,7 +83,9 @@ class History:
 
     def recent(self, name: str, window: int = WINDOW) -> Recent:
         """The values that a rule has added under this name."""
-        return self._recent.setdefault(name, Recent(window))
+        if name not in self._recent:
+            self._recent[name] = Recent(window)
+        return self._recent[name]
 
     def metric(self, row: Row, name: str) -> np.ndarray:
         values = row.get(name)
@@ -123,17 +128,22 @@ class _Counts:
     """Of one rule: for every layer the steps in which it was judged, and the last of them."""
 
     def __init__(self) -> None:
-        self.steps = self.last = np.zeros(1, int)
+        self.steps: np.ndarray | int = 0
+        self.last: np.ndarray | int = 0
 
-    def add(self, step: int, seen: np.ndarray) -> None:
-        self.steps = self.steps + seen
-        self.last = np.where(seen, step, self.last)
+    def add(self, step: int, seen: np.ndarray | bool) -> None:
+        """seen: which layers, or whether it was, where it is about the whole network."""
+        if seen is True:
+            self.steps, self.last = self.steps + 1, step
+        elif seen is not False:
+            self.steps, self.last = self.steps + seen, np.where(seen, step, self.last)
 
     def judged(self, since: int) -> Judged:
-        ever = self.steps > 0
+        steps, last = np.atleast_1d(self.steps), np.atleast_1d(self.last)
+        ever = steps > 0
         if not ever.any():
             return Judged(since)
-        return Judged(since, int(self.steps[ever].min()), int(self.last[ever].min()), int(ever.sum()) if len(ever) > 1 else 0)
+        return Judged(since, int(steps[ever].min()), int(last[ever].min()), int(ever.sum()) if len(ever) > 1 else 0)
 
 
 class Chronicle:
@@ -193,8 +203,12 @@ class Chronicle:
                 self._unsaid.add(key)
                 yield key
         assert rule.clean is not None
-        held = np.atleast_1d(~np.isnan(np.asarray(row[rule.clean.column], np.float64)))
-        self._counts.setdefault(rule.id, _Counts()).add(step, held & self.history.seen)
+        values, can = row[rule.clean.column], self.history.seen
+        if isinstance(values, float):  # of the whole network
+            judged: np.ndarray | bool = not math.isnan(values) and bool(can if isinstance(can, bool) else np.any(can))
+        else:
+            judged = ~np.isnan(np.asarray(values, np.float64)) & can
+        self._counts.setdefault(rule.id, _Counts()).add(step, judged)
 
     @property
     def judged(self) -> dict[str, Judged]:
@@ -213,7 +227,7 @@ def _holds(row: Row, column: str) -> bool:
         return False
     if column == "frobenius_norm" and row.get("weights_seen", False):
         return True  # weights that are all NaN were seen
-    return np.ndim(row[column]) == 0 or bool((~np.isnan(np.asarray(row[column], np.float64))).any())
+    return isinstance(row[column], float) or np.ndim(row[column]) == 0 or not np.isnan(row[column]).all()
 
 
 def last_judged(events: Iterable[Mapping[str, Any]]) -> dict[str, Judged]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -82,8 +84,8 @@ def loss_spike(at: At) -> Iterator[Hit]:
 
 def _usual(values: list[float]) -> tuple[float, float]:
     """Median, and the spread about it as a standard deviation."""
-    usual = float(np.median(values))
-    return usual, 1.4826 * float(np.median(np.abs(np.array(values) - usual)))
+    usual = median(values)
+    return usual, 1.4826 * median([abs(value - usual) for value in values])
 
 
 @rule(
@@ -94,22 +96,25 @@ def _usual(values: list[float]) -> tuple[float, float]:
 )  # fmt: skip
 def loss_diverged(at: At) -> Iterator[Hit]:
     """A training whose median loss over 50 steps lies a tenth above that of its first ones, and three standard errors of it so
-    that the noise of batches does not count, has unlearned more than it learned.
+    that the noise of batches does not count, has unlearned more than it learned. Noise is what differs from one loss to the next,
+    so that a steady rise does not hide itself.
     The learning rate is the first suspect: beyond 2 over the curvature each step makes the loss larger."""
     history, row = at
     if not math.isfinite(row["loss"]) or "first loss" not in history.kept:
         history.only(False)
         return
     recent, first = history.recent("all losses", USUAL), history.kept["first loss"]
-    recent.add(int(row["step"]), row["loss"])
+    limit = first + (ABOVE - 1) * abs(first)
+    gone = recent.add(int(row["step"]), row["loss"])
+    above = history.kept["above"] = history.kept.get("above", 0) + (row["loss"] > limit) - sum(value > limit for value in gone)
     if len(recent) < FEWEST or recent.span < LEAST_SPAN:
         history.only(False)
         return
-    limit = first + (ABOVE - 1) * abs(first)
-    if 2 * sum(value > limit for value in recent.values) <= len(recent):  # that is, the median is not above it
+    if 2 * above <= len(recent):  # that is, the median is not above it
         return
-    usual, spread = _usual(recent.values)
-    if usual - first > ERRORS * 1.25 * spread / math.sqrt(history.kept["first losses"]):
+    usual = median(recent.values)
+    noise = 1.4826 / math.sqrt(2) * median(abs(right - left) for left, right in pairwise(recent.values))
+    if usual - first > ERRORS * 1.25 * noise / math.sqrt(history.kept["first losses"]):
         yield Hit("", f"the loss is {usual:.3g}, above the {first:.3g} that training began with", {"loss": usual, "first": first})
 
 
@@ -123,14 +128,13 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
     """A gradient a hundred times its usual norm, or one that is not finite, throws the weights away from where training had
     brought them; with Adam it also spoils the second moments for hundreds of steps."""
     history, row = at
-    norms, total = history.metric(row, "gradient_norm"), float(row["total_gradient_norm"])
-    infinite = np.isinf(norms) | (np.isnan(norms) & np.asarray(row.get("gradient_seen", False)))
+    total = float(row["total_gradient_norm"])
     recent = history.recent("gradients")
-    typical = (
-        float(np.median(recent.values)) if len(recent) >= FEWEST and _due(history, row) else history.kept.get("typical", math.nan)
-    )
+    typical = median(recent.values) if len(recent) >= FEWEST and _due(history, row) else history.kept.get("typical", math.nan)
     history.kept["typical"] = typical
-    if infinite.any() or not math.isfinite(total):
+    if not math.isfinite(total):
+        norms = history.metric(row, "gradient_norm")
+        infinite = np.isinf(norms) | (np.isnan(norms) & np.asarray(row.get("gradient_seen", False)))
         places, seen = np.flatnonzero(infinite), int(np.count_nonzero(row.get("gradient_seen", np.isfinite(norms))))
         if 0 < len(places) < seen:  # what is not finite flows from the loss to the first layer
             message = f"the gradient is not finite in {len(places)} of {seen} layers, of which this is the one nearest to the loss"
@@ -140,6 +144,7 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
             yield Hit("", f"the gradient is not finite{which}", {"total_gradient_norm": total})
         return
     if 0 < EXPLOSION * typical < total:  # where it was zero, nothing is usual
+        norms = history.metric(row, "gradient_norm")
         most = history.names[int(np.nanargmax(norms))] if np.isfinite(norms).any() else ""
         place = history.kept.setdefault("exploding", most)  # where it began, as long as it lasts
         message = f"the gradient's norm is {total:.3g}, {total / typical:.0f} times what it usually is"
