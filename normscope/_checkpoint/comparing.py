@@ -9,13 +9,13 @@ import torch
 
 from normscope._checkpoint.attention import head_count
 from normscope._checkpoint.auditing import ZERO_CENTERED, structured
+from normscope._checkpoint.configurations import configured_apart
 from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.equality import change, same_numbers
+from normscope._checkpoint.gain_moves import folded
 from normscope._checkpoint.hypotheses import (
     Comparison,
-    configured_apart,
     conventions,
-    folded,
     permuted_heads,
     plainly,
     rotary,
@@ -49,7 +49,7 @@ def diff(
     if example is not None:
         if not isinstance(a, torch.nn.Module) or not isinstance(b, torch.nn.Module):
             raise InputError("an example runs models: pass two modules, or leave it out to compare files")
-        from normscope._checkpoint.running import compare_models
+        from normscope._checkpoint.models import compare_models
 
         return compare_models(a, b, example, mode)
     return compare_files(open_checkpoint(a), open_checkpoint(b))
