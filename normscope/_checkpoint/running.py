@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.core.data import Call
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, first_line
 from normscope.graph.canonical import grouped_mm
 
 TOLERANCE = 1e-9  # of outputs in float64, relative to their size
