@@ -22,9 +22,9 @@ from normscope._checkpoint.hypotheses import (
     transposed,
 )
 from normscope._checkpoint.lora import merged_lora
-from normscope._checkpoint.opening import Checkpoint, open_checkpoint
+from normscope._checkpoint.opening import Checkpoint, natural, open_checkpoint
 from normscope._checkpoint.structure import UNKNOWN, Pair, Structure
-from normscope._checkpoint.views import View, Views, aligned, natural, views
+from normscope._checkpoint.views import View, Views, aligned, views
 from normscope.core.data import Example
 from normscope.core.errors import InputError, boundary
 
