@@ -1,8 +1,12 @@
-"""A synthetic Llama in bfloat16 shards: seconds of a core per gigabyte of `normscope checkpoint`,
-against reading and against torch's norm.
+"""Synthetic Llamas in bfloat16 shards: what `normscope checkpoint` costs, against reading, against torch's norm, and as they grow.
 
-python -m bench checkpoint_scale                 # two sizes, up to 0.1 billion parameters, and how time grows with bytes
-LLAMA=7B python -m bench checkpoint_scale        # 7 billion: 13.5 GB on disk, in LLAMA_DIR if it is given
+python -m bench checkpoint_scale                 # one width at two depths, then twice the width
+LLAMA=7B python -m bench checkpoint_scale        # 7 billion: 13.5 GB on disk, about 20 minutes of a core
+LLAMA=7B LLAMA_DIR=D python -m bench …           # in D, which is kept: an interrupted run goes on with the norms that it lacks
+
+A norm is one Gram matrix, some products with it and one Cholesky factorization; each γ takes the last two once more. For an m × n
+matrix, n ≤ m, that is m n² + (1 + γs) (n³/3 + 2 n² steps) operations for 2 m n bytes: seconds per gigabyte are the same for every
+depth, and grow with the width n. Every proof that we know multiplies matrices of that size.
 """
 
 from __future__ import annotations
@@ -15,16 +19,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from normscope._checkpoint.norms import Matrix
+from normscope._checkpoint.norms import measured as ours
+
 SIZES = {  # hidden, layers, intermediate, heads, key heads, vocabulary
-    "20M": (512, 4, 1376, 8, 8, 8_000),
-    "100M": (768, 10, 2048, 12, 12, 16_000),
+    "20M": (512, 4, 1376, 8, 8, 4_000),
+    "60M": (512, 16, 1376, 8, 8, 4_000),
+    "240M": (1024, 16, 2752, 16, 16, 8_000),
     "1B": (2048, 16, 8192, 32, 8, 32_000),
     "7B": (4096, 32, 11008, 32, 32, 32_000),
 }
+GROWING = ("20M", "60M", "240M")
+STEPS = 100  # of Lanczos, about
+COMPARED = 2.0e10  # m n² up to which torch's norm is taken of every tensor of a shard; of larger ones, of the smallest alone
 
 
 def write(folder: Path, size: str) -> int:
@@ -62,42 +74,76 @@ def write(folder: Path, size: str) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def measured(size: str) -> None:
-    chosen = os.environ.get("LLAMA_DIR")
-    with tempfile.TemporaryDirectory(dir=chosen) as name:
-        folder = Path(name)
-        total = write(folder, size)
-        began = time.process_time()
-        for path in folder.glob("*.safetensors"):
-            with path.open("rb") as file:
-                while file.read(1 << 24):
-                    pass
-        reading = time.process_time() - began
-        command = [sys.executable, "-m", "normscope", "checkpoint", str(folder), "--json", str(folder / "report.json")]
-        began = time.perf_counter()
-        whole = children(command)
-        passed = time.perf_counter() - began
-        rest = children(command)  # all norms are in the cache: what is left is imports, the graph, reading and hashing
-        report = json.loads((folder / "report.json").read_text())
-        proved = sum(row["certified"] and row["spectral_norm"] is not None for row in report["tensors"])
-        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-        norms = whole - rest
-        print(
-            f"{size}: {total / 1e9:.2f} GB, {whole:.1f} s of a core ({passed:.1f} s passed), {norms:.1f} s of them for norms: "
-            f"{norms / (total / 1e9):.1f} s per GB, {norms / reading:.0f} × reading; at most {largest:.2f} GiB resident; "
-            f"{proved} of {len(report['tensors'])} norms and {len(report['pairs'])} pairs proved",
-            flush=True,
-        )
-        if size in ("20M", "100M"):
-            began = time.process_time()
-            for path in folder.glob("*.safetensors"):
-                for value in load_file(path).values():
-                    if value.dim() == 2:
-                        torch.linalg.matrix_norm(value.double(), 2)
-            theirs = time.process_time() - began
-            print(
-                f"{size}: torch.linalg.matrix_norm takes {theirs:.1f} s of a core: ours {norms / theirs:.2f} × that, pairs included"
-            )
+def measured(size: str, folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        write(folder, size)
+    files = sorted(folder.glob("*.safetensors"))
+    gigabytes = sum(path.stat().st_size for path in files) / 1e9
+    began = time.process_time()
+    for path in files:
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+    reading = time.process_time() - began
+    cache = folder / "norms.cache"
+    known = len(cache.read_text().splitlines()) if cache.exists() else 0
+    command = [sys.executable, "-m", "normscope", "checkpoint", str(folder), "--json", str(folder / "report.json")]
+    command += ["--cache", str(cache)]
+    began = time.perf_counter()
+    whole = children(command)
+    passed = time.perf_counter() - began
+    rest = children(command)  # all norms are in the cache: what is left is imports, the graph, reading and hashing
+    report = json.loads((folder / "report.json").read_text())
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    norms, work = whole - rest, operations(report)
+    proved = sum(row["certified"] and row["spectral_norm"] is not None for row in report["tensors"])
+    pairs = sum(row["norm"] is not None for row in report["pairs"])
+    print(
+        f"{size}: {gigabytes:.2f} GB, {whole:.1f} s of a core ({passed:.1f} s passed), at most {largest:.2f} GiB resident; "
+        f"{proved} of {len(report['tensors'])} norms and {pairs} of {len(report['pairs'])} pairs proved"
+    )
+    if known:
+        print(f"{size}: {known} norms were known from an earlier run; times are those of the rest")
+        return
+    print(
+        f"{size}: norms take {norms:.1f} s of a core: {norms / gigabytes:.1f} s per GB, {norms / reading:.0f} × reading; "
+        f"{work / 1e12:.2f}e12 operations, {work / gigabytes / 1e9:.0f} per byte, {work / norms / 1e9:.0f}e9 per second",
+        flush=True,
+    )
+
+
+def operations(report: dict[str, Any]) -> float:
+    """What the table at the top counts, over all matrices."""
+    gains: dict[str, int] = {}
+    for pair in report["pairs"]:
+        gains[pair["reader"]] = gains.get(pair["reader"], 0) + 1
+    total = 0.0
+    for row in report["tensors"]:
+        if len(row["shape"]) == 2:
+            narrow, wide = sorted(row["shape"])
+            total += wide * narrow**2 + (1 + gains.get(row["name"], 0)) * (narrow**3 / 3 + 2 * narrow**2 * STEPS)
+    return total
+
+
+def compared(size: str, folder: Path) -> None:
+    """Seconds of a core for spectral norms, ours and torch's, on tensors of the first shard."""
+    matrices = {n: v for n, v in load_file(sorted(folder.glob("*.safetensors"))[0]).items() if v.dim() == 2}
+    cost = {name: max(value.shape) * min(value.shape) ** 2 for name, value in matrices.items()}
+    chosen = [name for name in matrices if cost[name] <= COMPARED] or [min(cost, key=cost.__getitem__)]
+    began = time.process_time()
+    proved = [ours(Matrix(matrices[name])).spectral_norm for name in chosen]
+    mine = time.process_time() - began
+    began = time.process_time()
+    theirs = [float(torch.linalg.matrix_norm(matrices[name].double(), 2)) for name in chosen]
+    their = time.process_time() - began
+    apart = max(one / other - 1 for one, other in zip(proved, theirs, strict=True) if one is not None)
+    which = f"{len(chosen)} of the {len(matrices)} matrices of the first shard"
+    print(
+        f"{size}: on {which}: {mine:.1f} s of a core, torch.linalg.matrix_norm {their:.1f} s: {mine / their:.2f} × that; "
+        f"proved bounds are at most {apart:.1e} above torch's values",
+        flush=True,
+    )
 
 
 def children(command: list[str]) -> float:
@@ -109,8 +155,11 @@ def children(command: list[str]) -> float:
 
 
 def main() -> None:
-    for size in [os.environ["LLAMA"]] if "LLAMA" in os.environ else ["20M", "100M"]:
-        measured(size)
+    for size in [os.environ["LLAMA"]] if "LLAMA" in os.environ else GROWING:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(os.environ.get("LLAMA_DIR", name))
+            measured(size, folder)
+            compared(size, folder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One thread per process: the test runner is what uses the cores. Every run draws the same, and no test depends on the clock."""
 
 import gc
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,7 @@ def _seeded() -> None:
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A Ray cluster on this machine, with one node of one processor; tests add another one, which may be killed."""
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes longer than Ray's minute
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 

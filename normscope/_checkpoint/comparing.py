@@ -9,22 +9,22 @@ import torch
 
 from normscope._checkpoint.attention import head_count
 from normscope._checkpoint.auditing import ZERO_CENTERED, structured
+from normscope._checkpoint.configurations import configured_apart
 from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.equality import change, same_numbers
+from normscope._checkpoint.gain_moves import folded
 from normscope._checkpoint.hypotheses import (
     Comparison,
-    configured_apart,
     conventions,
-    folded,
     permuted_heads,
     plainly,
     rotary,
     transposed,
 )
 from normscope._checkpoint.lora import merged_lora
-from normscope._checkpoint.opening import Checkpoint, open_checkpoint
+from normscope._checkpoint.opening import Checkpoint, natural, open_checkpoint
 from normscope._checkpoint.structure import UNKNOWN, Pair, Structure
-from normscope._checkpoint.views import View, Views, aligned, natural, views
+from normscope._checkpoint.views import View, Views, aligned, views
 from normscope.core.data import Example
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -51,7 +51,7 @@ def diff(
     if example is not None:
         if not isinstance(a, torch.nn.Module) or not isinstance(b, torch.nn.Module):
             raise InputError("an example runs models: pass two modules, or leave it out to compare files")
-        from normscope._checkpoint.running import compare_models
+        from normscope._checkpoint.models import compare_models
 
         return compare_models(a, b, example, mode)
     return compare_files(open_checkpoint(a), open_checkpoint(b))

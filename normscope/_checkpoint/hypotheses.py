@@ -6,19 +6,16 @@ A hypothesis rewrites the views of B so that they should be those of A, and says
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from normscope._checkpoint.equality import apart, same_numbers
+from normscope._checkpoint.equality import same_numbers
 from normscope._checkpoint.opening import Checkpoint
 from normscope._checkpoint.structure import Pair
 from normscope._checkpoint.views import View, Views
-from normscope.core.rounding import UNIT_ROUNDOFF, gamma
 
 PLAUSIBLE = 0.5  # the largest median |w| of a γ that is stored as w, γ = 1 + w
 COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
@@ -274,139 +271,3 @@ def _order(found: Comparison, block: str, size: int) -> dict[str, View] | None:
 def _reordered(view: View, order: list[int], size: int, axis: int) -> View:
     places = torch.tensor([head * size + i for head in order for i in range(size)])
     return view.changed("heads", view.shape, lambda value: value.index_select(axis, places))
-
-
-def folded(found: Comparison) -> None:
-    """γ (and β) moved between a norm and all weights that read it: W diag γ, and W β + b, are the same on both sides.
-
-    Where some weights agree and others do not, γ is right if most entries of each of its columns agree; then the others are named.
-    """
-    moved = 0
-    for pair in found.pairs:
-        names = (pair.gamma, *pair.readers)
-        here = all(name in found.one and name in found.other for name in names)
-        if not pair.complete or not here or (pair.gamma in found.how and (pair.beta is None or pair.beta in found.how)):
-            continue
-        masks = _agreeing(found, pair)
-        if masks is None:
-            continue
-        agree = [bool(mask.all()) and _same_offsets(found, pair, reader) for reader, mask in zip(pair.readers, masks, strict=True)]
-        columns = torch.cat([mask.reshape(-1, mask.shape[-1]) for mask in masks]).double().mean(0)
-        if not bool((columns > 0.5).all()):
-            continue
-        moved += 1
-        beta = [pair.beta] if pair.beta is not None and pair.beta in found.one and all(agree) else []
-        for name in (pair.gamma, *beta):
-            found.accept(name, "γ is folded into the weights that read it", 0.0)
-        for reader, fits in zip(pair.readers, agree, strict=True):
-            bias = reader.removesuffix("weight") + "bias"
-            for name in (reader, bias) if fits else ():
-                if name in found.one or name in found.other:
-                    found.accept(name, "γ is folded into the weights that read it", _defect(found, pair, reader))
-            if not fits:
-                found.how.pop(reader, None)
-                found.against[reader] = "differs, also with γ folded into it"
-    if moved:
-        found.said.append(f"γ of {moved} norms is moved into the weights that read it")
-
-
-def _effective(found: Comparison, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """W diag γ on both sides, γ along the last axis."""
-    reads = found.gammas.get(pair.gamma, (pair.plus_one, pair.plus_one))
-    sides = []
-    for views, read in ((found.one, reads[0]), (found.other, reads[1])):
-        gamma = views[pair.gamma].value()
-        gamma = gamma + 1 if read and "γ" not in views[pair.gamma].steps else gamma
-        weight = views[reader].value()
-        weight = weight.T if reader in pair.transposed else weight.movedim(1, -1)
-        sides.append(weight * gamma)
-    return sides[0], sides[1]
-
-
-def _defect(found: Comparison, pair: Pair, reader: str) -> float:
-    return apart(*_effective(found, pair, reader))
-
-
-def _agreeing(found: Comparison, pair: Pair) -> list[torch.Tensor] | None:
-    """For each reader, which entries of W diag γ agree; None where the numbers cannot be compared.
-
-    What stands in one file is exact; the other was made of it with one product and one rounding each of W and γ.
-    """
-    masks = []
-    for reader in pair.readers:
-        one, other = found.one[reader], found.other[reader]
-        finite = all(bool(views[pair.gamma].value().isfinite().all()) for views in (found.one, found.other))
-        if one.shape != other.shape or math.isnan(one.roundoff + other.roundoff) or not finite:
-            return None
-        if found.one[pair.gamma].shape != found.other[pair.gamma].shape:
-            return None
-        x, y = _effective(found, pair, reader)
-        tolerance = 1.01 * (2 * max(one.roundoff, other.roundoff) + 4 * UNIT_ROUNDOFF)
-        masks.append((x - y).abs() <= tolerance * torch.maximum(x.abs(), y.abs()) + 1e-42)
-    return masks
-
-
-def _offset(views: Views, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """W β + b of a reader, and what was added up to make it."""
-    weight = views[reader].value()
-    weight = weight.T if reader in pair.transposed else weight.flatten(2).sum(2) if weight.dim() > 2 else weight
-    total, size = torch.zeros(len(weight), dtype=torch.float64), torch.zeros(len(weight), dtype=torch.float64)
-    if pair.beta is not None:
-        if pair.beta not in views or (views[reader].shape[2:] and bool(views[pair.beta].value().any())):
-            return None  # a kernel with padding reads β at some taps only
-        total, size = weight @ views[pair.beta].value(), weight.abs() @ views[pair.beta].value().abs()
-    bias = reader.removesuffix("weight") + "bias"
-    if bias in views:
-        total, size = total + views[bias].value(), size + views[bias].value().abs()
-    return total, size
-
-
-def _same_offsets(found: Comparison, pair: Pair, reader: str) -> bool:
-    one, other = _offset(found.one, pair, reader), _offset(found.other, pair, reader)
-    if one is None or other is None:
-        return False
-    roundoff = max(found.one[reader].roundoff, found.other[reader].roundoff)
-    allowed = (2 * roundoff + gamma(64)) * torch.maximum(one[1], other[1]) + 1e-42
-    return bool(((one[0] - other[0]).abs() <= allowed).all())
-
-
-# configurations ---------------------------------------------------------------------------------------------------------------
-
-IRRELEVANT = re.compile(
-    r"^(?:_.*|architectures|transformers_version|torch_dtype|dtype|use_cache|.*token_id|.*token_ids|id2label|label2id|.*dropout.*|"
-    r"initializer_.*|max_length|min_length|output_.*|return_dict.*|tie_word_embeddings|max_position_embeddings|pretraining_tp|"
-    r"problem_type|gradient_checkpointing|attn_implementation|task_specific_params|auto_map|quantization_config|vocab_size|chunk_.*|"
-    r"bos.*|eos.*|pad.*|sep.*|name_or_path|is_decoder|add_cross_attention|pruned_heads|summary_.*|scale_attn.*|model_type)$"
-)
-MEANS = re.compile(r"eps|epsilon|theta|rope|rotary|heads?$|head_dim|activation|hidden_act|window|multiplier|scalar|softcap")
-GGUF_KEYS = {
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "layer_norm_eps",
-    "rope.freq_base": "rope_theta",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-}  # fmt: skip
-
-
-def settings(opened: Checkpoint) -> dict[str, Any]:
-    """What a configuration says about the function, under the names of config.json."""
-    if opened.format == "gguf":
-        arch = opened.about.get("general.architecture")
-        given = {name: opened.about.get(f"{arch}.{key}") for key, name in GGUF_KEYS.items()}
-        return {name: value for name, value in given.items() if value is not None}
-    found = {name: value for name, value in opened.config.items() if not IRRELEVANT.match(name) and value is not None}
-    nested = found.get("rope_parameters")
-    if isinstance(nested, dict) and "rope_theta" in nested:
-        found.setdefault("rope_theta", nested["rope_theta"])
-    return found
-
-
-def configured_apart(a: Checkpoint, b: Checkpoint) -> tuple[list[str], list[str]]:
-    """Settings that make another function, and others that differ and may."""
-    one, other = settings(a), settings(b)
-    certain: list[str] = []
-    possible: list[str] = []
-    for name in sorted(one.keys() & other.keys()):
-        x, y = one[name], other[name]
-        close = isinstance(x, (int, float)) and isinstance(y, (int, float)) and abs(x - y) <= 1e-6 * max(abs(x), abs(y))
-        if x != y and not close:
-            (certain if MEANS.search(name) else possible).append(f"{name} is {str(x)[:40]} in A and {str(y)[:40]} in B")
-    return certain, possible

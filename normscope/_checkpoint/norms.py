@@ -23,7 +23,6 @@ from normscope.operators.dense import gram_norm, gram_norms, largest_eigenpair
 SAMPLE_SLACK = 1e-3  # of an estimate
 CACHED_BYTES = 1 << 20  # of float64 at a time, where entries are only looked at: what a processor's cache holds
 NEAR_ONE = 200  # exponents of entries whose squares are far from the ends of float64, 2^±1022
-MIRRORED = 512  # rows at a time
 MOST_GRAM = 16_384  # rows and columns: 2 GiB; beyond it no spectral norm is proved
 
 
@@ -128,7 +127,7 @@ class Matrix:
 
     @cached_property
     def gram(self) -> torch.Tensor:
-        """AᵀA or AAᵀ, the smaller of both."""
+        """AᵀA or AAᵀ, the smaller of both: the diagonal and what stands above it."""
         return self._gram(None)
 
     def scaled_gram(self, scale: torch.Tensor, axis: int) -> torch.Tensor:
@@ -146,12 +145,7 @@ class Matrix:
             scaled = block if part is None else block * (part[:, None] if self.long_axis == 0 else part)
             side = scaled.numpy().T  # in Fortran's order as it is: (narrow, some) or (some, narrow)
             found = dsyrk(1.0, side, beta=1.0, c=found, overwrite_c=1, lower=1, trans=self.long_axis)
-        whole = torch.from_numpy(found.T)  # symmetric below: the upper half, by rows, is written into the lower one
-        for start in range(0, self.narrow, MIRRORED):
-            end = min(start + MIRRORED, self.narrow)
-            whole[start:end, start:end] = whole[start:end, start:end].triu() + whole[start:end, start:end].triu(1).T
-            whole[end:, start:end] = whole[start:end, end:].T
-        return whole
+        return torch.from_numpy(found.T)
 
 
 def measured(matrix: Matrix, sample: bool = False) -> Numbers:

@@ -23,6 +23,8 @@ INDEX = ".index.json"
 CONFIG = "config.json"
 MOST_CONFIG = 4 << 20
 SPLIT = re.compile(r"-\d{5}-of-(\d{5})$")
+FIRST = re.compile(r"embed|embd|wte|wpe")
+LAST = re.compile(r"^(?:\w+\.)?(?:norm|ln_f|lm_head|final|classifier|pooler|output_norm\.|output\.)")
 FORMS = "a .safetensors, .gguf, .pt, .pth or .bin file, an index of shards, or a directory of these"
 
 
@@ -154,12 +156,25 @@ def _made(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"{twice[:80]!r} stands in several parts of {path}; {AGAIN}")
-    return Checkpoint(str(path), format, dict(zip(unwrapped(names), entries, strict=True)), config, about)
+    named = dict(zip(unwrapped(names), entries, strict=True))
+    if format != "torch":  # whose files keep the model's order; others sort, layer 10 before layer 2
+        named = {name: named[name] for name in sorted(named, key=natural)}
+    return Checkpoint(str(path), format, named, config, about)
 
 
 def _joined(path: Path, parts: Sequence[Checkpoint]) -> Checkpoint:
     entries = [entry for part in parts for entry in part.entries.values()]
     return _made(path, parts[0].format, entries, parts[0].config, parts[0].about)
+
+
+def natural(name: str) -> tuple[object, ...]:
+    """A key that sorts layer 2 before layer 10, embeddings first and heads last.
+
+    >>> sorted(["output.weight", "blk.10.weight", "blk.2.weight", "token_embd.weight"], key=natural)
+    ['token_embd.weight', 'blk.2.weight', 'blk.10.weight', 'output.weight']
+    """
+    place = 0 if FIRST.search(name) else 2 if LAST.search(name) else 1
+    return (place, *((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)))
 
 
 def unwrapped(names: Sequence[str]) -> list[str]:

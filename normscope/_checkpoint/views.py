@@ -139,15 +139,3 @@ def _parts(name: str, view: View, against: Mapping[str, View]) -> tuple[str, Vie
 
 def _slice(start: int, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda whole: whole[start : start + size]
-
-
-def natural(name: str) -> tuple[object, ...]:
-    """A key that sorts layer 2 before layer 10, embeddings first and heads last."""
-    place = (
-        0
-        if re.search(r"embed|wte|wpe", name)
-        else 2
-        if re.search(r"^(?:\w+\.)?(?:norm|ln_f|lm_head|final|classifier|pooler)", name)
-        else 1
-    )
-    return (place, *((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)))

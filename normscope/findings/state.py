@@ -274,7 +274,9 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
     """After training every γ has moved a little. One that is exactly 1 (or 0) in all entries was not trained: it was not in the
     optimizer, got no gradient, or each step was rounded away because its type is too coarse. Published models were ruined by
-    the last. Where nothing says that the weights were trained, only a γ that stood still while others moved is reported."""
+    the last. Where nothing says that the weights were trained, only a γ that stood still while others moved is reported. Where β
+    is still exactly 0 too, rounding is not the cause, as every step from 0 is kept: the normalizer was frozen, or the model does
+    not use it. Weights alone do not tell which, so that this is information."""
     scales = {path: stored.gamma for path, stored in subject.weights.normalizers().items() if stored.gamma is not None}
     scales = {path: gamma for path, gamma in scales.items() if gamma.numel() > 1}
     still = [path for path, gamma in scales.items() if bool((gamma == 1).all())]
@@ -282,14 +284,17 @@ def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
     moved = len(scales) - len(still) - len(zero)
     if not still or not (subject.weights.trained or moved):
         return
-    half = [path for path in still if scales[path].dtype in HALF]
-    kind = f", {len(half)} of them in {str(scales[half[0]].dtype).removeprefix('torch.')}" if half else ""
-    where = still[0]
-    yield Hit(
-        where,
-        f"γ is exactly 1 in {len(still)} of {len(scales)} normalizers{kind}",
-        {"still": len(still), "normalizers": len(scales)},
-    )
+    betas = {path: stored.beta for path, stored in subject.weights.normalizers().items()}
+    untouched = [path for path in still if (beta := betas[path]) is not None and not bool(beta.any())]
+    for paths, what, severity in (
+        ([path for path in still if path not in untouched], "γ is exactly 1", ""),
+        (untouched, "γ is exactly 1 and β exactly 0: frozen, or not used by the model,", "info" if moved else ""),
+    ):
+        if paths:
+            half = [path for path in paths if scales[path].dtype in HALF]
+            kind = f", {len(half)} of them in {str(scales[half[0]].dtype).removeprefix('torch.')}" if half else ""
+            counted: Evidence = {"still": len(paths), "normalizers": len(scales)}
+            yield Hit(paths[0], f"{what} in {len(paths)} of {len(scales)} normalizers{kind}", counted, severity=severity)
 
 
 @rule(

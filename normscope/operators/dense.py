@@ -14,6 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from scipy.linalg import eigh_tridiagonal
+from scipy.linalg.blas import dsymv
+from scipy.linalg.lapack import dpotrf
 
 from normscope.core.magnitude import INFINITY, ZERO, Magnitude
 from normscope.core.rounding import SQUARES_LOST, UNIT_ROUNDOFF
@@ -127,7 +129,8 @@ def _proved(gram: torch.Tensor, bound: float, most: float, slack: float) -> tupl
 def gram_norm(gram: torch.Tensor, terms: int, slack: float = SLACK) -> float:
     """An upper bound on ‖A‖, tight to about `slack`, from one Gram matrix AᵀA that was computed as sums of `terms` products.
 
-    ‖A‖_F² is its trace, of numbers ≥ 0, so that rounding is relative. The entries of A are of size about 1.
+    ‖A‖_F² is its trace, of numbers ≥ 0, so that rounding is relative. The entries of A are of size about 1. What stands below the
+    diagonal is not read.
     """
     size = len(gram)
     squares = float(gram.diagonal().sum()) * (1 + 2.02 * UNIT_ROUNDOFF * (terms + size + 8)) + size * SQUARES_LOST**2
@@ -150,10 +153,13 @@ def _dense_eigenvalue(gram: torch.Tensor) -> float:
 
 
 def _below(gram: torch.Tensor, bound: float) -> bool:
-    """Whether Cholesky factorizes bound·I − G."""
+    """Whether Cholesky factorizes bound·I − G; of a real G the diagonal and what stands above it are read."""
     shifted = -gram
     shifted.diagonal().add_(bound)
-    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+    if gram.is_complex():
+        return int(torch.linalg.cholesky_ex(shifted).info) == 0
+    factor, info = dpotrf(shifted.numpy().T, lower=1, clean=0, overwrite_a=1)  # by columns, the upper half is the lower one
+    return info == 0 and bool(np.isfinite(factor.diagonal()).all())  # not every LAPACK stops at NaN
 
 
 def _raise(bound: float, raised: float, slack: float) -> tuple[float, float]:
@@ -165,7 +171,12 @@ def _raise(bound: float, raised: float, slack: float) -> tuple[float, float]:
 
 def _largest_eigenvalue(gram: torch.Tensor, slack: float) -> float:
     """To about a tenth of `slack`; nothing is proved here."""
-    return largest_eigenpair(lambda vector: gram @ vector, len(gram), gram.dtype, slack)[0]
+    if gram.is_complex():
+        return largest_eigenpair(lambda vector: gram @ vector, len(gram), gram.dtype, slack)[0]
+    columns = gram.numpy().T
+    return largest_eigenpair(
+        lambda vector: torch.from_numpy(dsymv(1.0, columns, vector.numpy(), lower=1)), len(gram), gram.dtype, slack
+    )[0]
 
 
 def largest_eigenpair(

@@ -121,6 +121,14 @@ def test_page(tmp_path):
     assert "model.layers.0.self_attn.q_proj.weight" in page and "Spectral norms by block" in page
 
 
+@pytest.mark.parametrize("format", ["safetensors", "gguf"])
+def test_layers_come_in_their_order(tmp_path, format):
+    state = {name: torch.ones(2) for name in ("output_norm.weight", *(f"blk.{i}.attn_norm.weight" for i in (10, 2, 1)))}
+    found = ns.checkpoint(write(tmp_path, format, state))
+    order = ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight", "blk.10.attn_norm.weight", "output_norm.weight"]
+    assert [row.name for row in found.tensors] == order
+
+
 def test_wrong_calls_are_one_line(tmp_path):
     for given in (tmp_path, tmp_path / "gone.safetensors", 3, nn.ReLU()):
         with pytest.raises(InputError):

@@ -1,9 +1,10 @@
-"""On Ray, a node that is killed at work loses nothing: the other one does its tensor again, and the answer is the same."""
+"""A worker that is killed at work, a process or a node of Ray, loses nothing: its tensor is done again, the answer is the same."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -63,6 +64,41 @@ def at_work(raylet: int) -> list[int]:
         except OSError:  # it ended meanwhile
             continue
         if int(rest.split()[1]) == raylet and b"_on_node" in title:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
+def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
+    """The first three times that a tensor is done, a worker is killed."""
+    state = {f"layers.{i}.weight": torch.randn(500, 400 + i, generator=torch.Generator().manual_seed(i)) for i in range(10)}
+    path = write(tmp_path, "shards", state)
+    killed: list[int] = []
+    names = []
+
+    def done(name: str, *_: int) -> None:
+        names.append(name)
+        if len(killed) < 3:
+            killed.append(workers()[0])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    found = ns.checkpoint(path, workers=2, progress=done)
+    assert len(set(killed)) == 3
+    assert sorted(names) == sorted(state)
+    assert found.to_dict() == ns.checkpoint(path).to_dict()
+
+
+def workers() -> list[int]:
+    """Processes that this one spawned to work."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, rest = path.read_text().rpartition(")")
+            title = (path.parent / "cmdline").read_bytes()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(rest.split()[1]) == os.getpid() and rest.split()[0] != "Z" and b"spawn_main" in title:
             found.append(int(path.parent.name))
     return found
 

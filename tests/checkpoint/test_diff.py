@@ -214,8 +214,13 @@ def test_fine_tuning_ema_and_quantization_differ_with_numbers(tmp_path):
     assert row.change == pytest.approx(float(step.norm() / state[row.name].double().norm()), rel=1e-9)
     truth = float(torch.linalg.matrix_norm(step, 2))
     assert truth * (1 - 1e-12) <= row.spectral_change <= truth * (1 + 1e-6)
+    average = {name: 0.9 * value + 0.1 * tuned[name] for name, value in state.items()}
+    followed = compared(tmp_path / "ema", state, average, config)
+    moved = {row.name: row.change for row in followed.rows}
+    assert followed.same is False and all(moved[row.name] == pytest.approx(0.1 * row.change, rel=1e-3) for row in found.rows)
     eighth = {name: value.to(torch.float8_e4m3fn) for name, value in state.items()}
-    assert compared(tmp_path / "q", state, eighth, config).same is False
+    quantized = compared(tmp_path / "q", state, eighth, config)
+    assert quantized.same is False and all(row.change <= 2.0**-4 for row in quantized.rows)  # e4m3 keeps three bits
 
 
 def test_a_missing_tensor_is_not_decided_and_a_tied_head_is(tmp_path):

@@ -114,3 +114,15 @@ def test_faults_of_running_statistics_are_found(tmp_path, fault):
 @pytest.mark.parametrize("trained", [True, False])
 def test_healthy_files_give_none(tmp_path, trained):
     assert not rules(tmp_path, healthy(trained), CONFIG)
+
+
+def test_normalizers_that_nothing_trained_are_information(tmp_path):
+    """γ = 1 and β = 0 beside others that moved: frozen, or not used; γ that stood still while its β moved is a warning."""
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layers.{i}.norm.weight": 1 + 0.1 * torch.randn(8, generator=generator) for i in range(3)}
+    state |= {f"layers.{i}.norm.bias": torch.randn(8, generator=generator) for i in range(3)}
+    still = {**state, "layers.1.norm.weight": torch.ones(8)}
+    unused = {**still, "layers.1.norm.bias": torch.zeros(8)}
+    for name, given, severity in (("still", still, "warning"), ("unused", unused, "info")):
+        found = ns.checkpoint(write(tmp_path / name, "safetensors", given)).findings
+        assert [(finding.rule, finding.severity, finding.where) for finding in found] == [("NS210", severity, "layers.1.norm")]

@@ -49,7 +49,7 @@ def test_batch_norms_go_into_convolutions():
 
 
 FOLDED = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "GPT2", "GPTNeoX", "GPTJ", "Phi", "ViT", "StableLm", "Starcoder2",
-          "Granite", "OPT", "Bloom", "Olmo2")  # fmt: skip
+          "Granite", "OPT", "Bloom", "Olmo2", "Mixtral")  # fmt: skip
 
 
 @pytest.mark.quick(3)
@@ -70,6 +70,18 @@ def test_what_something_else_reads_stays_with_the_reason():
     made = ns.fold(built("Gemma2")[0], IDS)
     assert "no weight reads" in made.folded.refused["model.layers.0.post_attention_layernorm"]
     assert "tied" in made.folded.refused["model.norm"]
+
+
+def test_experts_keep_the_gain_that_a_router_reads_too():
+    """torch multiplies groups of rows in float32 and less alone; in float64 they are products one by one."""
+    made = ns.fold(built("Mixtral")[0], IDS)
+    assert "folded into" in made.folded.done["model.layers.0.input_layernorm"] and made.folded.defect < 1e-12
+    assert "something else reads" in made.folded.refused["model.layers.0.post_attention_layernorm"]
+
+
+def test_what_does_not_run_on_the_example_is_one_line():
+    with pytest.raises(ns.InputError, match="does not run on the example in float64"):
+        ns.fold(cnn(), torch.randn(2, 4, 8, 8))
 
 
 def test_a_layer_norm_that_is_given_no_mean_is_rms():

@@ -1,0 +1,107 @@
+"""γ and β that moved between a norm and the weights that read it: the same function, though every number involved differs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normscope._checkpoint.equality import apart
+from normscope._checkpoint.hypotheses import Comparison
+from normscope._checkpoint.structure import Pair
+from normscope._checkpoint.views import Views
+from normscope.core.rounding import UNIT_ROUNDOFF, gamma
+
+
+def folded(found: Comparison) -> None:
+    """γ (and β) moved between a norm and all weights that read it: W diag γ, and W β + b, are the same on both sides.
+
+    Where some weights agree and others do not, γ is right if most entries of each of its columns agree; then the others are named.
+    """
+    moved = 0
+    for pair in found.pairs:
+        names = (pair.gamma, *pair.readers)
+        here = all(name in found.one and name in found.other for name in names)
+        if not pair.complete or not here or (pair.gamma in found.how and (pair.beta is None or pair.beta in found.how)):
+            continue
+        masks = _agreeing(found, pair)
+        if masks is None:
+            continue
+        agree = [bool(mask.all()) and _same_offsets(found, pair, reader) for reader, mask in zip(pair.readers, masks, strict=True)]
+        columns = torch.cat([mask.reshape(-1, mask.shape[-1]) for mask in masks]).double().mean(0)
+        if not bool((columns > 0.5).all()):
+            continue
+        moved += 1
+        beta = [pair.beta] if pair.beta is not None and pair.beta in found.one and all(agree) else []
+        for name in (pair.gamma, *beta):
+            found.accept(name, "γ is folded into the weights that read it", 0.0)
+        for reader, fits in zip(pair.readers, agree, strict=True):
+            bias = reader.removesuffix("weight") + "bias"
+            for name in (reader, bias) if fits else ():
+                if name in found.one or name in found.other:
+                    found.accept(name, "γ is folded into the weights that read it", _defect(found, pair, reader))
+            if not fits:
+                found.how.pop(reader, None)
+                found.against[reader] = "differs, also with γ folded into it"
+    if moved:
+        found.said.append(f"γ of {moved} norms is moved into the weights that read it")
+
+
+def _effective(found: Comparison, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """W diag γ on both sides, γ along the last axis."""
+    reads = found.gammas.get(pair.gamma, (pair.plus_one, pair.plus_one))
+    sides = []
+    for views, read in ((found.one, reads[0]), (found.other, reads[1])):
+        gamma = views[pair.gamma].value()
+        gamma = gamma + 1 if read and "γ" not in views[pair.gamma].steps else gamma
+        weight = views[reader].value()
+        weight = weight.T if reader in pair.transposed else weight.movedim(1, -1)
+        sides.append(weight * gamma)
+    return sides[0], sides[1]
+
+
+def _defect(found: Comparison, pair: Pair, reader: str) -> float:
+    return apart(*_effective(found, pair, reader))
+
+
+def _agreeing(found: Comparison, pair: Pair) -> list[torch.Tensor] | None:
+    """For each reader, which entries of W diag γ agree; None where the numbers cannot be compared.
+
+    What stands in one file is exact; the other was made of it with one product and one rounding each of W and γ.
+    """
+    masks = []
+    for reader in pair.readers:
+        one, other = found.one[reader], found.other[reader]
+        finite = all(bool(views[pair.gamma].value().isfinite().all()) for views in (found.one, found.other))
+        if one.shape != other.shape or math.isnan(one.roundoff + other.roundoff) or not finite:
+            return None
+        if found.one[pair.gamma].shape != found.other[pair.gamma].shape:
+            return None
+        x, y = _effective(found, pair, reader)
+        tolerance = 1.01 * (2 * max(one.roundoff, other.roundoff) + 4 * UNIT_ROUNDOFF)
+        masks.append((x - y).abs() <= tolerance * torch.maximum(x.abs(), y.abs()) + 1e-42)
+    return masks
+
+
+def _offset(views: Views, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """W β + b of a reader, and what was added up to make it."""
+    weight = views[reader].value()
+    weight = weight.T if reader in pair.transposed else weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+    total, size = torch.zeros(len(weight), dtype=torch.float64), torch.zeros(len(weight), dtype=torch.float64)
+    if pair.beta is not None:
+        if pair.beta not in views or (views[reader].shape[2:] and bool(views[pair.beta].value().any())):
+            return None  # a kernel with padding reads β at some taps only
+        total, size = weight @ views[pair.beta].value(), weight.abs() @ views[pair.beta].value().abs()
+    bias = reader.removesuffix("weight") + "bias"
+    if bias in views:
+        total, size = total + views[bias].value(), size + views[bias].value().abs()
+    return total, size
+
+
+def _same_offsets(found: Comparison, pair: Pair, reader: str) -> bool:
+    one, other = _offset(found.one, pair, reader), _offset(found.other, pair, reader)
+    if one is None or other is None:
+        return False
+    roundoff = max(found.one[reader].roundoff, found.other[reader].roundoff)
+    allowed = (2 * roundoff + gamma(64)) * torch.maximum(one[1], other[1]) + 1e-42
+    return bool(((one[0] - other[0]).abs() <= allowed).all())

@@ -1,0 +1,171 @@
+"""Two models that run: compared by their outputs in float64, symmetries included.
+
+With ε → 0 a symmetry changes no output but by rounding; what ε makes of it is measured and reported as the defect. Equal outputs
+say nothing about entries that no input reached: where such entries differ, and no symmetry moves them, the answer is None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from normscope._checkpoint.causes import MOST_INPUTS, adding, cause_of, enough_inputs, layer_note
+from normscope._checkpoint.difference import Difference, DiffRow
+from normscope._checkpoint.entries import Held
+from normscope._checkpoint.equality import change
+from normscope._checkpoint.running import (
+    TOLERANCE,
+    differing_epsilons,
+    in_mode,
+    inputs_like,
+    outputs_apart,
+    plain_attention,
+    ran,
+    set_epsilon,
+)
+from normscope._checkpoint.views import View
+from normscope.core.data import Call, Example
+from normscope.core.errors import InputError, NormscopeError, first_line
+from normscope.symmetry.detect import symmetries
+from normscope.symmetry.groups import ShiftGroup
+
+MOST_EPSILON = 0.01  # how far ε may move outputs that are called the same
+WIDER = 3.0  # the spread of inputs that shall wake units which no input like the example wakes
+Masks = dict[str, torch.Tensor]
+
+
+def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> Difference:
+    """Run both on the example and on random inputs like it."""
+    if mode not in ("train", "eval"):
+        raise InputError(f"mode is train or eval, not {mode!r}")
+    if any(parameter.is_meta for model in (a, b) for parameter in model.parameters()):
+        raise InputError("a model has shapes but no values (device meta): load its weights first")
+    one, other = in_mode(a, mode), in_mode(b, mode)
+    calls = inputs_like(Call.of(example))
+    with torch.no_grad(), plain_attention():
+        with_epsilon = outputs_apart([ran(one, call) for call in calls], [ran(other, call) for call in calls])
+        differing = differing_epsilons(one, other)
+        for model in (one, other):
+            set_epsilon(model)
+        outputs = [ran(one, call) for call in calls], [ran(other, call) for call in calls]
+    defect = outputs_apart(*outputs)
+    rows = _rows(one, other)
+    moved = [row.name for row in rows if not row.same]
+    covered, shifted, notes = _covered(one, other, calls[0], mode, moved)
+    blind = _unseen(other, one, calls, moved, shifted) if defect <= TOLERANCE else []
+    if blind:
+        calls = [*calls, *inputs_like(Call.of(example), MOST_INPUTS, WIDER)[1:]]
+        with torch.no_grad(), plain_attention():
+            outputs = [ran(one, call) for call in calls], [ran(other, call) for call in calls]
+        defect, blind = outputs_apart(*outputs), _unseen(other, one, calls, moved, shifted)
+    basis = f"outputs of {sum(len(call.tensors[0]) for call in calls)} inputs in float64, {mode} mode, ε → 0"
+    made: dict[str, Any] = {"rows": tuple(rows), "mode": basis, "sources": (type(a).__name__, type(b).__name__)}
+    if differing:
+        first = differing[0]
+        return Difference(
+            False, f"not the same function: ε of {first} differs", first=first, defect=with_epsilon, notes=notes, **made
+        )
+    if not defect <= TOLERANCE:
+        calls, outputs = enough_inputs(one, other, Call.of(example), outputs, moved)
+        cause = cause_of(other, calls, outputs, moved, covered) or adding(one, other, calls[0])
+        explains = f", which {cause} explains best" if cause else ""
+        said = f"not the same function: outputs differ by {defect:.2g} of their size{explains}"
+        return Difference(False, said, first=cause, defect=defect, notes=(*notes, *layer_note(one, other, calls[0])), **made)
+    if blind:
+        said = f"not decided: outputs agree to {defect:.1g}, but no input reached all entries of {blind[0]} that differ"
+        return Difference(None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches them"), **made)
+    if with_epsilon > MOST_EPSILON:
+        said = (
+            f"not decided: the same function with ε → 0 (defect {defect:.1g}), but with ε the outputs differ by {with_epsilon:.1g}"
+        )
+        return Difference(None, said, first=None, defect=with_epsilon, notes=notes, **made)
+    changed = f"{len(moved)} parameters differ, and no output sees it" if moved else "all parameters are equal"
+    said = f"the same function: {changed} (defect {defect:.1g} with ε → 0, {with_epsilon:.1g} with ε)"
+    return Difference(True, said, first=None, defect=with_epsilon, notes=notes, **made)
+
+
+def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
+    mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    mine |= {name: value for name, value in one.named_buffers() if value.is_floating_point()}
+    theirs |= {name: value for name, value in other.named_buffers() if value.is_floating_point()}
+    rows = []
+    for name in dict.fromkeys([*mine, *theirs]):
+        if name not in mine or name not in theirs:
+            rows.append(DiffRow(name, "parameter", None, f"in {'B' if name not in mine else 'A'} alone"))
+        elif mine[name].shape != theirs[name].shape:
+            rows.append(DiffRow(name, "parameter", False, f"{tuple(mine[name].shape)} in A, {tuple(theirs[name].shape)} in B"))
+        else:
+            same = torch.equal(mine[name], theirs[name])
+            rows.append(
+                DiffRow(name, "parameter", same, "equal" if same else "differs", **_changes(name, mine[name], theirs[name]))
+            )
+    return rows
+
+
+def _changes(name: str, one: torch.Tensor, other: torch.Tensor) -> dict[str, float | None]:
+    sides = [View(name, name, tuple(value.shape), "F64", Held(name, value).tensor) for value in (one, other)]
+    return {} if torch.equal(one, other) or not one.numel() else change(*sides)
+
+
+def _covered(one: nn.Module, other: nn.Module, call: Call, mode: str, moved: list[str]) -> tuple[Masks, Masks, tuple[str, ...]]:
+    """Which entries some symmetry of A moves, and which of them differ by a shift that no output sees: by one number per member."""
+    if not moved:
+        return {}, {}, ()
+    try:
+        report = symmetries(one, call.args or call.kwargs, mode=mode)
+    except NormscopeError as error:
+        return {}, {}, (f"symmetries were not looked for: {first_line(error)}",)
+    mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
+    found: Masks = {}
+    shifted: Masks = {}
+    for group in report.groups:
+        for action in group.actions:
+            name = action.parameter
+            members = torch.tensor(action.members).expand(action.shape).clone()
+            found[name] = found.get(name, torch.zeros(action.shape, dtype=torch.bool)) | (members >= 0)
+            first = isinstance(group, ShiftGroup) and group.normal is None and action is group.actions[0]
+            if first and name in moved and name in theirs and theirs[name].shape == mine[name].shape:
+                step = (theirs[name] - mine[name]).detach()
+                flat, places = step.flatten(), members.flatten().clamp(min=0)
+                size = int(places.max()) + 1
+                low = torch.full((size,), math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amin")
+                high = torch.full((size,), -math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amax")
+                alike = (high - low <= 1e-12 * (1 + mine[name].detach().abs().max()))[places].reshape(step.shape)
+                shifted[name] = shifted.get(name, torch.zeros_like(alike)) | (alike & (members >= 0))
+    return found, shifted, ()
+
+
+def _unseen(model: nn.Module, against: nn.Module, calls: list[Call], moved: list[str], shifted: Masks) -> list[str]:
+    """Parameters with entries that differ, by no shift that is a symmetry, and that no output of any input depends on.
+
+    All entries of a parameter that stands on one side alone, or has another shape there, count as different.
+    """
+    own, theirs = dict(model.named_parameters()), dict(against.named_parameters())
+    paired = {name for name in own if name in theirs and own[name].shape == theirs[name].shape}
+    names = [name for name in moved if name in paired]
+    blind = []
+    for name, reached in _reached(model, names, calls).items():
+        free = shifted.get(name, torch.zeros_like(reached))
+        if bool(((own[name] != theirs[name]) & ~reached & ~free).any()):
+            blind.append(name)
+    for side, parameters in ((model, own), (against, theirs)):
+        alone = [name for name in parameters if name not in paired]
+        blind += [name for name, reached in _reached(side, alone, calls).items() if not bool(reached.all())]
+    return blind
+
+
+def _reached(model: nn.Module, names: list[str], calls: list[Call]) -> Masks:
+    """Which entries some output of some input depends on."""
+    own = dict(model.named_parameters())
+    found = {name: torch.zeros_like(own[name], dtype=torch.bool) for name in names}
+    generator = torch.Generator().manual_seed(1)
+    with plain_attention():
+        for call in calls if names else ():
+            total = sum((out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum() for out in ran(model, call))
+            for name, grad in zip(names, torch.autograd.grad(total, [own[n] for n in names], allow_unused=True), strict=True):
+                if grad is not None:
+                    found[name] |= grad != 0
+    return found
