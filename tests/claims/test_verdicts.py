@@ -139,7 +139,7 @@ def test_lower_bound():
 def test_how_far_a_term_could_shrink():
     trials = [Trial("here", 1.0 + 4.0, 2.0, terms=(("g", 4.0),))] * 3 + [Trial("there", 1.0, 0.0, terms=(("g", 1.0),))]
     assert least_factors(trials, 1e-9) == {"g": 0.25}
-    assert "g could be × 0.25" in coverage(trials, 1e-9).evidence
+    assert "g could be × 0.25" in coverage(trials, 1e-9, "a proof").evidence
 
 
 def test_hedged_statements_are_not_counted_as_false(ledger):
@@ -157,9 +157,9 @@ def test_implication_goes_either_way():
 
 def test_coverage_is_judged_in_every_setting():
     fine = [Trial("easy", 1.0, 0.0)] * 1000
-    assert coverage(fine, 0.05).verdict == HOLDS
-    assert coverage([*fine, *[Trial("hard", 0.0, 1.0)] * 10], 0.05).verdict == FALSE
-    assert coverage([*fine, Trial("easy", 0.0, 1.0)], 0.05).verdict == HOLDS
+    assert coverage(fine, 0.05, "a proof").verdict == HOLDS
+    assert coverage([*fine, *[Trial("hard", 0.0, 1.0)] * 10], 0.05, "a proof").verdict == FALSE
+    assert coverage([*fine, Trial("easy", 0.0, 1.0)], 0.05, "a proof").verdict == HOLDS
 
 
 def test_rounding_is_shown_as_nothing():
