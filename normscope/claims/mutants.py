@@ -168,8 +168,8 @@ OTHERS: dict[str, dict[str, Changes]] = {
         "earlier norms": {"stated": lambda norms, i: networks.product_of_factors(norms[:i])},
     },
     "T-S5.1": {
-        "convex as strongly convex": {
-            "stated": lambda strong, constant, radius, t: optimization.least_gap(True, constant, radius, t)
+        "strongly convex as convex": {
+            "stated": lambda strong, constant, radius, t: optimization.least_gap(False, constant, radius, t)
         },
         "no root": {"stated": lambda strong, constant, radius, t: constant * radius / (4 if strong else 2) / t**0.25},
     },
@@ -273,7 +273,7 @@ OTHERS: dict[str, dict[str, Changes]] = {
 NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale
     "A-P4.1", "A-P4.1-gamma", "A-S9.1-bias", "A-C4.1.1", "A-P4.2", "A-P4.3", "A-S3.2-flat", "A-R5.1", "A-S4.3-fisher", "A-metric",
     "A-S9.2-noise", "A-S9.5-tangent",
-    "T-D4", "T-C22-labels", "T-C18", "T-LLA", "A-WN-radial", "A-L5.1-LN",
+    "T-D4", "T-C22-labels", "A-WN-radial", "A-L5.1-LN",
 }  # fmt: skip
 
 

@@ -15,6 +15,10 @@ _IDS = {
 }
 VERDICTS = {id: verdict for verdict, ids in _IDS.items() for id in ids.split()}
 LONG = ("T-F1-resnet18", "T-F2-resnet18")
+EXACT = tuple(id for id, verdict in VERDICTS.items() if verdict != MEASURED)
+QUICK = ("T-F1", "T-F2", "A-smooth")  # measurements that make test runs
+LATE = tuple(id for id, verdict in VERDICTS.items() if verdict == MEASURED and id not in QUICK)
+DISAGREE = ("T-S-data", "A-noise")  # measurements that contradict a statement with a correction, which the page therefore prints
 SLOW = (
     "T-T20",
     "T-T20-local",

@@ -70,7 +70,8 @@ STATEMENTS = {
     "A-LN-backward": Statement(
         AKBAR, "Section 3.2, formula of LN", FOR_ALL, "one sample, d neurons, δ = ∂L/∂a",
         "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
-        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
+        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j. Example: ẑ = (1, −1), δ = (1, 0), "
+        "γ = 1 has ∂L/∂z = 0; with ẑ_2 in place of ẑ_1 the first entry would be 1/σ.",
     ),
     "A-WN-3.2": Statement(
         AKBAR, "Section 3.2, weight norm", FOR_ALL, "w = gv/‖v‖",
@@ -146,7 +147,9 @@ STATEMENTS = {
     "A-L5.1-LN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "LN with weights and biases, ε = 0, gradient flow",
         "‖W‖_F of the layer is conserved.",
-        "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right.",
+        "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right. "
+        "Example: x = 1, W = (1, 0, 0)ᵀ, b = (0, 0, −1), so z = (1, 0, −1): ∂L/∂W = ∂L/∂b is a multiple of (1, −2, 1), and its "
+        "product with W is not 0.",
     ),
     "A-L5.1-WN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "weight normalization, gradient flow in (v, g)",
@@ -243,7 +246,8 @@ STATEMENTS = {
         "no normalizer; a linear neuron on whitened inputs here",
         "An initialization may be found that keeps the variance of activations at 1 throughout training, so that BN is not needed.",
         "No start can: at the minimum the variance is that of what the layer has to give. x = ±1 with targets 2x: w = 1 has "
-        "variance 1, and descent brings w to 2 and the variance to 4. It takes a constraint, such as BN, or ‖w‖ = 1 on whitened inputs.", SUGGESTED,
+        "variance 1, and descent brings w to 2 and the variance to 4. "
+        "It takes a constraint, such as BN, or ‖w‖ = 1 on whitened inputs.", SUGGESTED,
     ),
     "A-E1": Statement(
         AKBAR, "Section 8, Experiment 1", OBSERVED, "a linear classifier in the plane",

@@ -8,8 +8,8 @@ STATEMENTS = {
     "L-explosion": Statement(
         LATER, "against Than 2025, Section 4.2; of random networks, Yang et al. 2019 (Akbar, Section 2.3)", EXISTS,
         "ReLU chains with BN of the data's statistics, all ‖W_k‖ = 1",
-        "The constants of a network with BN in its input and in W_1 grow exponentially with depth; without BN they are at most 1 and "
-        "‖x‖.",
+        "The constants of a network with BN in its input and in W_1 grow exponentially with depth; without BN they are at most 1 "
+        "and ‖x‖.",
     ),
     "L-rank": Statement(
         LATER, "against Than 2025, Section 4.2", EXISTS, "one BN layer, ε = 0, data close to a line; ‖W‖ = 1",

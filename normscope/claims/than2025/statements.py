@@ -44,7 +44,8 @@ STATEMENTS = {
     ),
     "T-S-GN": Statement(
         SLIDES, "slide on Lipschitz continuity", FOR_ALL, "groups of n_g neurons, with γ", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖.",
-        "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: no factor 1 − 1/n_g belongs there.",
+        "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: no factor 1 − 1/n_g belongs there. Example: T-S-LN's, as one of two "
+        "groups.",
     ),
     "T-D-LN": Statement(
         DIGEST, "architecture onboarding, component map and design tradeoffs", FOR_ALL, "a layer of n neurons, no γ",
@@ -177,8 +178,8 @@ STATEMENTS = {
         THAN, "Corollary 19, from Davis et al. 2022 and Tian et al. 2022", FOR_ALL, "BN, σ as in Corollary 10, i < K",
         "O(σ^{−K+i−1} s_{i+1}⋯s_K/α²) evaluations find an α-stationary point with BN, O(s_{i+1}⋯s_K/α²) without.",
         "The slides quote the same source with error ∛(L²/T), that is L²/α³ evaluations, which exceeds L/α² without limit as L/α "
-        "grows; what can be found in finite time are (δ, α)-stationary points; and a smaller upper bound does not make training "
-        "faster.",
+        "grows (L = 10, α = 1: 100 against 10); what can be found in finite time are (δ, α)-stationary points; and a smaller upper "
+        "bound does not make training faster.",
     ),
     "T-T20": Statement(
         THAN, "Theorem 20, Eq. (13); proof in Appendix D", LIKELY,
