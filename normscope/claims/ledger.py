@@ -34,8 +34,8 @@ THEMES = (  # modules that register claims, in the order of the ledger
     "than2025.normalizers", "than2025.networks", "than2025.weights", "than2025.optimization", "than2025.generalization",
     "than2025.comparisons", "than2025.figures",
     "akbar.symmetry", "akbar.derivatives", "akbar.conditioning", "akbar.dynamics", "akbar.theory", "akbar.discussion",
-    "akbar.observations",
-    "answers.later", "answers.floors", "answers.residual",
+    "akbar.extensions", "akbar.observations",
+    "answers.later", "answers.floors", "answers.residual", "answers.noise",
 )  # fmt: skip
 STATEMENTS = ("than2025.statements", "akbar.statements", "answers.statements")
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", HEDGED: "blue", MEASURED: "magenta"}

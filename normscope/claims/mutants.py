@@ -7,7 +7,7 @@ Where a statement does not hold as it stands, the mutants are those of the mende
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.akbar import conditioning, derivatives, discussion, symmetry, theory
+from normscope.claims.answers import noise
 from normscope.claims.calculus import scalar, spectral_product
 from normscope.claims.ledger import Claim, load
 from normscope.claims.observed import exchanged
@@ -42,6 +43,11 @@ class Fate:
         if self.before.verdict == MEASURED:
             return self.before.evidence != self.after.evidence
         return self.before.verdict != self.after.verdict
+
+    @property
+    def blunt(self) -> bool:
+        """Whether the statement's evidence says that it is not sharp here."""
+        return any("not sharp here" in str(value) for value in self.before.evidence.values())
 
     def __str__(self) -> str:
         fate = "killed" if self.killed else "survives"
@@ -114,6 +120,8 @@ MENDED: dict[str, Changes] = {  # what holds instead, of statements that do not 
     "A-S7.2-norms": {"stated": discussion.sum_of_scale_free_norms},
     "A-S7.2-margin": {"stated": lambda growth: 1.0},
     "A-S10-VC": {"stated": lambda number: number},
+    "A-S9.5-clipping": {"stated": lambda start, plain: plain},
+    "A-S9.5-training": {"stated": lambda size: size**2},
 }
 
 OTHERS: dict[str, dict[str, Changes]] = {
@@ -160,8 +168,8 @@ OTHERS: dict[str, dict[str, Changes]] = {
         "earlier norms": {"stated": lambda norms, i: networks.product_of_factors(norms[:i])},
     },
     "T-S5.1": {
-        "convex as strongly convex": {
-            "stated": lambda strong, constant, radius, t: optimization.least_gap(True, constant, radius, t)
+        "strongly convex as convex": {
+            "stated": lambda strong, constant, radius, t: optimization.least_gap(False, constant, radius, t)
         },
         "no root": {"stated": lambda strong, constant, radius, t: constant * radius / (4 if strong else 2) / t**0.25},
     },
@@ -234,6 +242,10 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "A-S9.2-noise": {"statistics of the data": {"statistics": "data"}, "σ^0.9": {"power": 0.9}},
     "A-S9.3-shift": {"mean 0.1": {"stated": (0.1, 1.0)}},
     "A-S9.5-tangent": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
+    "A-S5.1-saddle": {"1/m²": {"stated": lambda size: size**-2.0}},
+    "A-S9.5-clipping": {"one weight × 0.9": {"stated": lambda start, plain: torch.cat([0.9 * plain[:1], plain[1:]])}},
+    "A-S9.5-free": {"gain 0.9": {"gain": 0.9}, "gain 1.1": {"gain": 1.1}},
+    "A-S9.5-training": {"c": {"stated": lambda size: size}},
     "A-S4.3-fisher": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
     "L-explosion": {"2^depth": {"stated": lambda depth: 2.0**depth}},
     "O-floor-BN": {"n_K, no root": {"stated": lambda last, trace: len(last) / trace.sqrt()}},
@@ -242,6 +254,10 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "O-small-variance": {"‖S⁻¹W‖/2": {"stated": lambda w, s, epsilon: torch.linalg.matrix_norm(w / s[:, None], 2) / 2}},
     "O-residual": {"1 + ½ℓ/σ": {"stated": lambda ratios: torch.stack([1 + ratio / 2 for ratio in ratios]).prod()}},
     "O-depth": {"log depth": {"stated": lambda branch, growth, depth: 1 + float(torch.tensor(depth).log())}},
+    "O-batch-noise": {
+        "no bias": {"stated": lambda m, slope, random: (slope, noise.mean_and_variance(m, slope, random)[1])},
+        "variance/m": {"stated": lambda m, slope, random: (noise.shrinkage(m) * slope, (slope**2 + random**2) / m)},
+    },
     "T-F1": {"the product is 10^50": {"stated": figures.inflated}},
     "T-F2": {"training goes backwards": {"stated": figures.backwards}},
     "T-F1-resnet18": {"the product is 10^50": {"stated": figures.inflated}},
@@ -257,7 +273,7 @@ OTHERS: dict[str, dict[str, Changes]] = {
 NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale
     "A-P4.1", "A-P4.1-gamma", "A-S9.1-bias", "A-C4.1.1", "A-P4.2", "A-P4.3", "A-S3.2-flat", "A-R5.1", "A-S4.3-fisher", "A-metric",
     "A-S9.2-noise", "A-S9.5-tangent",
-    "T-D4", "T-C22-labels", "T-C18", "T-LLA", "A-WN-radial", "A-L5.1-LN",
+    "T-D4", "T-C22-labels", "A-WN-radial", "A-L5.1-LN",
 }  # fmt: skip
 
 
@@ -303,14 +319,30 @@ def _scaled(formula: Any, factor: float) -> Any:
 
 
 def report(claims: Mapping[str, Claim], seed: int, progress: Callable[[str, int, int], None]) -> Iterator[str]:
-    """One line per mutant, then how many were killed and which claims no mutant of scale can tell."""
-    killed = survived = 0
-    blunt = []
+    """One line per mutant, with the reason where it survives; then how many were killed, and what survives without a reason."""
+    killed = 0
+    survivors: dict[str, list[Fate]] = {}
     for done, claim in enumerate(claims.values()):
         progress(claim.id, done, len(claims))
         found = fates(claim, seed)
-        killed, survived = killed + sum(fate.killed for fate in found), survived + sum(not fate.killed for fate in found)
-        blunt += [claim.id] if not any(fate.killed and fate.scale for fate in found) else []
-        yield from map(str, found)
-    yield f"{killed} mutants killed, {survived} survive"
-    yield f"no mutant of scale is killed (not sharp here, or measured): {', '.join(blunt)}"
+        killed += sum(fate.killed for fate in found)
+        for fate in found:
+            why = "" if fate.killed else reason(fate, found)
+            survivors.setdefault(why, []).append(fate)
+            yield f"{fate} ({why})" if why else str(fate)
+    del survivors[""]
+    yield f"{killed} mutants killed; " + "; ".join(f"{len(group)} survive, {why}" for why, group in survivors.items())
+    left = [f"{fate.id} {fate.mutant}" for fate in survivors.get(UNEXPLAINED, [])]
+    yield f"survive without a reason: {', '.join(left) or 'none'}"
+
+
+UNEXPLAINED = "unexplained"
+
+
+def reason(fate: Fate, found: Sequence[Fate]) -> str:
+    """Why a mutant survives: a bound that no instance reaches, or a weaker statement than one that does hold."""
+    if fate.blunt:
+        return "not sharp here"
+    if fate.scale and any(other.scale and other.killed for other in found):
+        return "weaker than what holds; its counterpart is killed"
+    return UNEXPLAINED

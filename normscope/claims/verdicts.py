@@ -16,6 +16,7 @@ REFUTED = (FALSE, GAP, HEDGED)
 TOLERANCE = 1e-6  # relative, in float64
 ROUNDING = 1e-12  # relative: smaller numbers depend on the machine, and are shown as nothing
 SHARP = 0.9999  # a bound that some instance reaches to this part is called sharp
+STANDARD_ERRORS = 5  # that a mean of draws may be away from what is stated
 SHRUNK = 0.9  # what a mutant of scale multiplies a bound by
 NOT_SHARP = {"sharpness": f"not sharp here: × {SHRUNK:g} survives"}
 
@@ -136,8 +137,11 @@ class Trial:
     terms: tuple[tuple[str, float], ...] = ()
 
 
-def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | str) -> Outcome:
-    """A bound with probability 1 − δ: in no setting broken by more than a part δ of the trials, three standard errors allowed."""
+def coverage(trials: Sequence[Trial], delta: float, proof: str, **evidence: float | int | str) -> Outcome:
+    """A bound with probability 1 − δ: in no setting broken by more than a part δ of the trials, three standard errors allowed.
+
+    proof: where it is proved, on which a verdict of `holds` rests; trials can only refute.
+    """
     settings = _by_setting(trials)
     excess = {name: _excess([trial.true > trial.bound for trial in group], delta) for name, group in settings.items()}
     worst = max(excess, key=excess.__getitem__)
@@ -147,6 +151,7 @@ def coverage(trials: Sequence[Trial], delta: float, **evidence: float | int | st
         "trials": len(trials),
         "broken": sum(t.true > t.bound for t in trials),
         "delta": delta,
+        "rests on": _basis(verdict, proof),
     }
     found |= {
         f"{name} could be × {factor:.3g}": "not sharp here" if factor < SHRUNK else "sharp"
@@ -177,6 +182,40 @@ def least_factors(trials: Sequence[Trial], delta: float) -> dict[str, float]:
     return worst
 
 
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A mean or a variance: the stated value, and independent draws whose mean it is."""
+
+    instance: str
+    stated: float
+    draws: torch.Tensor
+
+    @property
+    def mean(self) -> float:
+        return float(self.draws.mean())
+
+    @property
+    def standard_error(self) -> float:
+        return float(self.draws.std()) / sqrt(len(self.draws))
+
+    @property
+    def distance(self) -> float:
+        """From the stated value, in standard errors."""
+        return abs(self.mean - self.stated) / self.standard_error
+
+    def __str__(self) -> str:
+        return f"{self.instance}: stated {self.stated:.3g}, mean of draws {self.mean:.3g} ± {self.standard_error:.1g}"
+
+
+def expectation(estimates: Sequence[Estimate], proof: str, **evidence: float | int | str) -> Outcome:
+    """Stated means, each within five standard errors of that of the draws; `proof` as for `coverage`."""
+    worst = max(estimates, key=lambda estimate: estimate.distance)
+    verdict = HOLDS if worst.distance <= STANDARD_ERRORS else FALSE
+    found: Evidence = {"instances": len(estimates), "largest distance in standard errors": worst.distance}
+    found["rests on"] = _basis(verdict, proof)
+    return Outcome(verdict, found | evidence, str(worst) if verdict == FALSE else "")
+
+
 def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Outcome:
     """What the premises allow is at most (`least`: at least) what is stated; a case beyond it is a gap in the argument."""
     excess = {case: 1 / case.ratio if least and case.ratio else inf if least else case.ratio for case in cases}
@@ -204,6 +243,10 @@ def presence(effects: dict[str, float], least: float, confirmed: bool | None = N
 def measured(theirs: str, agrees: bool, settings: str, **ours: float | int | str) -> Outcome:
     """An observation: the paper's figure, ours, and whether ours agrees with what the paper says."""
     return Outcome(MEASURED, {"theirs": theirs, **ours, "agrees": bool(agrees), "settings": settings})
+
+
+def _basis(verdict: str, proof: str) -> str:
+    return f"the proof in {proof}, which the draws do not refute" if verdict == HOLDS else "the draws, which refute it"
 
 
 def _ratio(true: torch.Tensor, stated: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def _list_mutants(select: Sequence[str], long: bool, seed: int) -> None:
     claims = {claim.id: claim for claim in map(find, select)} or {
         id: claim for id, claim in load().items() if long or not claim.long
     }
+    out = sys.stdout  # each line as soon as it is there: all of them take minutes
     with progress("mutants") as show:
-        lines = [*report(claims, seed, lambda id, done, total: show(f"{id:<18}", done, total))]
-    print("\n".join(lines))
+        for line in report(claims, seed, lambda id, done, total: show(f"{id:<18}", done, total)):
+            print(line, file=out, flush=True)

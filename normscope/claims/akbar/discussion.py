@@ -1,4 +1,4 @@
-"""Akbar, Sections 7 and 9: saddles of linear networks with BN, a bound in norms, noise, shift, and steps without a radial part."""
+"""Akbar, Sections 7 and 9: saddles of linear networks with BN, a bound in norms, noise and shift."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normscope.claims.akbar.derivatives import scale_free_loss
 from normscope.claims.akbar.dynamics import VISIBLE, minibatch_loss
 from normscope.claims.calculus import Map, gradient, hessian, normal, random_weights, scalar, standardize
 from normscope.claims.ledger import claim
@@ -33,7 +32,7 @@ def saddles_of_linear_batch_norm(
     for inputs in (2, 5):
         x = standardize(normal(generator, 40, inputs), 0, 0.0)
         targets = standardize(x[:, 0] + 0.3 * normal(generator, 40), 0, 0.0)
-        loss = _linear_neuron(x, targets)
+        loss = linear_neuron(x, targets)
         best = torch.linalg.lstsq(x, targets[:, None]).solution[:, 0]
         least = (x @ best - targets).square().mean() / 2
         moment, free = targets @ x, normal(generator, inputs)
@@ -47,7 +46,7 @@ def saddles_of_linear_batch_norm(
     return identity(cases, **known)
 
 
-def _linear_neuron(x: Tensor, targets: Tensor) -> Map:
+def linear_neuron(x: Tensor, targets: Tensor) -> Map:
     """L of (w, γ) in one vector."""
     return lambda p: (p[-1] * standardize(x @ p[:-1], 0, 0.0) - targets).square().mean() / 2
 
@@ -138,20 +137,3 @@ def standardized_inputs(generator: torch.Generator, stated: tuple[float, float] 
     even, uneven = (standardize(torch.tensor(z, dtype=torch.float64), 0, 0.0) for z in ((1.0, -1.0), (4.0, -1.0, -1.0, -1.0, -1.0)))
     after = {"mean behind a ReLU, ẑ = ±1": float(even.relu().mean()), "ẑ = 2 or −½": float(uneven.relu().mean())}
     return identity(cases, **after)
-
-
-@claim("A-S9.5-tangent")
-def steps_in_the_tangent_plane(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Outcome:
-    """∇L − (∇L·w)w/‖w‖² = ∇L for a neuron before BN: leaving out the radial part leaves out nothing. stated: what is left out.
-
-    Without BN it does (evidence: the part of ‖∇L‖ that is radial). A gradient that is normalized instead turns w by η/‖w‖ per
-    step, one that is not by η‖∇L‖/‖w‖, which is of order 1/‖w‖².
-    """
-    cases = []
-    for inputs in (3, 8):
-        loss, w = scale_free_loss(generator, inputs), normal(generator, inputs)
-        slope, along = gradient(loss, w), stated(w)
-        cases.append(Case(f"{inputs} weights", slope - (slope @ along) / (along @ along) * along, slope))
-    x, targets = normal(generator, 40, 8), normal(generator, 40)
-    plain = gradient(lambda p: ((x @ p).tanh() - targets).square().mean(), w)
-    return identity(cases, **{"radial part without BN": abs(float(plain @ w)) / float(plain.norm() * w.norm())})

@@ -64,16 +64,21 @@ def gradient_size(generator: torch.Generator, stated: Callable[[Tensor, float], 
     return upper_bound(cases, **{"error of the rate 1/‖w‖": error})
 
 
-def flow(loss: Map, start: Tensor) -> Tensor:
-    """dw/dt = −∇L(w) up to TIME by the classical Runge–Kutta method."""
-    w, h = start, TIME / STEPS
+def integrated(velocity: Map, start: Tensor, time: float = TIME) -> Tensor:
+    """The solution of dw/dt = velocity(w) after some time, by the classical Runge–Kutta method."""
+    w, h = start, time / STEPS
     for _ in range(STEPS):
-        a = -gradient(loss, w)
-        b = -gradient(loss, w + h / 2 * a)
-        c = -gradient(loss, w + h / 2 * b)
-        d = -gradient(loss, w + h * c)
+        a = velocity(w)
+        b = velocity(w + h / 2 * a)
+        c = velocity(w + h / 2 * b)
+        d = velocity(w + h * c)
         w = w + h / 6 * (a + 2 * b + 2 * c + d)
     return w
+
+
+def flow(loss: Map, start: Tensor) -> Tensor:
+    """dw/dt = −∇L(w) up to TIME."""
+    return integrated(lambda w: -gradient(loss, w), start)
 
 
 def layer_norm_loss(generator: torch.Generator) -> tuple[Layer, Map]:

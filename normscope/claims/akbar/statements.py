@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.claims.statement import AKBAR, DOUBTED, FOR_ALL, OBSERVED, SUGGESTED, Statement
+from normscope.claims.statement import AKBAR, CAN, DOUBTED, EXISTS, FOR_ALL, OBSERVED, SUGGESTED, Statement
 
 BATCH_STATISTICS = "statistics of the batch, ε = 0"
 ONE_UNIT = "one BN unit, a batch of m, a = γẑ + β, δ = ∂L/∂a"
@@ -70,7 +70,8 @@ STATEMENTS = {
     "A-LN-backward": Statement(
         AKBAR, "Section 3.2, formula of LN", FOR_ALL, "one sample, d neurons, δ = ∂L/∂a",
         "∂L/∂z_i = (1/dσ)[dδ_i − Σδ_j − ẑ_j Σδ_jẑ_j].",
-        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j.",
+        "The index is a slip: the last term is ẑ_i Σγ_jδ_jẑ_j, and every δ_j carries its γ_j. Example: ẑ = (1, −1), δ = (1, 0), "
+        "γ = 1 has ∂L/∂z = 0; with ẑ_2 in place of ẑ_1 the first entry would be 1/σ.",
     ),
     "A-WN-3.2": Statement(
         AKBAR, "Section 3.2, weight norm", FOR_ALL, "w = gv/‖v‖",
@@ -146,7 +147,9 @@ STATEMENTS = {
     "A-L5.1-LN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "LN with weights and biases, ε = 0, gradient flow",
         "‖W‖_F of the layer is conserved.",
-        "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right.",
+        "With a bias only ‖W‖² + ‖b‖² is conserved: W·∇_W L = −b·∇_b L need not vanish. Without a bias it is right. "
+        "Example: x = 1, W = (1, 0, 0)ᵀ, b = (0, 0, −1), so z = (1, 0, −1): ∂L/∂W = ∂L/∂b is a multiple of (1, −2, 1), and its "
+        "product with W is not 0.",
     ),
     "A-L5.1-WN": Statement(
         AKBAR, "Section 5.1, paragraph after Lemma 5.1", FOR_ALL, "weight normalization, gradient flow in (v, g)",
@@ -219,6 +222,33 @@ STATEMENTS = {
         "Updates in the tangent plane of the sphere, without the radial part of the gradient, would do as BN does.",
         hedge=SUGGESTED,
     ),
+    "A-S5.1-saddle": Statement(
+        AKBAR, "Section 5.1, saddle-point escape, second item", CAN,
+        "a stationary point of the loss of all data; here a saddle in which no units are equal",
+        "There the gradient of a mini-batch need not be 0, for samples, μ and σ fluctuate, and can push parameters off the saddle.",
+        hedge=SUGGESTED,
+    ),
+    "A-S9.5-clipping": Statement(
+        AKBAR, "Section 9.5, normalization in different spaces", FOR_ALL, "gradient flow without BN here",
+        "Normalizing or clipping gradients could shape the geometry as BN does.",
+        "It changes the clock and not the geometry: the fields −∇L, −∇L/‖∇L‖ and the clipped one have the same direction, so their "
+        "flows run along the same curves, and ‖w‖ changes as it does without. BN changes the curves: it keeps ‖w‖. What they share "
+        "is that a step no longer grows with some scale: with BN that of w, with normalized gradients that of L.", SUGGESTED,
+    ),
+    "A-S9.5-free": Statement(
+        AKBAR, "Section 9.5, BN in extremely deep networks, of normalizer-free networks", EXISTS,
+        "at initialization; ReLU chains here",
+        "Initialization and scaled activations can do what BN does: signals and gradients neither explode nor vanish with depth.",
+        hedge=SUGGESTED,
+    ),
+    "A-S9.5-training": Statement(
+        AKBAR, "Section 9.5, BN in extremely deep networks, last sentence", EXISTS,
+        "no normalizer; a linear neuron on whitened inputs here",
+        "An initialization may be found that keeps the variance of activations at 1 throughout training, so that BN is not needed.",
+        "No start can: at the minimum the variance is that of what the layer has to give. x = ±1 with targets 2x: w = 1 has "
+        "variance 1, and descent brings w to 2 and the variance to 4. "
+        "It takes a constraint, such as BN, or ‖w‖ = 1 on whitened inputs.", SUGGESTED,
+    ),
     "A-E1": Statement(
         AKBAR, "Section 8, Experiment 1", OBSERVED, "a linear classifier in the plane",
         "With BN the norm of w changes by less than 1 % in training; without, it moves.",
@@ -254,7 +284,7 @@ STATEMENTS = {
         "already, and it grows without noise too.", SUGGESTED,
     ),
     "A-large-lr": Statement(
-        AKBAR, "Sections 1.1 and 5.1, after Bjorck et al.", OBSERVED, "a 5-layer network on digits here",
+        AKBAR, "Sections 1.1, 5.1 and 7.1, after Bjorck et al.", OBSERVED, "a 5-layer network on digits here",
         "BN widens the range of learning rates at which training is stable; without it a small rate reaches a similar accuracy.",
     ),
     "A-smooth": Statement(

@@ -8,7 +8,8 @@ STATEMENTS = {
     "L-explosion": Statement(
         LATER, "against Than 2025, Section 4.2; of random networks, Yang et al. 2019 (Akbar, Section 2.3)", EXISTS,
         "ReLU chains with BN of the data's statistics, all ‖W_k‖ = 1",
-        "The constant of a network with BN grows exponentially with depth, while that of the same network without BN is at most 1.",
+        "The constants of a network with BN in its input and in W_1 grow exponentially with depth; without BN they are at most 1 "
+        "and ‖x‖.",
     ),
     "L-rank": Statement(
         LATER, "against Than 2025, Section 4.2", EXISTS, "one BN layer, ε = 0, data close to a line; ‖W‖ = 1",
@@ -42,5 +43,13 @@ STATEMENTS = {
         ANSWER, "docs/laws.md, Floors, Theorem 5 (question 3 of the digest)", FOR_ALL,
         "BN with the data's statistics, ε > 0, any σ ≥ 0",
         "‖D⁻¹W‖ ≤ min(‖S⁻¹W‖, ‖W‖/√ε), S = diag σ, D = (S² + ε)^½: both are reached, for W → cW at c → ∞ and c → 0.",
+    ),
+    "O-batch-noise": Statement(
+        ANSWER, "docs/laws.md, Theorem 6 (future work of Akbar, Sections 9.2 and 10)", FOR_ALL,
+        "a linear neuron with BN on Gaussian inputs, squared error, ‖w‖ = 1; mini-batches of m ≥ 3 (variance: m ≥ 4), ε = 0; τ the "
+        "gradient of all data along a unit v ⟂ w, ν the deviation of the noise in the targets",
+        "The mini-batch gradient has the mean a_mτ with a_m = √(2/m)Γ(m/2)/Γ((m − 1)/2) ≈ 1 − 3/(4m) and the variance "
+        "(m − 2)(mτ² + ν²)/(m(m − 3)) − a_m²τ². So the noise biases the learning rate and no critical point, and bias² is at most "
+        "0.36/m of the variance.",
     ),
 }  # fmt: skip

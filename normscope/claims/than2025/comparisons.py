@@ -16,6 +16,7 @@ from normscope.claims.than2025.generalization import (
     DELTA,
     LOSS_BOUND,
     POINTS,
+    PROOF,
     Sample,
     adversarial_losses,
     bound_of_theorem,
@@ -46,7 +47,7 @@ def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float
             terms = (("the sensitivity term", change), ("g", sample.uncertainty))
             bound = stated(sample.empirical(loss), change, sample.uncertainty)
             trials.append(Trial(setting, bound, sample.risk(loss), terms=terms))
-    return weaker(upper_bound(cases), coverage(trials, DELTA))
+    return weaker(upper_bound(cases), coverage(trials, DELTA, PROOF))
 
 
 def attacked(loss: Tensor, radius: float) -> Tensor:

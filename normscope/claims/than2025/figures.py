@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from normscope.lab.experiment import Results
 from normscope.lab.measurements import LayerMeter
 from normscope.lab.models.efficientnet import InvertedResidual, Stage
 from normscope.lab.models.layers import convolution, initialize, linear
-from normscope.lab.training import Training, ends, fit, prepared_data, train
+from normscope.lab.training import Training, ends, fit, prepare, prepared_data, shuffled
 from normscope.lab.workspace import Workspace
 
 Numbers = dict[str, float]
@@ -114,14 +114,21 @@ def data_needed(seed: int, target: float = 0.85) -> Numbers:
             needed[f"{normalizer}, depth {depth}"] = float("inf")
             for size in (50, 100, 200, 400, 800):
                 training = Training(
-                    "mlp", normalizer, {"width": 48, "depth": depth}, images=size, epochs=6000 // size, batch_size=50,
+                    "mlp", normalizer, {"width": 48, "depth": depth}, images=size, epochs=1, batch_size=50,
                     learning_rate=3e-3, weight_decay=0.0, seed=seed,
                 )  # fmt: skip
                 workspace = Workspace(directory() / f"data-{normalizer}-{depth}-{size}-{seed}", seed)
-                if ends(train(training, workspace))["test_accuracy"] >= target:
+                trained = fit(*prepare(training, workspace), training, workspace, batches=partial(_passes, 6000 // size))
+                if ends(trained)["test_accuracy"] >= target:
                     needed[f"{normalizer}, depth {depth}"] = float(size)
                     break
     return needed
+
+
+def _passes(number: int, classes: torch.Tensor, size: int, order: torch.Generator) -> Iterator[torch.Tensor]:
+    """Batches of several passes as one epoch: the end counts, and what an epoch evaluates and saves takes longer than its steps."""
+    for _ in range(number):
+        yield from shuffled(classes, size, order)
 
 
 def saves_more_when_deeper(needed: Numbers) -> bool:

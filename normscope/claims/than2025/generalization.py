@@ -32,6 +32,7 @@ from normscope.claims.verdicts import Case, Outcome, Trial, coverage, implicatio
 DELTA = 0.05
 POINTS = 800
 LOSS_BOUND = 1.0
+PROOF = "docs/laws.md, Cells"  # for cells that were fixed before the sample
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def local_lipschitz_bound(generator: torch.Generator, stated: Callable[[float, f
     """
     trials = cover(generator, stated, adversarial_losses)
     hoeffding = min(uncertainty(1, 1, size) / sqrt(log(1 / DELTA) / (2 * size)) for size in (100, 400, 3000))
-    return coverage(trials, DELTA, **{"least g/Hoeffding": hoeffding})
+    return coverage(trials, DELTA, PROOF, **{"least g/Hoeffding": hoeffding})
 
 
 @claim("T-T20-local")
@@ -208,7 +209,7 @@ def lipschitz_on_cells_with_data(
     sample = next(samples(generator, 1))
     spiky = (sample.counts == 0).double() * LOSS_BOUND
     flat = {"inside of one cell, L = 0 near the samples: bound": sample.uncertainty, "risk": sample.risk(spiky)}
-    return coverage(cover(generator, stated, wild), DELTA, **flat)
+    return coverage(cover(generator, stated, wild), DELTA, PROOF, **flat)
 
 
 def chosen_after(size: int, risk: float) -> float:
@@ -252,7 +253,7 @@ def discontinuous_loss_bound(
         slopes = {f"of slope {slope:g} with jumps": memorized(sample, slope) for slope in (0.5, 20.0, 500.0)}
         return {name: (heights[sample.cell] + loss).clamp(max=LOSS_BOUND) for name, loss in slopes.items()}
 
-    return coverage(cover(generator, stated, jumping), DELTA)
+    return coverage(cover(generator, stated, jumping), DELTA, PROOF)
 
 
 @claim("T-S-T1")
@@ -270,7 +271,7 @@ def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float],
                 gap = abs(sample.risk(values) - sample.empirical(values))
                 bound = stated(spread, sample.uncertainty)
                 trials.append(Trial(f"{sample.setting}, loss {side}{name}", bound, gap, terms=terms))
-    return coverage(trials, DELTA)
+    return coverage(trials, DELTA, PROOF)
 
 
 def sum_of_errors(optimization: Tensor, deviation: Tensor) -> Tensor:
@@ -335,4 +336,4 @@ def network_bound(
         gap, loss, constant = max(candidates, key=lambda candidate: candidate[0])
         spread = sample.spread(constant.expand(sample.cells))
         trials.append(Trial(sample.setting, spread + sample.uncertainty * float(loss.max()), gap))
-    return weaker(upper_bound(cases), coverage(trials, DELTA))
+    return weaker(upper_bound(cases), coverage(trials, DELTA, PROOF))

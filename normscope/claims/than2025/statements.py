@@ -44,7 +44,8 @@ STATEMENTS = {
     ),
     "T-S-GN": Statement(
         SLIDES, "slide on Lipschitz continuity", FOR_ALL, "groups of n_g neurons, with γ", "‖GN‖_Lip ≤ (1 − 1/n_g)‖γ/σ‖.",
-        "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: no factor 1 − 1/n_g belongs there.",
+        "‖GN‖_Lip ≤ max|γ|/σ with the least σ of the groups: no factor 1 − 1/n_g belongs there. Example: T-S-LN's, as one of two "
+        "groups.",
     ),
     "T-D-LN": Statement(
         DIGEST, "architecture onboarding, component map and design tradeoffs", FOR_ALL, "a layer of n neurons, no γ",
@@ -177,11 +178,12 @@ STATEMENTS = {
         THAN, "Corollary 19, from Davis et al. 2022 and Tian et al. 2022", FOR_ALL, "BN, σ as in Corollary 10, i < K",
         "O(σ^{−K+i−1} s_{i+1}⋯s_K/α²) evaluations find an α-stationary point with BN, O(s_{i+1}⋯s_K/α²) without.",
         "The slides quote the same source with error ∛(L²/T), that is L²/α³ evaluations, which exceeds L/α² without limit as L/α "
-        "grows; what can be found in finite time are (δ, α)-stationary points; and a smaller upper bound does not make training "
-        "faster.",
+        "grows (L = 10, α = 1: 100 against 10); what can be found in finite time are (δ, α)-stationary points; and a smaller upper "
+        "bound does not make training faster.",
     ),
     "T-T20": Statement(
-        THAN, "Theorem 20, Eq. (13); proof in Appendix D", LIKELY, PARTITION,
+        THAN, "Theorem 20, Eq. (13); proof in Appendix D", LIKELY,
+        f"{PARTITION}; λ_i the mean distance between a sample of cell i and a draw from it",
         "F(P, h) ≤ F(D, h) + Σ_T (m_i/m) λ_i L_i + g(D, δ), g = C(√2 + 1)√(|T| ln(2N/δ)/m) + 2C|T| ln(2N/δ)/m.",
     ),
     "T-T20-local": Statement(
@@ -206,9 +208,9 @@ STATEMENTS = {
         "|F(P, h) − F(D, h)| ≤ Σ_T (m_i/m) λ_i L_i + g.",
     ),
     "T-S-adversarial": Statement(
-        SLIDES, "slide on generalization, last item under Eq. (6)", FOR_ALL, "attacks whose radius is at least the cells' diameter",
-        "The bound explains why adversarial training is reasonable: a small loss around every sample makes the bound small.",
-        hedge=SUGGESTED,
+        SLIDES, "slide on generalization, last item under Eq. (6)", FOR_ALL,
+        "read as: attacks whose radius is at least the cells' diameter, a small loss under attack",
+        "The bound (6) explains why many methods of adversarial training are reasonable: they make it small.",
     ),
     "T-S-errors": Statement(
         SLIDES, "slide on the errors of a trained model", FOR_ALL, "any family of models that has minimizers of both risks",
@@ -262,7 +264,8 @@ STATEMENTS = {
         "Input variances grow past 1 in training, so that ∏1/σ_k becomes exponentially small.",
     ),
     "T-F1-resnet18": Statement(
-        THAN, "Figure 1, ResNet-18", OBSERVED, "CIFAR-10; digits here", "The product of ResNet-18's weight norms reaches 10^50.",
+        THAN, "Figure 1 and Remark 7, first item, ResNet-18", OBSERVED, "CIFAR-10; digits here",
+        "The product of ResNet-18's weight norms reaches 10^50.",
     ),
     "T-F2-resnet18": Statement(
         THAN, "Figure 2 and Section 4.2, ResNet-18", OBSERVED, "CIFAR-10; digits here",

@@ -56,7 +56,8 @@ def trials(settings: PenaltySettings, seed: int) -> dict[str, Penalized]:
 
 def measure(trial: Penalized, workspace: Workspace) -> Numbers:
     model, split = prepare(trial, workspace)
-    trained = fit(model, split, trial, workspace, penalty=partial(_weighted, trial.penalty))
+    penalty = partial(_weighted, trial.penalty) if trial.penalty else None
+    trained = fit(model, split, trial, workspace, penalty=penalty)
     return {**ends(trained), "audit": audited(trained.model, split.train[0][: trial.batch_size], workspace.generator("audit"))}
 
 
