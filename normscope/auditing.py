@@ -243,6 +243,8 @@ def audit(
     check_wanted(local)
     if within is not None:
         check_above("within", within, 1)
+    if report is not None:
+        report("tracing the model", 0, 1)
     graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
     above = upper(graph, report, region, known, partial=True, effort=effort)
     call = Call.of(example)
