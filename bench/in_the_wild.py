@@ -2,14 +2,15 @@
 
     python -m bench in_the_wild DIR [--page docs/in-the-wild.md]
 
-DIR holds minilm/ (model.safetensors, vocab.txt) and crepe/ (tiny.pth), of which those are used that are there.
+DIR holds minilm/ (model.safetensors, vocab.txt), crepe/ (tiny.pth), fcpe/ (fcpe_c_v001.pt) and smollm2/ (one .gguf file), of which
+those are used that are there. `--only NAME` takes one of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,57 @@ class Crepe(nn.Module):
             x = self.get_submodule(f"conv{i + 1}_BN")(self.get_submodule(f"conv{i + 1}")(x).relu())
             x = functional.max_pool2d(x, (2, 1), (2, 1))
         return self.classifier(x.permute(0, 2, 1, 3).reshape(-1, 256)).sigmoid()  # type: ignore[no-any-return]
+
+
+class Transposed(nn.Module):
+    """Channels and time change places."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
+
+
+class Depthwise(nn.Module):
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, kernel, padding=kernel // 2, groups=channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)  # type: ignore[no-any-return]
+
+
+class Conformer(nn.Module):
+    """A residual block: LN, a gated pointwise convolution, a depthwise one, SiLU, a pointwise one."""
+
+    def __init__(self, width: int, inner: int, kernel: int) -> None:
+        super().__init__()
+        self.conformer = nn.Module()
+        self.conformer.net = nn.Sequential(
+            nn.LayerNorm(width), Transposed(), nn.Conv1d(width, 2 * inner, 1), nn.GLU(dim=1), Depthwise(inner, kernel), nn.SiLU(),
+            nn.Conv1d(inner, width, 1), Transposed(),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.conformer.net(x)  # type: ignore[no-any-return, operator]
+
+
+class Fcpe(nn.Module):
+    """The network that FCPE's state dict names: convolutions with GN between, residual blocks, LN, weight norm."""
+
+    def __init__(self, mels: int, width: int, blocks: int, bins: int) -> None:
+        super().__init__()
+        self.input_stack = nn.Sequential(
+            nn.Conv1d(mels, width, 3, padding=1), nn.GroupNorm(4, width), nn.LeakyReLU(), nn.Conv1d(width, width, 3, padding=1)
+        )
+        self.net = nn.Module()
+        self.net.encoder_layers = nn.ModuleList(Conformer(width, 2 * width, 31) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.output_proj = nn.utils.parametrizations.weight_norm(nn.Linear(width, bins))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.input_stack(x.transpose(1, 2)).transpose(1, 2)
+        for block in self.net.encoder_layers:  # type: ignore[union-attr]
+            x = block(x)
+        return self.output_proj(self.norm(x)).sigmoid()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -81,7 +133,42 @@ def crepe(folder: Path) -> Trained:
     return Trained("CREPE tiny", model.eval(), frame, f"six times convolution, ReLU and BN, on a tone of {PITCH:g} Hz")
 
 
-NETWORKS: dict[str, Callable[[Path], Trained]] = {"crepe": crepe, "minilm": minilm}
+def fcpe(folder: Path) -> Trained:
+    """Layers' own `norm` belongs to attention, which this checkpoint was trained without; its tables are no part of the network."""
+    from transformers.audio_utils import mel_filter_bank
+
+    stored = torch.load(folder / "fcpe_c_v001.pt", weights_only=True)
+    mel, settings, weights = stored["config_dict"]["mel"], stored["config_dict"]["model"], stored["model"]
+    model = Fcpe(mel["num_mels"], settings["hidden_dims"], settings["n_layers"], settings["out_dims"])
+    named = {name.replace("weight_g", "original0").replace("weight_v", "original1"): value for name, value in weights.items()}
+    named = {name.replace("output_proj.original", "output_proj.parametrizations.weight.original"): named[name] for name in named}
+    model.load_state_dict({name: named[name] for name in model.state_dict()})
+    left = [name for name in named if name not in model.state_dict() and not name.startswith("net.encoder_layers")]
+    assert set(left) <= {"cent_table", "gaussian_blurred_cent_mask"}, left
+    size, hop = mel["n_fft"], mel["hop_size"]
+    tone = 0.5 * torch.sin(2 * torch.pi * PITCH * torch.arange(size + 31 * hop) / RATE)
+    spectrum = torch.stft(tone, size, hop, window=torch.hann_window(size), center=False, return_complex=True).abs()
+    bank = mel_filter_bank(size // 2 + 1, mel["num_mels"], mel["fmin"], mel["fmax"], mel["sr"], norm="slaney", mel_scale="slaney")
+    frames = (spectrum.T @ torch.from_numpy(bank).float()).clamp(min=1e-5).log()[None]
+    about = f"GroupNorm, LayerNorm and weight norm in one network of convolutions, on 32 frames of a tone of {PITCH:g} Hz"
+    return Trained("FCPE", model.eval(), frames, about)
+
+
+def smollm2(folder: Path) -> Trained:
+    from transformers import AutoModel, AutoTokenizer
+
+    file = next(folder.glob("*.gguf")).name
+    model = AutoModel.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(folder, gguf_file=file)(SENTENCE, return_tensors="pt").input_ids
+    with torch.no_grad():
+        example = {"inputs_embeds": model.get_input_embeddings()(ids)}
+    depth = model.config.num_hidden_layers
+    return Trained(
+        "SmolLM2-135M-Instruct", model.eval(), example, f'Llama with {depth} pre-norm layers, on the words of "{SENTENCE}"'
+    )
+
+
+NETWORKS: dict[str, Callable[[Path], Trained]] = {"crepe": crepe, "minilm": minilm, "fcpe": fcpe, "smollm2": smollm2}
 
 DEFINITIONS = {
     "weights_spectral": "∏‖W‖, operators",
@@ -121,9 +208,8 @@ def section(trained: Trained) -> Iterator[str]:
         else "The doctor finds nothing.",
         "",
     )
-    yield from (
-        f"- {finding.rule} ({finding.severity}) at {finding.where or 'the model'}: {finding.evidence}" for finding in findings
-    )
+    for finding in findings:
+        yield f"- {finding.rule} ({finding.severity}) at {finding.where or 'the model'}: {finding.evidence}"
     report = ns.symmetries(trained.model, trained.example, mode="eval")
     yield from (
         "",
@@ -132,14 +218,11 @@ def section(trained: Trained) -> Iterator[str]:
     )
 
 
-def _told(evidence: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in evidence.items())
-
-
 def main() -> None:
     given = argparse.ArgumentParser(prog="python -m bench in_the_wild")
     given.add_argument("folder", type=Path)
     given.add_argument("--page", type=Path)
+    given.add_argument("--only", choices=tuple(NETWORKS))
     arguments = given.parse_args(sys.argv[sys.argv.index("in_the_wild") + 1 :])
     lines = [
         "# In the wild: trained networks", "",
@@ -147,7 +230,7 @@ def main() -> None:
         "Written by `python -m bench in_the_wild DIR`.", "",
     ]  # fmt: skip
     for name, load in NETWORKS.items():
-        if (arguments.folder / name).is_dir():
+        if (arguments.folder / name).is_dir() and arguments.only in (None, name):
             lines += section(load(arguments.folder / name))
             print(f"{name}: done", file=sys.stderr, flush=True)
     text = "\n".join(lines).rstrip() + "\n"

@@ -491,8 +491,11 @@ INFINITE: dict[str, Case] = on(
         "argmax": lambda x: torch.where(x.argmax(1, keepdim=True) > 0, 1.0, x),
         "argmin": lambda x: torch.where(x.argmin(1, keepdim=True) > 0, 1.0, x),
         "isnan": lambda x: torch.where(torch.isnan(x), 1.0, x), "isinf": lambda x: torch.where(torch.isinf(x), 1.0, x),
-        "isfinite": lambda x: torch.where(torch.isfinite(x), 1.0, x),
-        "argsort": lambda x: x.gather(1, x.argsort(1)),
+        "isfinite": lambda x: torch.where(torch.isfinite(x), 1.0, x), "signbit": lambda x: torch.where(torch.signbit(x), 1.0, x),
+        "isposinf": lambda x: torch.where(torch.isposinf(x), 1.0, x), "isneginf": lambda x: torch.where(torch.isneginf(x), 1.0, x),
+        "all": lambda x: torch.where((x > 0).all(1, keepdim=True), 1.0, x), "any": lambda x: torch.where((x > 0).any(1, keepdim=True), 1.0, x),
+        "count_nonzero": lambda x: x * torch.count_nonzero(x > 0, 1)[:, None], "isin": lambda x: torch.where(torch.isin(x, torch.arange(3.0)), 1.0, x),
+        "argsort": lambda x: x.gather(1, x.argsort(1)), "embedding": lambda x: functional.embedding(x.argmax(1), torch.eye(3)),
         "searchsorted": lambda x: torch.where(torch.searchsorted(torch.arange(3.0), x) > 1, 1.0, x),
         "one_hot": lambda x: x * functional.one_hot(x.argmax(1), 3),
         "bucketize": lambda x: torch.where(torch.bucketize(x, torch.arange(3.0)) > 1, 1.0, x),
@@ -503,6 +506,6 @@ INFINITE: dict[str, Case] = on(
 UNREACHABLE: dict[str, str] = {
     **dict.fromkeys(("grouped_mm", "histc"), "of routers, whose samples are told apart elsewhere; tests/test_wild.py reaches them"),
     "copy": "tracing rewrites a copy as the expansion that it is; what is left copies integers",
-    **dict.fromkeys(("_weight_norm", "_weight_norm_interface", "embedding"), "a form only: acts on parameters, which are folded"),
+    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), "a form only: acts on parameters, which are folded"),
     **dict.fromkeys(("dropout", "feature_dropout", "native_dropout", "rrelu_with_noise"), "a form only: random, so not certified"),
 }

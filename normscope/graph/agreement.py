@@ -24,7 +24,7 @@ from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, first_left, first_unconfirmed, module_outputs
-from normscope.graph.perturbing import perturbed
+from normscope.graph.perturbing import Noise, perturbed
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
 LARGE = (
@@ -63,6 +63,7 @@ class Agreement:
     double: bool = True  # whether the model runs in float64
     compared: int = 0
     outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
+    spreads: dict[tuple[Call, float], float] = field(default_factory=dict)  # what rounding by some unit makes of them
 
     def per_sample(self, call: Call) -> Graph:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
@@ -195,9 +196,10 @@ class Agreement:
         size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
         if gap <= SAFETY * unit * size:
             return True
-        generator = torch.Generator().manual_seed(0)
-        moved = self._graph_output(call, perturbed(partial(_rounded, unit=unit, generator=generator)))
-        spread = _gap(moved, expected)
+        if (call, unit) not in self.spreads:
+            moved = self._graph_output(call, perturbed(partial(Noise(0).rounding, unit=unit)))
+            self.spreads[call, unit] = _gap(moved, expected)
+        spread = self.spreads[call, unit]
         if gap > SAFETY * (spread + unit * size):
             return False
         return True if SAFETY * spread <= BLURRED * max(size, 1e-300) else None
@@ -247,12 +249,6 @@ def float_inputs(call: Call, ids: bool) -> list[torch.Tensor]:
     """The tensors of a call that are inputs of its graph."""
     tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     return [tensor for tensor in tensors if tensor.is_floating_point() or ids]
-
-
-def _rounded(value: Any, unit: float, generator: torch.Generator) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    return value * (1 + unit * torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value))
 
 
 def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:

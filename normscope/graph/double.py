@@ -7,6 +7,7 @@ Weights, buffers and inputs are the stored numbers, casts between floating-point
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from torch.utils._pytree import tree_map
 FACTORIES = (torch.arange, torch.linspace, torch.logspace, torch.full, torch.range)
 LITERALS = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor)  # numbers of the source, rounded as there
 ASKS_DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+READERS = (  # they neither write to an argument nor return a view of one
+    torch.addmm, torch.matmul, torch.mm, torch.bmm, torch.baddbmm, torch.Tensor.matmul, torch.Tensor.__matmul__,
+    torch.nn.functional.linear, torch.nn.functional.embedding, torch.conv1d, torch.conv2d, torch.conv3d,
+)  # fmt: skip
 NARROWING = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 DROPOUTS = (
     torch.nn.functional.dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d, torch.nn.functional.dropout3d,
@@ -36,7 +41,8 @@ def softplus_threshold(threshold: float, dtype: torch.dtype) -> float:
 class InDouble(TorchFunctionMode):
     """Every call of torch gets float64 in place of other floating-point tensors and types.
 
-    A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes.
+    A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes; what the
+    large products alone read is copied for each of them, so that not all weights are there twice.
     dtype: what the model computes in. dropout: whether layers that drop at random do so.
     """
 
@@ -56,7 +62,7 @@ class InDouble(TorchFunctionMode):
             return function(*args, **kwargs)
         if function in DROPOUTS and not self.dropout:
             return self.double(args[0] if args else kwargs["input"])
-        args, kwargs = tree_map(self.double, (args, kwargs))
+        args, kwargs = tree_map(partial(self.double, kept=function not in READERS or "out" in kwargs), (args, kwargs))
         if function in NARROWING:
             return args[0].double()
         if function in (torch.rms_norm, torch.nn.functional.rms_norm) and len(args) < 4 and kwargs.get("eps") is None:
@@ -69,12 +75,15 @@ class InDouble(TorchFunctionMode):
             return function(*args, **{**kwargs, "dtype": torch.float64})
         return result
 
-    def double(self, value: Any) -> Any:
-        """float64 for any other floating-point type, and the shadow of a tensor of such a type."""
+    def double(self, value: Any, kept: bool = True) -> Any:
+        """float64 for any other floating-point type, and the shadow of a tensor of such a type, kept where it may be written to."""
         if isinstance(value, torch.dtype):
             return torch.float64 if value.is_floating_point else value
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
             return value
-        if id(value) not in self.shadows:
-            self.shadows[id(value)] = value, value.detach().to(torch.float64)
-        return self.shadows[id(value)][1]
+        if id(value) in self.shadows:
+            return self.shadows[id(value)][1]
+        made = value.detach().to(torch.float64)
+        if kept:
+            self.shadows[id(value)] = value, made
+        return made

@@ -208,7 +208,9 @@ class Graph:
         """
         wanted = set(capture)
         last_reader = {source: node for node in self.nodes for source in node.inputs}
-        values: dict[Node, Any] = dict(zip(self.inputs, (cast(value, dtype) for value in inputs), strict=True))
+        read = {*last_reader, *wanted, self.output}  # of a model's parameters, some inputs are read by no node
+        given = zip(self.inputs, inputs, strict=True)
+        values: dict[Node, Any] = {node: cast(value, dtype) if node in read else value for node, value in given}
         captured = {node: values[node] for node in self.inputs if node in wanted}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
             for node in self.nodes:

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from normscope.core.magnitude import ZERO, Magnitude
-from normscope.core.rounding import UNIT_ROUNDOFF, exponent_of, times_power_of_two
-from normscope.operators.dense import frobenius_norm, spectral_norm
+from normscope.core.magnitude import Magnitude
+from normscope.core.rounding import exponent_of, times_power_of_two
+from normscope.operators.dense import spectral_norm
+from normscope.operators.frequencies import Polyphase
 
 EXACT_SIZE = 2000  # the smaller side of a matrix that is made dense
 EXACT_WORK = EXACT_SIZE**3  # multiplications of the Gram matrices of all groups
-FREQUENCY_SLACK = 1e-4  # of the squared norm; the grid itself is looser than this
 COARSE_GRID = 16  # frequencies a kernel step: at most 0.49 % an axis above the full grid
-CHUNK_ENTRIES = 4_000_000  # complex entries of one batch of frequencies: 64 MB
 
 
 @dataclass(frozen=True)
@@ -111,33 +110,8 @@ class Convolution:
 
     def _circular_norm(self, grid: Sequence[int]) -> Magnitude:
         """max over frequencies of the norm of the polyphase kernel's transform, on a grid that the stride divides."""
-        kernel = self.grouped_kernel
-        groups, out, inner, taps = kernel.shape
         waves, inflation = self._coarse([n // s for n, s in zip(grid, self.stride, strict=True)])
-        positions = torch.tensor(list(itertools.product(*(range(k) for k in self.taps))))  # (taps, axes)
-        offsets = positions * torch.tensor(self.dilation)
-        stride = torch.tensor(self.stride)
-        shifts, phases = offsets // stride, offsets % stride
-        _, phase_of_tap = torch.unique(phases, dim=0, return_inverse=True)
-        phase_count = int(phase_of_tap.max()) + 1
-        by_tap = kernel.permute(3, 0, 1, 2).reshape(taps, -1)
-        taps_of = [by_tap[phase_of_tap == phase] for phase in range(phase_count)]
-        frequencies = _half_of_all(waves)
-        chunk = max(1, CHUNK_ENTRIES // (groups * out * inner * phase_count))
-        bound = ZERO
-        for some in frequencies.split(chunk):
-            turns = (some[:, None, :] * shifts[None]) % torch.tensor(waves)  # exact integers before any rounding
-            angle = 2 * math.pi * (turns / torch.tensor(waves, dtype=torch.float64)).sum(-1)
-            waves_of = angle.cos(), angle.sin()  # each (frequencies, taps)
-            blocks = [
-                torch.complex(*((wave[:, phase_of_tap == phase] @ taps_of[phase]) for wave in waves_of))
-                for phase in range(phase_count)
-            ]
-            joined = torch.cat(blocks, -1) if phase_count > 1 else blocks[0]
-            matrices = joined.reshape(len(some), phase_count, groups, out, inner).permute(0, 2, 3, 1, 4)  # phases act as inputs
-            matrices = matrices.reshape(len(some) * groups, out, phase_count * inner)
-            bound = spectral_norm(matrices, self._transform_error(taps), bound, FREQUENCY_SLACK)
-        return bound.widened(inflation)
+        return Polyphase.of(self.grouped_kernel, self.taps, self.stride, self.dilation).norm(waves).widened(inflation)
 
     def _coarse(self, waves: Sequence[int]) -> tuple[list[int], float]:
         """A coarser grid where the full one is finer than needed, and the relative amount that pays for it.
@@ -154,13 +128,6 @@ class Convolution:
                 factor /= math.cos(math.pi * steps / (2 * enough))
         return chosen, factor * (1 + 2.0**-45) - 1
 
-    def _transform_error(self, taps: int) -> float:
-        """‖computed − exact‖_F of one frequency's block: each entry sums `taps` terms with waves good to a few roundoffs.
-
-        An entry errs by at most c Σ_t |K_t|, and ‖Σ_t |K_t|‖_F ≤ √taps ‖K‖_F.
-        """
-        return 16 * (taps + 8) * UNIT_ROUNDOFF * math.sqrt(taps) * float(frobenius_norm(self.kernel))
-
     def _padding_gain(self) -> float:
         """√ of how often padding repeats an entry, the axes multiplied."""
         gain = 1.0
@@ -169,14 +136,6 @@ class Convolution:
             _, source = _padded_index(where, where, n, self.padding_mode)
             gain *= math.sqrt(int(torch.bincount(source).max()))
         return gain
-
-
-def _half_of_all(waves: Sequence[int]) -> torch.Tensor:
-    """One of every pair (ω, −ω), whose blocks are conjugate for a real kernel: (frequencies, axes)."""
-    every = torch.tensor(list(itertools.product(*map(range, waves))))
-    place = torch.tensor([math.prod(waves[axis + 1 :]) for axis in range(len(waves))])
-    own, opposite = (every * place).sum(1), ((-every) % torch.tensor(waves) * place).sum(1)
-    return every[own <= opposite]
 
 
 def _padded_index(to: torch.Tensor, at: torch.Tensor, size: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:

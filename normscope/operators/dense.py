@@ -9,7 +9,7 @@ rounding of G itself, at most γ_m ‖A‖_F², gives an upper bound that is a t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -52,17 +52,37 @@ def spectral_norm(matrices: torch.Tensor, perturbation: float = 0.0, at_least: M
     scale = Magnitude.from_log(exponent * math.log(2))
     if at_least > (scale * frobenius + perturbation).widened(1e-12):
         return at_least
-    floor = float((at_least / scale) ** 2)
     size, inner = sorted((rows, columns))
     if size == 1:
         squared = frobenius_squared * (1 + 4 * inner * UNIT_ROUNDOFF)
     else:
-        proved = (_prove_together if size < BATCHED_SIZE else _prove_one_by_one)(matrices, floor, frobenius_squared, slack)
-        roundoff = UNIT_ROUNDOFF * (8 if matrices.is_complex() else 2)
-        factorization, gram = (size + 2) * size * proved, (inner + 4) * frobenius_squared
-        squared = proved + 1.01 * roundoff * (factorization + gram + 4 * (proved + frobenius_squared))
+        together = matrices[None] if size < BATCHED_SIZE else matrices[:, None]
+        grams = (some.mH @ some if columns <= rows else some @ some.mH for some in together)
+        error = product_error(inner, frobenius_squared, matrices.is_complex())
+        squared = largest_eigenvalue(grams, frobenius_squared, error, float((at_least / scale) ** 2), slack)
     norm = Magnitude.from_log(math.log(squared) / 2 + exponent * math.log(2))
     return max(at_least, (norm + perturbation).widened(8 * UNIT_ROUNDOFF))
+
+
+def product_error(terms: int, frobenius_squared: float, is_complex: bool) -> float:
+    """‖computed − exact‖_F of a Gram matrix AᴴA, whose entries are sums of `terms` products."""
+    return _roundoff(is_complex) * (terms + 8) * frobenius_squared
+
+
+def largest_eigenvalue(grams: Iterable[torch.Tensor], most: float, error: float, at_least: float, slack: float) -> float:
+    """An upper bound, tight to about `slack`, on every eigenvalue of positive semidefinite matrices, (some, n, n) at a time.
+
+    most: a bound on every trace. error: ‖given − meant‖_F of each matrix, at most. at_least: what matrices are compared with first.
+    """
+    proved, roundoff, size = at_least, 0.0, 0
+    for some in grams:
+        size, roundoff = some.shape[-1], _roundoff(some.is_complex())
+        proved, slack = (_prove_together if size < BATCHED_SIZE else _prove_one_by_one)(some, proved, most, slack)
+    return proved + roundoff * ((size + 2) * size * proved + 4 * (proved + most)) + error
+
+
+def _roundoff(is_complex: bool) -> float:
+    return 1.01 * UNIT_ROUNDOFF * (8 if is_complex else 2)
 
 
 def gram_norms(grams: torch.Tensor, terms: int) -> torch.Tensor:
@@ -82,38 +102,34 @@ def _largest_frobenius(matrices: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(real.flatten(1), dim=1).max()) * (1 + (real[0].numel() + 8) * UNIT_ROUNDOFF)
 
 
-def _prove_together(matrices: torch.Tensor, floor: float, most: float, slack: float) -> float:
+def _prove_together(grams: torch.Tensor, floor: float, most: float, slack: float) -> tuple[float, float]:
     """c ≥ floor such that cI − G passes Cholesky for every matrix of the batch; c only grows, so what passed stays proved.
 
-    most: the largest ‖A‖_F², which needs no proof: what is left when guesses fail, however small, large or odd the entries are.
-    The largest ‖A‖² is at least `most` over the rank, so that c > 0 from the start.
+    most: the largest trace, which needs no proof: what is left when guesses fail, however small, large or odd the entries are.
+    The largest eigenvalue is at least `most` over the rank, so that c > 0 from the start. Also the slack that this took.
     """
-    rows, columns = matrices.shape[-2:]
-    gram = matrices.mH @ matrices if columns <= rows else matrices @ matrices.mH
-    waiting = gram[torch.linalg.matrix_norm(gram).argsort(descending=True)] if len(gram) > 1 else gram
-    bound = floor or max(most / min(rows, columns), _dense_eigenvalue(waiting[0]) * (1 + slack))
+    waiting = grams[torch.linalg.matrix_norm(grams).argsort(descending=True)] if len(grams) > 1 else grams
+    bound = floor or max(most / grams.shape[-1], _dense_eigenvalue(waiting[0]) * (1 + slack))
     for _ in range(len(waiting) + MOST_TURNS):  # each matrix may raise the bound once, when it is the largest so far
         shifted = -waiting
         shifted.diagonal(dim1=-2, dim2=-1).add_(bound)
         failed = torch.linalg.cholesky_ex(shifted).info != 0
         if not failed.any():
-            return bound
+            return bound, slack
         waiting = waiting[failed]
         bound, slack = _raise(bound, _dense_eigenvalue(waiting[0]) * (1 + slack), slack)
-    return max(bound, most)
+    return max(bound, most), slack
 
 
-def _prove_one_by_one(matrices: torch.Tensor, floor: float, most: float, slack: float) -> float:
+def _prove_one_by_one(grams: torch.Tensor, floor: float, most: float, slack: float) -> tuple[float, float]:
     """The same for large matrices, one at a time, with Lanczos only where the proof fails."""
     bound = floor
-    for matrix in matrices:
-        narrow = matrix if matrix.shape[1] <= matrix.shape[0] else matrix.mH
-        gram = narrow.mH @ narrow
+    for gram in grams:
         proved = _proved(gram, bound, most, slack)
         if proved is None:
-            return max(bound, most)
+            return max(bound, most), slack
         bound, slack = proved
-    return bound
+    return bound, slack
 
 
 def _proved(gram: torch.Tensor, bound: float, most: float, slack: float) -> tuple[float, float] | None:

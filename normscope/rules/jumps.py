@@ -7,7 +7,7 @@ import torch
 from normscope.core.interval import Interval
 from normscope.graph.graph import Node
 from normscope.rules.activations import homogeneity, number
-from normscope.rules.forms import Form, Forms
+from normscope.rules.forms import Form, Forms, Lookup
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 
 DECIDES = "its answer depends on the input's values, so the result may jump; give a region on which it is the same everywhere"
@@ -51,7 +51,8 @@ for _name in ("frac", "hardshrink", "heaviside", "remainder", "fmod", "floor_div
 for _name in (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
     "__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
-    "argmax", "argmin", "argsort", "isnan", "isinf", "isfinite",
+    "argmax", "argmin", "argsort", "isnan", "isinf", "isfinite", "isposinf", "isneginf", "signbit",
+    "all", "any", "count_nonzero", "isin",
     "histc", "searchsorted", "bucketize", "one_hot", "grouped_mm",
 ):  # fmt: skip
     register(_name, Jump(DECIDES))
@@ -71,3 +72,14 @@ class Threshold(Rule):
         if number(node.args[1], 0.0) != number(node.args[2], 0.0):
             return Gain.infinite(node, "it jumps at its threshold, so no finite constant exists")
         return Gain.of(1, method="slope")
+
+
+@rule("embedding")
+class Embedding(Jump):
+    """Rows of a table; where indices are computed from the input, as by vector quantization, it jumps from row to row."""
+
+    def __init__(self) -> None:
+        super().__init__(DECIDES)
+
+    def form(self, node: Node, forms: Forms) -> Form:
+        return Lookup((forms.of(node.args[0]),), node.shape, node=node)

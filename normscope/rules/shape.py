@@ -16,7 +16,7 @@ from normscope.core.interval import Interval
 from normscope.core.rounding import above, root
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
-from normscope.rules.forms import Form, Forms, Lookup
+from normscope.rules.forms import Form, Forms
 from normscope.rules.readings import Permuting, Reshaping
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
@@ -322,11 +322,3 @@ class Several(Rule):
 
     def linear(self, node: Node) -> bool:
         return True
-
-
-@rule("embedding")
-class Embedding(Rule):
-    """Rows of a table."""
-
-    def form(self, node: Node, forms: Forms) -> Form:
-        return Lookup((forms.of(node.args[0]),), node.shape, node=node)

@@ -71,14 +71,16 @@ def _aligned(shape: Shape, target: Shape) -> Iterable[tuple[list[int], list[int]
 
 def extends(labels: np.ndarray, axis: int, size: int) -> bool:
     """Whether some class of entries reaches along an axis of the given size."""
-    if size <= 1:
+    if size <= 1 or not labels.size:
         return False
     if labels.shape[axis] == 1:
         return bool((labels >= 0).any())
     rows = np.moveaxis(labels, axis, 0).reshape(size, -1)
-    pairs = np.stack([rows.ravel(), np.repeat(np.arange(size), rows.shape[1])], 1)
-    pairs = np.unique(pairs[pairs[:, 0] >= 0], axis=0)
-    return len(pairs) != len(np.unique(pairs[:, 0]))
+    first = np.full(int(labels.max()) + 1, -1)  # an index at which each class is seen
+    index = np.broadcast_to(np.arange(size)[:, None], rows.shape)
+    allowed = rows >= 0
+    first[rows[allowed]] = index[allowed]
+    return bool((first[rows[allowed]] != index[allowed]).any())
 
 
 def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -92,8 +94,8 @@ def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) 
     offset = count + 1  # node `count` is the forbidden one
     for entries, labels in relations:
         entries, labels = (side.ravel() for side in np.broadcast_arrays(entries, labels))
-        names, numbered = np.unique(labels, return_inverse=True)
-        nodes = np.where(names < 0, count, np.arange(len(names)) + offset)[numbered.ravel()]
+        names, numbered = distinct(labels)
+        nodes = np.where(names < 0, count, np.arange(len(names)) + offset)[numbered]
         lines.append(np.stack([np.where(entries < 0, count, entries), nodes]))
         offset += len(names)
     if not lines:
@@ -106,12 +108,24 @@ def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) 
 
 def renumbered(labels: np.ndarray) -> np.ndarray:
     """The same classes, numbered from 0 in the order of their first entry; −1 stays."""
-    names, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    names, places = distinct(labels.ravel())
+    first = np.empty(len(names), dtype=np.int64)
+    first[places[::-1]] = np.arange(len(places) - 1, -1, -1)  # of several entries the last one written stays: the first of all
     rank = np.empty(len(names), dtype=np.int64)
     allowed = names >= 0
     rank[allowed] = np.argsort(np.argsort(first[allowed]))
     rank[~allowed] = FORBIDDEN
-    return rank[inverse.ravel()].reshape(labels.shape)
+    return rank[places].reshape(labels.shape)
+
+
+def distinct(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct numbers ≥ −1 of a row, in order, and where among them each entry's is; in linear time if none is large."""
+    if not labels.size or int(labels.max()) > 4 * labels.size + 1000:
+        names, places = np.unique(labels, return_inverse=True)
+        return names, places.ravel()
+    there = np.zeros(int(labels.max()) + 2, dtype=bool)
+    there[labels + 1] = True
+    return np.flatnonzero(there) - 1, (np.cumsum(there) - 1)[labels + 1]
 
 
 def joined(all_labels: Sequence[np.ndarray]) -> np.ndarray:

@@ -139,7 +139,7 @@ def test_progress_is_reported():
 
 def test_the_page_is_fresh(ledger):
     """Of a measurement the page has one thing that it decides: whether a correction is printed. A full test measures all."""
-    agreed = [Result(find(id), Outcome(MEASURED, {"agrees": id not in DISAGREE}), 0.0) for id in LATE]
+    agreed = [Checked(find(id), Outcome(MEASURED, {"agrees": id not in DISAGREE}), 0.0) for id in LATE]
     assert PAGE.read_text(encoding="utf-8") == documentation(Ledger((*ledger, *agreed))), STALE
 
 

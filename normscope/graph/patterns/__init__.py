@@ -15,6 +15,7 @@ from normscope.graph.patterns.activations import as_activation
 from normscope.graph.patterns.attention import as_attention
 from normscope.graph.patterns.normalizers import as_centering, as_standardization
 from normscope.graph.patterns.rotary import as_rotary
+from normscope.graph.perturbing import Noise
 
 RECOGNISERS = (as_centering, as_activation, as_standardization, as_rotary, as_attention)
 
@@ -35,11 +36,11 @@ def recognise(graph: Graph) -> Graph:
 
 
 def _check_same_function(before: Graph, after: Graph) -> None:
-    generator = torch.Generator().manual_seed(0)
+    noise = Noise(0)
     inputs = [
         torch.zeros(node.shape, dtype=node.dtype)  # ids and masks, where parameters and all inputs are nodes
         if node.dtype is not None and not node.dtype.is_floating_point
-        else torch.randn(node.shape, generator=generator, dtype=torch.float64)
+        else noise(node.shape)
         for node in before.inputs
     ]
     with torch.no_grad():

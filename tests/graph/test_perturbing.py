@@ -1,0 +1,34 @@
+"""Noise for large tensors is as good as new numbers: normal, and not the same along any axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normscope.graph.perturbing import LENGTH, Noise
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (LENGTH,), (7, LENGTH), (1000, 250), (LENGTH // 2, 5), ()])
+def test_noise_is_normal_and_has_the_shape_asked_for(shape):
+    noise = Noise(0)
+    first, second = noise(shape), noise(shape)
+    assert first.shape == shape
+    assert not torch.equal(first, second)
+    if first.numel() > 1000:
+        assert abs(float(first.mean())) < 0.02
+        assert float(first.std()) == pytest.approx(1, abs=0.02)
+
+
+def test_rows_of_a_large_tensor_are_not_alike():
+    rows = torch.nn.functional.normalize(Noise(0)((400, 768)), dim=1)
+    assert float((rows @ rows.T).fill_diagonal_(0).abs().max()) < 0.3
+
+
+def test_rounding_is_relative_and_leaves_what_is_not_a_number():
+    value = torch.tensor([0.0, 1.0, -1e20], dtype=torch.float32)
+    moved = Noise(0).rounding(value, 1e-3)
+    assert moved.dtype == value.dtype
+    assert moved[0] == 0
+    assert bool(((moved / value - 1).abs()[1:] < 1e-2).all())
+    assert Noise(0).rounding(torch.tensor([1]), 1.0).item() == 1
+    assert Noise(0).rounding("same", 1.0) == "same"
