@@ -5,8 +5,8 @@ quotient at least as large. Where the function has a finite constant, quotients 
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
 quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
 ε. At two million times the size they must still be growing. Quotients count with their roundoff taken off (certify/lower.py). What
-levels off only beyond that, or is steep on less than 10⁻¹² of a segment, still looks like growth or a jump: evidence is no proof, so
-the certificate says what shows it.
+levels off only beyond that, or is steep on less than 10⁻¹² of a segment, still looks like growth or a jump: evidence is no proof,
+so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
