@@ -4,7 +4,9 @@ A segment of inputs is halved again and again, towards its steepest half: by the
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
 quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
-ε. Quotients count with their roundoff taken off (certify/lower.py).
+ε. At two million times the size they must still be growing. Quotients count with their roundoff taken off (certify/lower.py). What
+levels off only beyond that, or is steep on less than 10⁻¹² of a segment, still looks like growth or a jump: evidence is no proof,
+so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
@@ -12,6 +14,7 @@ Where the pass finds no bound and this finds no growth, nothing is proved either
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,8 +31,9 @@ from normscope.rules.decisions import is_decision
 
 HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fifth
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
-SCALES = tuple(8.0**power for power in range(-2, 4))  # sizes of inputs, relative to the example's
-SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest size
+POWERS = tuple(range(-2, 4))  # of 8: sizes of inputs, relative to the example's
+SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest of these sizes
+FAR, STEADY = 7, 0.8  # a power of 8 up to which quotients grow on, and by which part of the exponent that they grew with
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS = 8
 
@@ -154,18 +158,24 @@ class _Halving:
         """Quotients that grow with the size of the inputs, or as they shrink; not sought where points cannot travel together."""
         if self._captured.one_by_one:
             return ""
-        scaled = torch.cat([scale * self.ends[0] for scale in SCALES]), torch.cat([scale * self.ends[1] for scale in SCALES])
-        levels, raw = self._halved(scaled, SCALED_HALVINGS)
-        largest = list[tuple[float, Magnitude]]()
-        for place, scale in enumerate(SCALES):
-            segment = place * self.count + int(raw[-1, place * self.count : (place + 1) * self.count].argmax())
-            largest.append((scale, self._quotient(levels[-1], segment)))
-        for found, named in ((largest, "larger"), (largest[::-1], "smaller")):
-            found = list(found)
-            while found and not found[-1][1]:
-                found.pop()  # overflow
-            last = found[-COMPARED:]
-            if len(last) == COMPARED and last[0][1] and all(b >= a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
-                said = ", ".join(f"{value} at {scale:.3g} ×" for scale, value in last)
-                return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
+        largest = [*zip(POWERS, self._at(POWERS, SCALED_HALVINGS), strict=True)]
+        for found, named, far in ((largest, "larger", FAR), (largest[::-1], "smaller", -FAR)):
+            last = [(power, value) for power, value in found if value is not None][-COMPARED:]
+            if len(last) < COMPARED or not last[0][1] or any(b < a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
+                continue
+            (_, before), (power, end) = last[-2:]
+            (beyond,) = self._at((far,), HALVINGS)
+            if beyond is not None and beyond < end * math.exp((end / before).log * STEADY * abs(far - power)):
+                continue
+            said = ", ".join(f"{value} at {8.0**power:.3g} ×" for power, value in last)
+            return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
         return ""
+
+    def _at(self, powers: Sequence[int], halvings: int) -> list[Magnitude | None]:
+        """The largest quotient at each size of the inputs; None where outputs overflow."""
+        first, second = (torch.cat([8.0**power * end for power in powers]) for end in self.ends)
+        levels, raw = self._halved((first, second), halvings)
+        chosen = (raw[-1].reshape(len(powers), -1).argmax(1) + self.count * torch.arange(len(powers))).tolist()
+        values = [self._values(end)[0] for end in levels[-1]]
+        finite = [all(bool(value[segment].isfinite().all()) for value in values) for segment in chosen]
+        return [self._quotient(levels[-1], one) if known else None for one, known in zip(chosen, finite, strict=True)]

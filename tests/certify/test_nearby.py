@@ -70,6 +70,13 @@ def test_beyond_the_budget_a_note_says_so(monkeypatch):
     assert ns.audit(network(), X, effort=0, local=0.01).local is not None
 
 
+def test_in_a_deep_network_the_budget_counts_calls():
+    """Entries alone would allow it: columns go through every node behind each of 120 ReLUs."""
+    layers = [layer for _ in range(120) for layer in (nn.Linear(2, 2), nn.ReLU())]
+    found = ns.audit(nn.Sequential(*layers), randn(1, 2), effort=0)
+    assert found.local is None and any("times the budget" in note for note in found.notes)
+
+
 def test_what_goes_wrong_nearby_leaves_the_audit(monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no such luck")

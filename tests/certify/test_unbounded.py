@@ -28,6 +28,10 @@ WITH_CONSTANT = {
     "sorted by": lambda x: x.gather(1, x.argsort(1)),
     "smooth and steep": lambda x: torch.tanh(1e3 * x),
     "a product that levels off": lambda x: x * torch.tanh(x),
+    "a product that levels off far away": lambda x: x * torch.tanh(x / 1e4),
+    "a quotient that levels off far away": lambda x: x * x / (1 + x * x / 1e8),
+    "a square that is cut off far away": lambda x: (x * x).clamp(max=1e6),
+    "a direction, with a tiny ε": lambda x: x * torch.exp(-0.5 * torch.log(x.square().sum(1, keepdim=True) + 1e-10)),
     "hidden by roundoff": lambda x: (x + 1e6) - 1e6 + torch.where(x > 0, x, 2 * x),
     "constant beyond": lambda x: x.clamp(-1, 1).square(),
 }
