@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
@@ -31,7 +32,6 @@ from normscope.core.result import Result
 from normscope.floors import Floor, floor_of
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
-from normscope.rules.registry import Gain
 
 if TYPE_CHECKING:
     from normscope.findings.finding import Findings
@@ -243,7 +243,7 @@ def audit(
     check_wanted(local)
     if within is not None:
         check_above("within", within, 1)
-    graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
+    graph, known, fresh = certifiable_graph(model, example, mode, output), Known(), copied(generator)
     above = upper(graph, report, region, known, partial=True, effort=effort)
     call = Call.of(example)
     undefined = isinstance(above.refusal, NoConstant)

@@ -22,7 +22,8 @@ from normscope.rules.readings import Attention, LinearMap, Normalizer
 from normscope.rules.registry import Context, Rule, registry
 
 CALL = 30_000  # entries that cost as much as one call of a node's map
-PRODUCTS = 200  # of a sum, that cost as much as an entry
+PRODUCTS = 40  # of a sum, that cost as much as an entry
+CACHED = 250_000  # entries of columns that are carried together, if that is enough: they stay in the cache
 PATCHES = 600_000  # entries of the patches that are multiplied by a kernel in one go: they stay in the cache
 
 SCORES = 200_000  # entries of the attention scores that are changed in one go
@@ -111,8 +112,47 @@ def _convolution_map(product: LinearMap) -> Map:
     return convolved
 
 
-def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
+class AttentionMap:
     """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column."""
+
+    def __init__(self, node: Node, scale: float, operands: Sequence[Node], middles: Sequence[torch.Tensor]) -> None:
+        self.shape, (query, key, self.value) = node.shape, middles
+        self.chances = probabilities(node, (query, key, self.value))
+        self.mean, self.turned, self.asked = self.chances @ self.value, key.mT.contiguous() * scale, query * scale
+        self.order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
+
+    def __call__(self, *changes: torch.Tensor) -> torch.Tensor:
+        made = changes[0].new_empty(len(changes[0]), *self.shape)
+        step = max(1, SCORES // max(self.chances.numel(), 1))
+        for first in range(0, len(made), step):
+            query, key, value = (changes[place][first : first + step] for place in self.order)
+            moved = torch.matmul(query, self.turned).add_(torch.matmul(self.asked, key.mT)).mul_(self.chances)
+            part = torch.matmul(moved, self.value).sub_(moved.sum(-1, keepdim=True) * self.mean)
+            made[first : first + step] = part.add_(torch.matmul(self.chances, value))
+        return made
+
+    def takes(self, owners: Sequence[torch.Tensor]) -> bool:
+        """Whether the tokens that own what it reads are those that attend to each other."""
+        return all(torch.equal(owner, torch.arange(owner.shape[-2])[:, None].expand(owner.shape)) for owner in owners)
+
+    def by_token(self, changes: Sequence[torch.Tensor], token: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        """The same of columns that are 0 at all tokens but one: column c is `changes[entry[c]]` at token[c].
+
+        A change of one key or value reaches all queries by P alone, that of a query only its own output.
+        """
+        query, key, value = (changes[place].movedim(-2, 1)[entry, token] for place in self.order)  # (columns, …, size of a head)
+        share = self.chances.movedim(-1, 0)[token]  # (columns, …, queries)
+        weighed = share * torch.einsum("c...d,...qd->c...q", key, self.asked)
+        made = weighed[..., None] * (self.value.movedim(-2, 0)[token][..., None, :] - self.mean)
+        made += share[..., None] * value[..., None, :]
+        own = self.chances.movedim(-2, 0)[token] * torch.einsum("c...d,...dk->c...k", query, self.turned)
+        turned = torch.einsum("c...k,...kd->c...d", own, self.value)
+        turned -= own.sum(-1, keepdim=True) * self.mean.movedim(-2, 0)[token]
+        made.movedim(-2, 1)[torch.arange(len(token)), token] += turned
+        return made
+
+
+def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
     reading = registry.reading(node, Attention)
     if reading is None or not reading.fixed:
         return None
@@ -121,22 +161,7 @@ def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     shapes = [None if middle is None else middle.shape[:-2] for middle in middles]
     if shapes != [node.shape[:-2]] * 3:
         return None
-    query, key, value = (middle for middle in middles if middle is not None)
-    chances, scale = probabilities(node, (query, key, value)), reading.scale
-    mean, turned, asked = chances @ value, key.mT.contiguous() * scale, query * scale
-    order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
-    step = max(1, SCORES // max(chances.numel(), 1))
-
-    def derivative(*changes: torch.Tensor) -> torch.Tensor:
-        made = changes[0].new_empty(len(changes[0]), *node.shape)
-        for first in range(0, len(made), step):
-            in_query, in_key, in_value = (changes[place][first : first + step] for place in order)
-            moved = torch.matmul(in_query, turned).add_(torch.matmul(asked, in_key.mT)).mul_(chances)
-            part = torch.matmul(moved, value).sub_(moved.sum(-1, keepdim=True) * mean)
-            made[first : first + step] = part.add_(torch.matmul(chances, in_value))
-        return made
-
-    return derivative
+    return AttentionMap(node, reading.scale, operands, [middle for middle in middles if middle is not None])
 
 
 def _check(node: Node, derivative: Map) -> None:
@@ -154,10 +179,17 @@ def _zeros(node: Node) -> torch.Tensor:
     return torch.zeros(node.shape, dtype=torch.float64)
 
 
+def products(node: Node) -> int:
+    """How many products one column takes at a node."""
+    product, attention = linear_map(node), registry.reading(node, Attention)
+    if attention is not None and isinstance(attention.key, Node):
+        return 4 * math.prod(node.shape) * attention.key.shape[-2]
+    return 0 if product is None else math.prod(node.shape) * terms(product)
+
+
 def cost(node: Node) -> float:
     """What one column costs at a node, in entries."""
-    product = linear_map(node)
-    return math.prod(node.shape) * (1 + (0 if product is None else terms(product)) / PRODUCTS)
+    return math.prod(node.shape) + products(node) / PRODUCTS
 
 
 class Linearized:
@@ -169,14 +201,16 @@ class Linearized:
         self.last_reader = {source: node for node in graph.nodes for source in node.inputs}
         self.most_entries = most_entries
         self.costs = {node: cost(node) for node in graph.nodes}
+        self.products = sum(products(node) for node in graph.nodes)
 
-    def chunk(self, nodes: Sequence[Node]) -> int:
-        """How many columns go together."""
-        return max(1, self.most_entries // max((math.prod(node.shape) for node in nodes), default=1))
+    def chunk(self, nodes: Sequence[Node], wanted: int = 1) -> int:
+        """How many columns go together: as many as the cache holds, or as many as are wanted if memory allows it."""
+        entries = max((math.prod(node.shape) for node in nodes), default=1)
+        return max(1, CACHED // entries, min(wanted, self.most_entries // entries))
 
-    def work(self, columns: int, nodes: Sequence[Node]) -> float:
+    def work(self, columns: int, nodes: Sequence[Node], wanted: int = 1) -> float:
         """What it costs to carry so many columns through these nodes, in entries: those of all columns, and a fee per call."""
-        chunks = -(-columns // self.chunk(nodes))
+        chunks = -(-columns // self.chunk(nodes, wanted))
         return sum(columns * self.costs[node] + chunks * CALL for node in nodes)
 
     def carry(self, starts: Mapping[Node, torch.Tensor], behind: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lower import Space, lower
 from normscope.certify.unbounded import proved_infinite
 from normscope.certify.upper import Upper, upper
@@ -21,7 +22,6 @@ from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
 from normscope.graph.holding import of_one_input
-from normscope.rules.registry import Gain
 
 MOST_SEEDS = 64
 
@@ -73,7 +73,7 @@ def lipschitz(
     kind, _, name = wrt.partition(":")
     if kind != "input":
         raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
-    graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), dict[object, Gain]()
+    graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), Known()
     if name:
         graph, call = of_one_input(graph, call, name)
     above = upper(graph, region=region, known=known, effort=effort)
@@ -90,11 +90,11 @@ def bracket(
     data: Data | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
-    known: dict[object, Gain] | None = None,
+    known: Known | None = None,
 ) -> Bracket:
     """Both sides of a bracket, given the upper one, or why there is none; no lower one of what is no function of a sample.
 
-    known: gains of linear maps, shared with the brackets of other regions that this one is asked for (`Bracket.explore`).
+    known: what is shared with the brackets of other regions that this one is asked for (`Bracket.explore`).
     """
     found, witness = ZERO, None
     fresh = copied(generator)

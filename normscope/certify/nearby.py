@@ -9,6 +9,7 @@ from numbers import Real
 import torch
 
 from normscope.certify.forms import AffineForms
+from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.relays import estimate
 from normscope.certify.settling import settled
@@ -19,7 +20,6 @@ from normscope.core.errors import InputError, InternalError, first_line
 from normscope.core.region import Ball
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph
-from normscope.rules.registry import Gain
 
 RELATIVE = 1e-3  # of the sample's norm: the radius unless one is given
 BUDGET = 1e9  # what one sweep may cost without being asked for (`relays.estimate`): about ten seconds of one core for both
@@ -48,7 +48,7 @@ def nearby(
     wanted: bool | float,
     effort: float,
     generator: torch.Generator | None,
-    known: dict[object, Gain],
+    known: Known,
     needed: bool = False,
 ) -> Nearby:
     """The bracket around the example's first sample.

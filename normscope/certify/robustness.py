@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
@@ -26,7 +27,6 @@ from normscope.core.rendering import Text
 from normscope.core.result import Result
 from normscope.core.rounding import FUNCTION, below, root
 from normscope.graph.graph import Graph
-from normscope.rules.registry import Gain
 
 Progress = Callable[[int], None]  # samples done so far
 MOST_BALLS = 8  # of a sample, beyond those of the given radii
@@ -79,7 +79,7 @@ def local_brackets(
     """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once."""
     check_callback(progress)
     graph = certifiable_graph(model, example, "eval", output)
-    known: dict[object, Gain] = {}
+    known = Known()
     found = []
     for sample in _samples(Call.of(example), data):
         ball = Ball(sample, radius)
@@ -150,7 +150,7 @@ def certify_radius(
         raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
     check_callback(progress)
     graph = certifiable_graph(model, example, "eval", output)
-    known: dict[object, Gain] = {}
+    known = Known()
     everywhere = upper(graph, known=known).bound
     call = Call.of(example)
     radius, margin = [], []
@@ -171,7 +171,7 @@ def _radius(
     margin: float,
     everywhere: Magnitude,
     radii: Sequence[float],
-    known: dict[object, Gain],
+    known: Known,
 ) -> float:
     """Balls of the given radii, then larger ones or those between the best radius and the smallest ball that is too large.
 
