@@ -257,6 +257,7 @@ def audit(
             report("bracketing the ball around the first sample", 0, 1)
         near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
     curve = None if within is None else _curve(near.bracket or found, within, report)
+    known.forget()
     rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
     return Audit(
         model=type(model).__name__,

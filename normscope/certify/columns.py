@@ -61,9 +61,9 @@ def derivative_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     product = linear_map(node)
     if product is not None and _plainly_convolved(product):
         return _convolution_map(product)
-    attended = _attention_map(node, center)
-    if attended is not None:
-        return attended
+    written = _attention_map(node, center) or _normalizer_map(node, normalizer, center)
+    if written is not None:
+        return written
     plain = without_offset(node)
     if rule is not None and rule.linear(node) and not bool(plain.apply(*(_zeros(source) for source in sources)).any()):
         return _OverBatch(plain.apply)
@@ -86,7 +86,10 @@ def _plainly_convolved(product: LinearMap) -> bool:
 
 
 def _convolution_map(product: LinearMap) -> Map:
-    """A convolution as patches times a matrix, which is two to three times as fast in float64 as torch's kernel."""
+    """A convolution as patches times a matrix, which is two to three times as fast in float64 as torch's kernel.
+
+    Columns of one entry reach few others in the first layers: only the rectangle that is not 0 is convolved.
+    """
     how, weight = product.kernel, product.matrix()
     assert how is not None
     (down, right), (top, left), (rows, columns) = how.stride, how.padding, product.weight.shape[2:]
@@ -94,7 +97,23 @@ def _convolution_map(product: LinearMap) -> Map:
 
     def convolved(batch: torch.Tensor) -> torch.Tensor:
         """(columns, 1, channels, height, width), kept in memory with channels last."""
-        padded = functional.pad(batch.squeeze(1).permute(0, 2, 3, 1), (0, 0, *left, *top)).contiguous()
+        image = batch.squeeze(1).permute(0, 2, 3, 1)
+        padded = functional.pad(image, (0, 0, *left, *top))
+        across, along = (padded.shape[1] - rows) // down + 1, (padded.shape[2] - columns) // right + 1
+        used = (image != 0).any(-1).any(0)
+        (y, below), (x, beyond) = (
+            _reached(used.any(1), top[0], rows, down, across),
+            _reached(used.any(0), left[0], columns, right, along),
+        )
+        if (below - y) * (beyond - x) == across * along:
+            return product_of(padded.contiguous()).permute(0, 3, 1, 2)[:, None]
+        made = padded.new_zeros(len(padded), across, along, matrix.shape[1])
+        if below > y and beyond > x:
+            part = padded[:, y * down : (below - 1) * down + rows, x * right : (beyond - 1) * right + columns]
+            made[:, y:below, x:beyond] = product_of(part.contiguous())
+        return made.permute(0, 3, 1, 2)[:, None]
+
+    def product_of(padded: torch.Tensor) -> torch.Tensor:
         count, height, width, channels = padded.shape
         across, along = (height - rows) // down + 1, (width - columns) // right + 1
         one, line, pixel, _ = padded.stride()
@@ -107,9 +126,18 @@ def _convolution_map(product: LinearMap) -> Map:
             part = patches[first : first + step]
             copied = buffer[: len(part)].copy_(part)
             torch.mm(copied.view(-1, len(matrix)), matrix, out=made[first : first + step].view(-1, matrix.shape[1]))
-        return made.permute(0, 3, 1, 2)[:, None]
+        return made
 
     return convolved
+
+
+def _reached(used: torch.Tensor, padding: int, size: int, stride: int, count: int) -> tuple[int, int]:
+    """From which output to which, along one axis, a kernel of some size reads entries that are used."""
+    places = used.nonzero()
+    if not len(places):
+        return 0, 0
+    first, last = int(places[0]), int(places[-1])
+    return max(-((size - 1 - first - padding) // stride), 0), min((last + padding) // stride + 1, count)
 
 
 class AttentionMap:
@@ -162,6 +190,28 @@ def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     if shapes != [node.shape[:-2]] * 3:
         return None
     return AttentionMap(node, reading.scale, operands, [middle for middle in middles if middle is not None])
+
+
+def _normalizer_map(node: Node, normalizer: Normalizer | None, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
+    """Δy = γ/s (Δc − z mean(z Δc)), z = c/s, c = x less its mean if it is centered: several times as fast as torch's derivative."""
+    middle = center(node.input) if len(node.inputs) == 1 else None
+    plain = normalizer is not None and normalizer.kind in ("layer", "rms") and normalizer.placement == "inside"
+    if normalizer is None or middle is None or not plain or isinstance(normalizer.gamma, Node):
+        return None
+    axes, centered = tuple(axis % len(node.shape) - len(node.shape) for axis in normalizer.axes), normalizer.centered
+    away = middle - middle.mean(axes, keepdim=True) if centered else middle
+    scale = (away.square().mean(axes, keepdim=True) + normalizer.epsilon).rsqrt()
+    units, factor = away * scale, scale * channel_tensor(node, normalizer, normalizer.weight, 1.0)
+
+    def derivative(changes: torch.Tensor) -> torch.Tensor:
+        along = (changes * units).mean(axes, keepdim=True)
+        made = changes - changes.mean(axes, keepdim=True) if centered else changes.clone()
+        return made.addcmul_(units, along, value=-1).mul_(factor)
+
+    change = torch.randn(node.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = torch.func.jvp(node.apply, (middle.contiguous(),), (change,))[1]
+    close = (derivative(change[None])[0] - expected).abs() <= 1e-9 * (1 + expected.abs()) * factor.abs().max().clamp(min=1)
+    return derivative if bool(close.all()) else None
 
 
 def _check(node: Node, derivative: Map) -> None:

@@ -31,3 +31,7 @@ class Known(dict[object, Gain]):
     """Gains of linear maps by signature, and the derivative that was made last, of which a search over radii needs only one."""
 
     derivative: Derivative | None = None
+
+    def forget(self) -> None:
+        """Let go of the derivative, which may be large."""
+        self.derivative = None

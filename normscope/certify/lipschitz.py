@@ -14,7 +14,7 @@ from normscope.certify.lower import Space, lower
 from normscope.certify.unbounded import proved_infinite
 from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
-from normscope.core.bracket import Bracket
+from normscope.core.bracket import Bracket, Explorer
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.magnitude import ZERO
@@ -69,7 +69,7 @@ def lipschitz(
         def on(other: Region) -> Bracket:
             return weight_bracket(model, example, other, output, fresh())
 
-        return replace(found, region=region, explore=_unless_changed([*model.parameters()], on))
+        return replace(found, region=region, explore=Explorer(_unless_changed([*model.parameters()], on)))
     kind, _, name = wrt.partition(":")
     if kind != "input":
         raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
@@ -78,6 +78,7 @@ def lipschitz(
         graph, call = of_one_input(graph, call, name)
     above = upper(graph, region=region, known=known, effort=effort)
     found = bracket(graph, above, call, region, data, effort, generator, known)
+    known.forget()
     _ = found.proved  # refused where no bound is proved
     return found
 
@@ -112,6 +113,7 @@ def bracket(
         return bracket(graph, beyond, example, other, None, effort, fresh(), known)
 
     held = [constant.value for node in graph for constant in node.constants]
+    known = Known() if known is None else known
     return Bracket(
         found,
         bound,
@@ -122,7 +124,7 @@ def bracket(
         above.excess.shares(found, bound) if above.excess is not None and bound is not None else (),
         region,
         everywhere=region is None,
-        explore=None if region is None else _unless_changed(held, again),
+        explore=None if region is None else Explorer(_unless_changed(held, again), known.forget),
     )
 
 

@@ -18,7 +18,7 @@ from normscope.rules.registry import registry
 from normscope.rules.remainder import Sizes
 
 GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
-LARGER = 10  # times the radius: regions up to which may be asked for next
+LARGER = 16  # times the radius: regions up to which may be asked for next
 MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -172,16 +173,20 @@ def test_a_relay_is_on_every_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((2, 3), (1, 2), (0, 1)), (3, 1, "same")]
+    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((2, 3), (1, 2), (0, 1)), (3, 1, "same"), (2, 3, 0)]
 )
 def test_convolutions_of_columns(kernel: object, stride: object, padding: object) -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(2, 5, kernel, stride, padding).double()
     graph = trace(model, torch.randn(1, 2, 6, 7, dtype=torch.float64), "eval", None)
-    columns = torch.randn(4, 1, 2, 6, 7, dtype=torch.float64)
-    found = derivative_map(graph.output, lambda node: torch.zeros(node.shape, dtype=torch.float64))(columns)
-    expected = functional.conv2d(columns[:, 0], model.weight, None, stride, padding)
-    assert torch.allclose(found[:, 0], expected, rtol=1e-12, atol=1e-12)
+    convolved = derivative_map(graph.output, lambda node: torch.zeros(node.shape, dtype=torch.float64))
+    whole = torch.randn(4, 1, 2, 6, 7, dtype=torch.float64)
+    rows, columns = torch.arange(6)[:, None], torch.arange(7)
+    for top, left, height, width in itertools.product((0, 2, 5), (0, 3, 6), (0, 1, 4, 6), (1, 2, 7)):
+        used = (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)
+        part = whole * used  # what is not 0 is a rectangle, at a side or inside, or nothing
+        expected = functional.conv2d(part[:, 0], model.weight, None, stride, padding)
+        assert torch.allclose(convolved(part)[:, 0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
