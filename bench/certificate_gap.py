@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.forms import AffineForms, affine_forms
+from normscope.certify.known import Known
 from normscope.certify.lower import Space, quotient
 from normscope.certify.relays import STRIDES, cut_vertices, estimate
 from normscope.core.region import Ball
@@ -60,7 +60,7 @@ def small_residual() -> Case:
 
 
 def small_resnet18(directory: Path) -> Case:
-    """The lab's ResNet-18 with the small stem, trained for 3 epochs on the first 4,000 images of CIFAR-10."""
+    """The lab's ResNet-18 with the small stem, trained for 2 epochs on the first 1,500 images of CIFAR-10."""
     data = load_data("cifar10", directory)
     train, test = data.train, data.test
     mean, scale = train[0].mean((0, 2, 3), keepdim=True), train[0].std((0, 2, 3), keepdim=True)
@@ -69,8 +69,8 @@ def small_resnet18(directory: Path) -> Case:
     if kept.is_file():
         model.load_state_dict(torch.load(kept, weights_only=True))
     else:
-        images, labels = (train[0][:4000] - mean) / scale, train[1][:4000]
-        trained(model, images, labels, steps=240, rate=1e-3, batch=50)
+        images, labels = (train[0][:1500] - mean) / scale, train[1][:1500]
+        trained(model, images, labels, steps=60, rate=1e-3, batch=50)
         KEPT.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), kept)
     shown = (test[0][:200] - mean) / scale
@@ -229,11 +229,11 @@ def count(name: str, model: nn.Module, example: Tensor) -> None:
 
 def measure(name: str, model: nn.Module, example: Tensor, effort: float) -> None:
     graph = certifiable_graph(model, example, "eval", None)
-    gains: dict[Any, Any] = {}
+    known = Known()
     for radius in RADII:
         region = Ball(example[0].double(), radius)
         began = time.process_time()
-        forms = affine_forms(graph, region, gains, effort=effort)
+        forms = affine_forms(graph, region, known, effort=effort)
         seconds = time.process_time() - began
         witness = reached(graph, region, forms)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

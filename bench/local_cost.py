@@ -11,9 +11,9 @@ import torch
 
 import normscope as ns
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.upper import upper
 from normscope.lab.models import resnet18
-from normscope.rules.registry import Gain
 
 REPEATS = 5
 
@@ -31,7 +31,7 @@ def main() -> None:
     for stem in ("imagenet", "small"):
         model = resnet18(classes=10, stem=stem).eval()
         graph = certifiable_graph(model, x, "eval", None)
-        known: dict[object, Gain] = {}
+        known = Known()
         upper(graph, known=known)  # the norms, computed once for all samples
         twin, point = copy.deepcopy(model).double(), x.double()
 

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from normscope import ledger as ledgers
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
@@ -32,7 +33,6 @@ from normscope.core.result import Result
 from normscope.floors import Floor, floor_of
 from normscope.graph.graph import Graph
 from normscope.ledger import LayerRow
-from normscope.rules.registry import Gain
 
 if TYPE_CHECKING:
     from normscope.findings.finding import Findings
@@ -262,7 +262,7 @@ def audit(
     if within is not None:
         check_above("within", within, 1)
     with shown("tracing", progress) as meter:
-        graph, known, fresh = certifiable_graph(model, example, mode, output), dict[object, Gain](), copied(generator)
+        graph, known, fresh = certifiable_graph(model, example, mode, output), Known(), copied(generator)
         above = upper(graph, meter.report, region, known, partial=True, effort=effort)
         call = Call.of(example)
         undefined = isinstance(above.refusal, NoConstant)
@@ -274,6 +274,7 @@ def audit(
             meter.at("bracketing the ball around the first sample")
             near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
         curve = None if within is None else _curve(near.bracket or found, within, meter.report)
+        known.forget()
         rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
         return Audit(
             model=type(model).__name__,

@@ -24,6 +24,7 @@ from normscope.bounds.partition import Cells, Choice, expanded, partitions
 from normscope.bounds.sample import Sample, flat, run
 from normscope.bounds.table import NotApplicable
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.upper import Upper, upper
 from normscope.core.data import Call, Data
 from normscope.core.errors import ExportError, InputError, Refusal
@@ -37,7 +38,7 @@ from normscope.graph.restoring import untouched
 from normscope.graph.samples import check_samples_independent
 from normscope.ledger import LayerRow, ledger
 from normscope.rules.readings import Normalizer
-from normscope.rules.registry import Gain, registry
+from normscope.rules.registry import registry
 
 BATCH_SIZE = 64  # a backward pass keeps what every layer read, for so many samples
 MOST_POINTS = 20_000  # held-out points that partitions are made from
@@ -77,7 +78,7 @@ class Setting:
         self._data, self._held_out = train, held_out
         self._batches = self._read(train)
         self.domain = expanded(domain, [part.shape[1:] for part in self.example.floats()])
-        self._known: dict[object, Gain] = {}
+        self._known = Known()
         _check_independent(self.model, self.example)
 
     def _read(self, data: Data) -> Batches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,61 +79,62 @@ class Apart:
 
 @dataclass
 class Together:
-    """All symbols of a node on which tokenwise nodes alone have acted: column i has those of entry i of every token."""
+    """All symbols of a node whose tokens have not met: column i has those of entry i of every token.
+
+    owner: (entries,), the token whose columns alone reach each entry of the node that is looked at.
+    """
 
     sizes: torch.Tensor  # (tokens, width)
     limits: torch.Tensor  # (tokens,), or (tokens, width) where each symbol is a set of its own
-
-    def _split(self, columns: torch.Tensor) -> torch.Tensor:
-        return columns.reshape(len(columns), len(self.sizes), -1)  # (width, tokens, entries of a token)
+    owner: torch.Tensor
 
     def size(self, flat: torch.Tensor) -> float:
-        return float(self._per_token(self._split(flat)).sum()) * SUMMED
+        return float(self._norms(flat[:, None], self.owner[None]).sum()) * SUMMED
 
     def entries(self, flat: torch.Tensor) -> torch.Tensor:
-        split = self._split(flat)
-        found = torch.einsum("ti,itj->tj", self.sizes, split.abs())
-        if self.limits.dim() == 1:
-            rows = split.square().sum(0).sqrt() + SQUARES_LOST
-            found = torch.minimum(found, self.limits[:, None] * rows)
-        return found.reshape(-1)
+        found = (self.sizes.T[:, self.owner] * flat.abs()).sum(0)
+        if self.limits.dim() == 2:
+            return found
+        return torch.minimum(found, self.limits[self.owner] * ((flat * flat).sum(0).sqrt() + SQUARES_LOST))
 
     def sets(self, columns: torch.Tensor, sets: Sets) -> torch.Tensor:
-        """A set that is not a token gets what all tokens add."""
-        split = self._split(columns)
-        found = self._per_token(split)
-        if self._are_tokens(columns, sets):
-            return found
-        return found.sum().expand(math.prod(columns.shape[1:]) // sets.size) * SUMMED
+        return self._norms(*self._split(columns, sets)).sum(1) * SUMMED
 
     def ellipsoids(self, columns: torch.Tensor, sets: Sets) -> Ellipsoids:
-        split = self._split(columns)
-        if not self._are_tokens(columns, sets):
+        split, owners = self._split(columns, sets)
+        if not _single(owners):  # a ball
             found, sizes = Ellipsoids.none(columns.shape[1:], sets), self.sets(columns, sets)
             found.add_scaled(torch.ones(len(sizes), sets.size, dtype=torch.float64), sizes[:, None])
             return found
-        norms, limits = self._norms(split), self.limits if self.limits.dim() == 2 else self.limits[:, None]
-        scaled = split.permute(1, 2, 0) * (limits / norms).sqrt()[:, None]  # (tokens, entries, width)
+        norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST  # (sets, width)
+        norms = norms if self.limits.dim() == 2 else torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        limits = self.limits.reshape(len(self.limits), -1)[owners[:, 0]]
+        scaled = split.permute(1, 2, 0) * (limits / norms).sqrt()[:, None]  # (sets, entries, width)
         return Ellipsoids((limits * norms).sum(1), scaled @ scaled.mT, len(columns))
 
-    @staticmethod
-    def _are_tokens(columns: torch.Tensor, sets: Sets) -> bool:
-        return sets == Sets(tuple(range(columns.dim() - 1)), columns.shape[-1])
+    def _split(self, columns: torch.Tensor, sets: Sets) -> tuple[torch.Tensor, torch.Tensor]:
+        """(width, sets, size), and the owners (sets, size)."""
+        return sets.split(columns), sets.split(self.owner.reshape(columns.shape[1:]))
 
-    def _norms(self, split: torch.Tensor) -> torch.Tensor:
-        """Frobenius norms of blocks: (tokens, 1), or (tokens, width) where each symbol is a set of its own."""
-        norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST
-        return norms if self.limits.dim() == 2 else torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+    def _norms(self, split: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+        """A ‖G_set there,set‖_F for every set there and, in the columns, every set of symbols."""
+        tokens, count = len(self.sizes), len(owners)
+        limits = self.limits.reshape(tokens, -1).T  # (width or 1, tokens)
+        squares = split * split
+        squares = squares.sum(0, keepdim=True) if len(limits) == 1 else squares
+        if _single(owners):
+            return (limits[:, owners[:, 0]] * (squares.sum(-1).sqrt() + SQUARES_LOST)).T
+        blocks = (owners + tokens * torch.arange(count)[:, None]).reshape(-1)
+        found = torch.zeros(len(squares), count * tokens, dtype=torch.float64).index_add_(1, blocks, squares.flatten(1))
+        norms = found.sqrt().reshape(-1, count, tokens) + SQUARES_LOST
+        return (norms * limits[:, None]).transpose(0, 1).reshape(count, -1)
 
-    def _per_token(self, split: torch.Tensor) -> torch.Tensor:
-        limits = self.limits if self.limits.dim() == 2 else self.limits[:, None]
-        return (limits * self._norms(split)).sum(1) * SUMMED
+    def apart(self, columns: torch.Tensor, token: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        """The columns of some of the symbols, one each: of these entries of these tokens."""
+        flat = columns.reshape(len(columns), -1)
+        return torch.where(self.owner == token[:, None], flat[entry], 0.0).reshape(-1, *columns.shape[1:])
 
-    def apart(self, columns: torch.Tensor, chunk: slice) -> torch.Tensor:
-        """The columns of some of the symbols, one each."""
-        split = self._split(columns)
-        symbols = torch.arange(chunk.start, chunk.stop)
-        token, entry = symbols // len(split), symbols % len(split)
-        made = split.new_zeros(len(symbols), *split.shape[1:])
-        made[torch.arange(len(symbols)), token] = split[entry, token]
-        return made.reshape(-1, *columns.shape[1:])
+
+def _single(owners: torch.Tensor) -> bool:
+    """Whether every set, (sets, size), has one owner."""
+    return bool((owners == owners[:, :1]).all())

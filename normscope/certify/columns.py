@@ -22,7 +22,8 @@ from normscope.rules.readings import Attention, LinearMap, Normalizer
 from normscope.rules.registry import Context, Rule, registry
 
 CALL = 30_000  # entries that cost as much as one call of a node's map
-PRODUCTS = 200  # of a sum, that cost as much as an entry
+PRODUCTS = 40  # of a sum, that cost as much as an entry
+CACHED = 250_000  # entries of columns that are carried together, if that is enough: they stay in the cache
 PATCHES = 600_000  # entries of the patches that are multiplied by a kernel in one go: they stay in the cache
 
 SCORES = 200_000  # entries of the attention scores that are changed in one go
@@ -60,9 +61,9 @@ def derivative_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     product = linear_map(node)
     if product is not None and _plainly_convolved(product):
         return _convolution_map(product)
-    attended = _attention_map(node, center)
-    if attended is not None:
-        return attended
+    written = _attention_map(node, center) or _normalizer_map(node, normalizer, center)
+    if written is not None:
+        return written
     plain = without_offset(node)
     if rule is not None and rule.linear(node) and not bool(plain.apply(*(_zeros(source) for source in sources)).any()):
         return _OverBatch(plain.apply)
@@ -85,7 +86,10 @@ def _plainly_convolved(product: LinearMap) -> bool:
 
 
 def _convolution_map(product: LinearMap) -> Map:
-    """A convolution as patches times a matrix, which is two to three times as fast in float64 as torch's kernel."""
+    """A convolution as patches times a matrix, which is two to three times as fast in float64 as torch's kernel.
+
+    Columns of one entry reach few others in the first layers: only the rectangle that is not 0 is convolved.
+    """
     how, weight = product.kernel, product.matrix()
     assert how is not None
     (down, right), (top, left), (rows, columns) = how.stride, how.padding, product.weight.shape[2:]
@@ -93,7 +97,23 @@ def _convolution_map(product: LinearMap) -> Map:
 
     def convolved(batch: torch.Tensor) -> torch.Tensor:
         """(columns, 1, channels, height, width), kept in memory with channels last."""
-        padded = functional.pad(batch.squeeze(1).permute(0, 2, 3, 1), (0, 0, *left, *top)).contiguous()
+        image = batch.squeeze(1).permute(0, 2, 3, 1)
+        padded = functional.pad(image, (0, 0, *left, *top))
+        across, along = (padded.shape[1] - rows) // down + 1, (padded.shape[2] - columns) // right + 1
+        used = (image != 0).any(-1).any(0)
+        (y, below), (x, beyond) = (
+            _reached(used.any(1), top[0], rows, down, across),
+            _reached(used.any(0), left[0], columns, right, along),
+        )
+        if (below - y) * (beyond - x) == across * along:
+            return product_of(padded.contiguous()).permute(0, 3, 1, 2)[:, None]
+        made = padded.new_zeros(len(padded), across, along, matrix.shape[1])
+        if below > y and beyond > x:
+            part = padded[:, y * down : (below - 1) * down + rows, x * right : (beyond - 1) * right + columns]
+            made[:, y:below, x:beyond] = product_of(part.contiguous())
+        return made.permute(0, 3, 1, 2)[:, None]
+
+    def product_of(padded: torch.Tensor) -> torch.Tensor:
         count, height, width, channels = padded.shape
         across, along = (height - rows) // down + 1, (width - columns) // right + 1
         one, line, pixel, _ = padded.stride()
@@ -106,13 +126,61 @@ def _convolution_map(product: LinearMap) -> Map:
             part = patches[first : first + step]
             copied = buffer[: len(part)].copy_(part)
             torch.mm(copied.view(-1, len(matrix)), matrix, out=made[first : first + step].view(-1, matrix.shape[1]))
-        return made.permute(0, 3, 1, 2)[:, None]
+        return made
 
     return convolved
 
 
-def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
+def _reached(used: torch.Tensor, padding: int, size: int, stride: int, count: int) -> tuple[int, int]:
+    """From which output to which, along one axis, a kernel of some size reads entries that are used."""
+    places = used.nonzero()
+    if not len(places):
+        return 0, 0
+    first, last = int(places[0]), int(places[-1])
+    return max(-((size - 1 - first - padding) // stride), 0), min((last + padding) // stride + 1, count)
+
+
+class AttentionMap:
     """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column."""
+
+    def __init__(self, node: Node, scale: float, operands: Sequence[Node], middles: Sequence[torch.Tensor]) -> None:
+        self.shape, (query, key, self.value) = node.shape, middles
+        self.chances = probabilities(node, (query, key, self.value))
+        self.mean, self.turned, self.asked = self.chances @ self.value, key.mT.contiguous() * scale, query * scale
+        self.order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
+
+    def __call__(self, *changes: torch.Tensor) -> torch.Tensor:
+        made = changes[0].new_empty(len(changes[0]), *self.shape)
+        step = max(1, SCORES // max(self.chances.numel(), 1))
+        for first in range(0, len(made), step):
+            query, key, value = (changes[place][first : first + step] for place in self.order)
+            moved = torch.matmul(query, self.turned).add_(torch.matmul(self.asked, key.mT)).mul_(self.chances)
+            part = torch.matmul(moved, self.value).sub_(moved.sum(-1, keepdim=True) * self.mean)
+            made[first : first + step] = part.add_(torch.matmul(self.chances, value))
+        return made
+
+    def takes(self, owners: Sequence[torch.Tensor]) -> bool:
+        """Whether the tokens that own what it reads are those that attend to each other."""
+        return all(torch.equal(owner, torch.arange(owner.shape[-2])[:, None].expand(owner.shape)) for owner in owners)
+
+    def by_token(self, changes: Sequence[torch.Tensor], token: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        """The same of columns that are 0 at all tokens but one: column c is `changes[entry[c]]` at token[c].
+
+        A change of one key or value reaches all queries by P alone, that of a query only its own output.
+        """
+        query, key, value = (changes[place].movedim(-2, 1)[entry, token] for place in self.order)  # (columns, …, size of a head)
+        share = self.chances.movedim(-1, 0)[token]  # (columns, …, queries)
+        weighed = share * torch.einsum("c...d,...qd->c...q", key, self.asked)
+        made = weighed[..., None] * (self.value.movedim(-2, 0)[token][..., None, :] - self.mean)
+        made += share[..., None] * value[..., None, :]
+        own = self.chances.movedim(-2, 0)[token] * torch.einsum("c...d,...dk->c...k", query, self.turned)
+        turned = torch.einsum("c...k,...kd->c...d", own, self.value)
+        turned -= own.sum(-1, keepdim=True) * self.mean.movedim(-2, 0)[token]
+        made.movedim(-2, 1)[torch.arange(len(token)), token] += turned
+        return made
+
+
+def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
     reading = registry.reading(node, Attention)
     if reading is None or not reading.fixed:
         return None
@@ -121,22 +189,29 @@ def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) ->
     shapes = [None if middle is None else middle.shape[:-2] for middle in middles]
     if shapes != [node.shape[:-2]] * 3:
         return None
-    query, key, value = (middle for middle in middles if middle is not None)
-    chances, scale = probabilities(node, (query, key, value)), reading.scale
-    mean, turned, asked = chances @ value, key.mT.contiguous() * scale, query * scale
-    order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
-    step = max(1, SCORES // max(chances.numel(), 1))
+    return AttentionMap(node, reading.scale, operands, [middle for middle in middles if middle is not None])
 
-    def derivative(*changes: torch.Tensor) -> torch.Tensor:
-        made = changes[0].new_empty(len(changes[0]), *node.shape)
-        for first in range(0, len(made), step):
-            in_query, in_key, in_value = (changes[place][first : first + step] for place in order)
-            moved = torch.matmul(in_query, turned).add_(torch.matmul(asked, in_key.mT)).mul_(chances)
-            part = torch.matmul(moved, value).sub_(moved.sum(-1, keepdim=True) * mean)
-            made[first : first + step] = part.add_(torch.matmul(chances, in_value))
-        return made
 
-    return derivative
+def _normalizer_map(node: Node, normalizer: Normalizer | None, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
+    """Δy = γ/s (Δc − z mean(z Δc)), z = c/s, c = x less its mean if it is centered: several times as fast as torch's derivative."""
+    middle = center(node.input) if len(node.inputs) == 1 else None
+    plain = normalizer is not None and normalizer.kind in ("layer", "rms") and normalizer.placement == "inside"
+    if normalizer is None or middle is None or not plain or isinstance(normalizer.gamma, Node):
+        return None
+    axes, centered = tuple(axis % len(node.shape) - len(node.shape) for axis in normalizer.axes), normalizer.centered
+    away = middle - middle.mean(axes, keepdim=True) if centered else middle
+    scale = (away.square().mean(axes, keepdim=True) + normalizer.epsilon).rsqrt()
+    units, factor = away * scale, scale * channel_tensor(node, normalizer, normalizer.weight, 1.0)
+
+    def derivative(changes: torch.Tensor) -> torch.Tensor:
+        along = (changes * units).mean(axes, keepdim=True)
+        made = changes - changes.mean(axes, keepdim=True) if centered else changes.clone()
+        return made.addcmul_(units, along, value=-1).mul_(factor)
+
+    change = torch.randn(node.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = torch.func.jvp(node.apply, (middle.contiguous(),), (change,))[1]
+    close = (derivative(change[None])[0] - expected).abs() <= 1e-9 * (1 + expected.abs()) * factor.abs().max().clamp(min=1)
+    return derivative if bool(close.all()) else None
 
 
 def _check(node: Node, derivative: Map) -> None:
@@ -154,10 +229,17 @@ def _zeros(node: Node) -> torch.Tensor:
     return torch.zeros(node.shape, dtype=torch.float64)
 
 
+def products(node: Node) -> int:
+    """How many products one column takes at a node."""
+    product, attention = linear_map(node), registry.reading(node, Attention)
+    if attention is not None and isinstance(attention.key, Node):
+        return 4 * math.prod(node.shape) * attention.key.shape[-2]
+    return 0 if product is None else math.prod(node.shape) * terms(product)
+
+
 def cost(node: Node) -> float:
     """What one column costs at a node, in entries."""
-    product = linear_map(node)
-    return math.prod(node.shape) * (1 + (0 if product is None else terms(product)) / PRODUCTS)
+    return math.prod(node.shape) + products(node) / PRODUCTS
 
 
 class Linearized:
@@ -169,14 +251,16 @@ class Linearized:
         self.last_reader = {source: node for node in graph.nodes for source in node.inputs}
         self.most_entries = most_entries
         self.costs = {node: cost(node) for node in graph.nodes}
+        self.products = sum(products(node) for node in graph.nodes)
 
-    def chunk(self, nodes: Sequence[Node]) -> int:
-        """How many columns go together."""
-        return max(1, self.most_entries // max((math.prod(node.shape) for node in nodes), default=1))
+    def chunk(self, nodes: Sequence[Node], wanted: int = 1) -> int:
+        """How many columns go together: as many as the cache holds, or as many as are wanted if memory allows it."""
+        entries = max((math.prod(node.shape) for node in nodes), default=1)
+        return max(1, CACHED // entries, min(wanted, self.most_entries // entries))
 
-    def work(self, columns: int, nodes: Sequence[Node]) -> float:
+    def work(self, columns: int, nodes: Sequence[Node], wanted: int = 1) -> float:
         """What it costs to carry so many columns through these nodes, in entries: those of all columns, and a fee per call."""
-        chunks = -(-columns // self.chunk(nodes))
+        chunks = -(-columns // self.chunk(nodes, wanted))
         return sum(columns * self.costs[node] + chunks * CALL for node in nodes)
 
     def carry(self, starts: Mapping[Node, torch.Tensor], behind: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:

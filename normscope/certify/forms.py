@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 
 from normscope.certify.columns import middle_of, rule_of
+from normscope.certify.known import Known
 from normscope.certify.passing import Pass, Refinement
 from normscope.certify.relays import Plan, estimate, plan
 from normscope.certify.sweep import MOST_SYMBOLS, Sweep
@@ -31,7 +32,7 @@ from normscope.core.region import Region
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
-from normscope.rules.registry import Gain, registry
+from normscope.rules.registry import registry
 
 MOST_WORK = 6e9  # of all sweeps together, with effort = 1 (`Linearized.work`): about a minute of one core
 PLANNED = 0.4  # of which one sweep shall cost at most, by an estimate; relays see to that
@@ -159,11 +160,11 @@ class AffineForms:
 def affine_forms(
     graph: Graph,
     region: Region,
-    known: dict[object, Gain] | None = None,
+    known: Known | None = None,
     most_symbols: int = MOST_SYMBOLS,
     effort: float = math.inf,
 ) -> AffineForms:
-    """The affine forms of a graph on a region; known: gains of linear maps, to be shared between regions."""
+    """The affine forms of a graph on a region; known: what is shared between regions."""
     forms = AffineForms(graph, most_symbols, effort)
     Pass(graph, region, known, refine=(forms,))
     if forms.missing:

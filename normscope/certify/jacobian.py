@@ -17,6 +17,8 @@ from normscope.rules.remainder import Sets
 LARGEST_GRAM = 1100  # entries of a set up to which its norm is found exactly
 MOST_OUTPUTS = 640  # up to which columns at the output are kept
 MOST_GRAM = 40_000_000  # entries of all Gram matrices of one node
+LITTLE_GRAM = 3e9  # products that they may take, or,
+GRAM_SHARE = 0.05  # if that is more, this part of those of all linear maps
 SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
 PROBES = 6  # random columns that tell about how long rows are
 
@@ -25,7 +27,8 @@ PROBES = 6  # random columns that tell about how long rows are
 class Jacobian:
     """Norms of J from the inputs to each node, per entry and per set; across: Σ_j |J_ij| width_j on a box.
 
-    size: Frobenius norms. matrix: (outputs, inputs), where it is small enough. wanted, rows: entries of some nodes, and their rows.
+    size: Frobenius norms. matrix: (outputs, inputs), where it is small enough. wanted, rows: entries of some nodes, and their rows;
+    enough: up to which distance from the middle those are all that may be asked for.
     """
 
     norms: dict[Node, torch.Tensor] = field(default_factory=dict)
@@ -35,6 +38,12 @@ class Jacobian:
     matrix: torch.Tensor | None = None
     wanted: Mapping[Node, torch.Tensor] = field(default_factory=dict)
     rows: dict[Node, torch.Tensor] = field(default_factory=dict)
+    enough: float = math.inf
+
+    def has(self, watched: Mapping[Node, Collection[Sets]], measured: Collection[Node], reach: float) -> bool:
+        """Whether all that is asked for is there, with the rows for changes up to a distance from the middle."""
+        sets = all((node, one) in self.sets for node, some in watched.items() for one in some)
+        return sets and watched.keys() <= self.norms.keys() and set(measured) <= self.size.keys() and reach <= self.enough
 
     def straight(self, node: Node, reach: float) -> torch.Tensor:
         """How far JΔx can move each entry, ‖Δx‖ ≤ reach."""
@@ -59,6 +68,7 @@ def carried(
     squares: dict[Node, torch.Tensor] = {}
     at_output: list[torch.Tensor] = []
     kept: dict[Node, list[torch.Tensor]] = {node: [] for node in wanted}
+    exact = {(node, sets) for node in watched for sets in watched[node] if _affordable(linearized, node, sets, total)}
     step = linearized.chunk([*graph.inputs, *reached])
     for first in range(0, total, step):
         last = min(first + step, total)
@@ -71,13 +81,14 @@ def carried(
                 return
             flat = columns.reshape(len(columns), -1)
             if node in watched:
-                squares[node] = squares.get(node, 0.0) + torch.linalg.vector_norm(flat, dim=0).square()
+                squares[node] = squares.get(node, 0.0) + (flat * flat).sum(0)
                 if widths is not None:
                     made.across[node] = made.across.get(node, 0.0) + widths[first:last] @ flat.abs()
                 for sets in watched[node]:
-                    if sets.size <= LARGEST_GRAM and flat.shape[1] * sets.size <= MOST_GRAM:
+                    if (node, sets) in exact:
                         rows = sets.split(columns).permute(1, 2, 0)
-                        grams[node, sets] = grams.get((node, sets), 0.0) + rows @ rows.mT
+                        gram = grams.setdefault((node, sets), rows.new_zeros(len(rows), sets.size, sets.size))
+                        gram.baddbmm_(rows, rows.mT)
             if node in kept:
                 kept[node].append(flat[:, wanted[node]])
             if node is graph.output and flat.shape[1] <= MOST_OUTPUTS:
@@ -97,9 +108,21 @@ def carried(
             gram = grams.get((node, sets))
             rows = made.norms[node].reshape(node.shape)
             made.sets[node, sets] = length(sets.split(rows), -1) if gram is None else gram_norms(gram, total)
+        for sets in watched[node]:
+            for smaller in watched[node]:
+                if smaller.within(sets) and (node, sets) not in exact:  # no larger than what the sets that make it up give
+                    parts = made.sets[node, smaller].reshape(len(made.sets[node, sets]), -1)
+                    made.sets[node, sets] = torch.minimum(made.sets[node, sets], length(parts, 1))
     made.matrix = torch.cat(at_output).T if at_output else None
     made.rows = {node: torch.cat(parts).T for node, parts in kept.items() if parts}
     return made
+
+
+def _affordable(linearized: Linearized, node: Node, sets: Sets, columns: int) -> bool:
+    """Whether the norms of J over sets of entries are found exactly, by their Gram matrices."""
+    entries = math.prod(node.shape) * sets.size
+    few = entries * columns <= LITTLE_GRAM or entries <= GRAM_SHARE * linearized.products
+    return few and sets.size <= LARGEST_GRAM and entries <= MOST_GRAM
 
 
 def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, torch.Tensor]:

@@ -9,11 +9,12 @@ import torch
 from torch.export import ExportedProgram
 
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lower import Space, lower
 from normscope.certify.unbounded import proved_infinite
 from normscope.certify.upper import Upper, upper
 from normscope.certify.weights import weight_bracket
-from normscope.core.bracket import Bracket
+from normscope.core.bracket import Bracket, Explorer
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
@@ -22,7 +23,6 @@ from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
 from normscope.graph.holding import of_one_input
-from normscope.rules.registry import Gain
 
 MOST_SEEDS = 64
 
@@ -72,15 +72,16 @@ def lipschitz(
         def on(other: Region) -> Bracket:
             return weight_bracket(model, example, other, output, fresh())
 
-        return replace(found, region=region, explore=_unless_changed([*model.parameters()], on))
+        return replace(found, region=region, explore=Explorer(_unless_changed([*model.parameters()], on)))
     kind, _, name = wrt.partition(":")
     if kind != "input":
         raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
-    graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), dict[object, Gain]()
+    graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), Known()
     if name:
         graph, call = of_one_input(graph, call, name)
     above = upper(graph, region=region, known=known, effort=effort)
     found = bracket(graph, above, call, region, data, effort, generator, known)
+    known.forget()
     _ = found.proved  # refused where no bound is proved
     return found
 
@@ -93,11 +94,11 @@ def bracket(
     data: Data | None = None,
     effort: float = 1.0,
     generator: torch.Generator | None = None,
-    known: dict[object, Gain] | None = None,
+    known: Known | None = None,
 ) -> Bracket:
     """Both sides of a bracket, given the upper one, or why there is none; no lower one of what is no function of a sample.
 
-    known: gains of linear maps, shared with the brackets of other regions that this one is asked for (`Bracket.explore`).
+    known: what is shared with the brackets of other regions that this one is asked for (`Bracket.explore`).
     """
     found, witness = ZERO, None
     fresh = copied(generator)
@@ -115,6 +116,7 @@ def bracket(
         return bracket(graph, beyond, example, other, None, effort, fresh(), known)
 
     held = [constant.value for node in graph for constant in node.constants]
+    known = Known() if known is None else known
     return Bracket(
         found,
         bound,
@@ -125,7 +127,7 @@ def bracket(
         above.excess.shares(found, bound) if above.excess is not None and bound is not None else (),
         region,
         everywhere=region is None,
-        explore=None if region is None else _unless_changed(held, again),
+        explore=None if region is None else Explorer(_unless_changed(held, again), known.forget),
     )
 
 

@@ -9,6 +9,7 @@ from numbers import Real
 import torch
 
 from normscope.certify.forms import AffineForms
+from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.relays import estimate
 from normscope.certify.settling import settled
@@ -20,7 +21,7 @@ from normscope.core.region import Ball
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph
 from normscope.rules.readings import Activation
-from normscope.rules.registry import Gain, registry
+from normscope.rules.registry import registry
 
 RELATIVE = 1e-3  # of the sample's norm: the radius unless one is given
 BUDGET = 1e9  # what one sweep may cost without being asked for (`_cost`): about ten seconds of one core for all sweeps
@@ -50,7 +51,7 @@ def nearby(
     wanted: bool | float,
     effort: float,
     generator: torch.Generator | None,
-    known: dict[object, Gain],
+    known: Known,
     needed: bool = False,
 ) -> Nearby:
     """The bracket around the example's first sample.

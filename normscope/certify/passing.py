@@ -25,6 +25,7 @@ from typing import TypeVar
 import torch
 
 from normscope.certify.fold import foldable
+from normscope.certify.known import Known
 from normscope.certify.links import Link, LogRounding, link_of, signature
 from normscope.core.errors import InputError, InternalError, Refusal, joined, unforeseen
 from normscope.core.interval import Interval
@@ -79,13 +80,13 @@ class Pass:
         self,
         graph: Graph,
         region: Region | None = None,
-        known: dict[object, Gain] | None = None,
+        known: Known | None = None,
         report: Report | None = None,
         refine: Sequence[Refine] = (),
         partial: bool = False,
         unknown: Refusal | None = None,
     ) -> None:
-        """known: gains of linear maps by signature, kept by the caller to be shared between regions.
+        """known: what regions share, gains of linear maps above all, kept by the caller.
 
         refine: what may know better on a region. Each is asked about every node once, inputs included and in order, when the
         node's other facts are there and those of its ancestors are finished; it decides by the graph alone what it looks at.
@@ -94,7 +95,7 @@ class Pass:
         some have no rule.
         """
         self.graph, self.region, self.local, self.whole_batch = graph, region, region is not None, graph.whole_batch
-        self.known: dict[object, Gain] = {} if known is None else known
+        self.known = Known() if known is None else known
         self.users = graph.users
         self.partial, self.unknown, self.refused = partial, unknown, dict[Node, Refusal | None]()
         middles = self._middles()

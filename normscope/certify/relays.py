@@ -5,21 +5,26 @@ ellipsoid per token (`certify/ellipsoids.py`), which costs next to no tightness,
 size per entry and per token, which loses how columns would add up and cancel behind z. So relays of the first kind stand where they
 save work, and those of the second only where the work that is allowed does not do without.
 
-Within tokenwise nodes the columns of different tokens never meet: they travel together, one column for the same entry of all.
+As long as nodes act on each token alone, or move entries, the columns of different tokens never meet: they travel together, one
+column for the same entry of all, and every entry of a node has an owner, the token whose symbols alone reach it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from normscope.certify.columns import CALL, behind, cost
 from normscope.certify.ellipsoids import Ellipsoids
+from normscope.certify.kernels import linear_map
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
 from normscope.rules.registry import Rule, registry
 from normscope.rules.remainder import Sets
+from normscope.rules.shape import entries_read
 
 BENT = 0.02  # of the entries of a kinked activation: as many may change their slope, by a guess
 STRIDES = (0, 6, 4, 3, 2, 1)  # of the places where a relay could be, every so many are one; 0: none
@@ -85,17 +90,37 @@ def cut_vertices(graph: Graph) -> list[Node]:
     return found
 
 
-def together(graph: Graph, node: Node, reached: Sequence[Node]) -> int:
-    """How many of the nodes behind one, from the first on, act on each token alone."""
-    alike = {node}
-    for count, one in enumerate(reached):
-        rule = registry.find(one)
-        sources = [source for source in one.inputs if source in alike]
-        same = all(source.shape[:-1] == one.shape[:-1] for source in one.inputs)
-        if rule is None or not sources or not same or not rule.tokenwise(one):
-            return count
-        alike.add(one)
-    return len(reached)
+def owners(node: Node, reached: Sequence[Node]) -> dict[Node, torch.Tensor]:
+    """The owner of every entry, at a node and at those behind it, from the first on, in which no two tokens of the node meet."""
+    places = torch.arange(math.prod(node.shape)).reshape(node.shape)
+    found = {node: places // max(node.shape[-1], 1) if node.shape else places}
+    for one in reached:
+        own = _owner(one, found)
+        if own is None:
+            break
+        found[one] = own
+    return found
+
+
+def _owner(node: Node, known: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
+    """The owners of a node's entries; None where tokens meet, or where it is not known that they do not."""
+    rule, sources = registry.find(node), list(dict.fromkeys(node.inputs))
+    carrying = [known[source] for source in sources if source in known]  # no column reaches the others
+    if rule is None or not node.shape or not math.prod(node.shape):
+        return None
+    if rule.linear(node) and not rule.terms(node):  # nothing is added up: it moves entries
+        read = entries_read(node)
+        moved = len(carrying) == len(sources) and int(read.min()) >= 0
+        return torch.cat([owner.reshape(-1) for owner in carrying])[read].reshape(node.shape) if moved else None
+    if not _tokenwise(node, rule) or any(source.shape[:-1] != node.shape[:-1] for source in sources):
+        return None
+    first = carrying[0][..., :1]
+    return first.expand(node.shape) if all(torch.equal(owner, first.expand(owner.shape)) for owner in carrying) else None
+
+
+def _tokenwise(node: Node, rule: Rule) -> bool:
+    product = linear_map(node)
+    return rule.tokenwise(node) or (product is not None and product.kernel is None and product.input_axis == -1)
 
 
 def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT) -> float:
@@ -108,7 +133,7 @@ def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT) -> f
             continue
         kinked = node not in made.relays and activation is not None and activation.kinked
         columns, reached = math.prod(node.shape), behind(graph, [node], made.last(graph, node))
-        few = 0 if kinked else together(graph, node, reached)
+        few = 0 if kinked else len(owners(node, reached)) - 1
         total += node.shape[-1] * sum(costs[one] for one in reached[:few]) + CALL * len(reached) * (not kinked)
         total += columns * (bent if kinked else 1.0) * sum(costs[one] for one in reached[few:])
     return total

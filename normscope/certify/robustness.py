@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
@@ -27,7 +28,6 @@ from normscope.core.rendering import Text
 from normscope.core.result import Result
 from normscope.core.rounding import FUNCTION, below, root
 from normscope.graph.graph import Graph
-from normscope.rules.registry import Gain
 
 MOST_BALLS = 8  # of a sample, beyond those of the given radii
 CLOSE = 1.05  # a radius and a ball that is too large, from which on no other is tried
@@ -87,7 +87,7 @@ def local_brackets(
     progress: True for a bar on stderr, or a callable (what, done, total); the total is not known and 0.
     """
     graph = certifiable_graph(model, example, "eval", output)
-    known: dict[object, Gain] = {}
+    known = Known()
     found = []
     with shown("balls", progress) as meter:
         for sample in _samples(Call.of(example), data):
@@ -163,7 +163,7 @@ def certify_radius(
     if not numbers:
         raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
     graph = certifiable_graph(model, example, "eval", output)
-    known: dict[object, Gain] = {}
+    known = Known()
     everywhere = upper(graph, known=known).bound
     call = Call.of(example)
     radius, margin = [], []
@@ -184,7 +184,7 @@ def _radius(
     margin: float,
     everywhere: Magnitude,
     radii: Sequence[float],
-    known: dict[object, Gain],
+    known: Known,
 ) -> float:
     """Balls of the given radii, then larger ones or those between the best radius and the smallest ball that is too large.
 

@@ -18,6 +18,7 @@ from normscope.rules.registry import registry
 from normscope.rules.remainder import Sizes
 
 GUESSED = 4  # times the guessed distance of an entry, within which a kink is taken to be reached
+LARGER = 16  # times the radius: regions up to which may be asked for next
 MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
 
 
@@ -37,16 +38,21 @@ class Sweep(Sizes, Protocol):
     def away(self) -> Sweep | None: ...
 
 
-def guessed(sweep: Sweep) -> dict[Node, torch.Tensor]:
-    """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess."""
+def guessed(sweep: Sweep) -> tuple[dict[Node, torch.Tensor], float]:
+    """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess.
+
+    And up to which distance from the middle: farther than this region, if there is room.
+    """
     kinked = {node: activation for node in sweep.graph.nodes if (activation := registry.reading(node, Activation))}
     sources = [node.input for node, activation in kinked.items() if activation.kinked and len(node.inputs) == 1]
     lengths = guessed_rows(sweep.linearized, sources)
-    places = {
-        source: (middle_of(sweep.facts, source).abs() <= GUESSED * sweep.unit * lengths[source]).reshape(-1).nonzero().reshape(-1)
-        for source in lengths
-    }
-    return _affordable(sweep, places.items())
+    far = {source: (middle_of(sweep.facts, source).abs() / lengths[source]).reshape(-1).nan_to_num(0.0) for source in lengths}
+    reach = GUESSED * sweep.unit
+    for enough in (reach * LARGER, reach):
+        places = {source: (distances <= enough).nonzero().reshape(-1) for source, distances in far.items()}
+        if sum(map(len, places.values())) * _width(sweep) <= MOST_ROWS_KEPT:
+            break
+    return _affordable(sweep, places.items()), enough
 
 
 def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:
@@ -62,13 +68,17 @@ def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:
 
 def _affordable(sweep: Sweep, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
     wanted: dict[Node, torch.Tensor] = {}
-    room, width = MOST_ROWS_KEPT, sum(math.prod(node.shape) for node in sweep.graph.inputs)
+    room, width = MOST_ROWS_KEPT, _width(sweep)
     for source, more in places:
         both = torch.cat([more, wanted.get(source, more[:0])]).unique()
         if len(more) and len(both) * width <= room:
             room -= (len(both) - len(wanted.get(source, ()))) * width
             wanted[source] = both
     return wanted
+
+
+def _width(sweep: Sweep) -> int:
+    return sum(math.prod(node.shape) for node in sweep.graph.inputs)
 
 
 def find_multiples(sweep: Sweep, part: Part) -> None:

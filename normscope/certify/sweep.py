@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from normscope.certify import rows
-from normscope.certify.bundles import Apart, Bundle, Together
+from normscope.certify.bundles import Apart, Bundle
 from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried
 from normscope.certify.kernels import column_error, linear_map, middle_error
+from normscope.certify.known import Derivative
 from normscope.certify.passing import Pass
-from normscope.certify.relays import Plan, framed, together
+from normscope.certify.relays import Plan, framed, owners
 from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
+from normscope.certify.tokens import Tokens
 from normscope.core.region import Ball
 from normscope.core.rounding import above, length
 from normscope.graph.graph import Node
@@ -100,8 +102,12 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
-        own = away is None or chords
-        self.linearized: Linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES) if own else away.linearized  # type: ignore[union-attr]
+        if away is None and self._derivative is not None:
+            self.linearized = self._derivative.linearized
+        elif away is None or chords:
+            self.linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES)
+        else:
+            self.linearized = away.linearized
 
     # sizes -------------------------------------------------------------------------------------------------------------
 
@@ -160,17 +166,36 @@ class Sweep:
 
     def carry_inputs(self) -> None:
         """J, or that of the first sweep where the linear parts are the same."""
-        if self.away is not None and not self.chords:
+        if self.away is None:
+            self.jacobian = self._at_the_middle()
+        elif not self.chords:
             self.jacobian = self.away.jacobian
         else:
-            wanted = rows.guessed(self) if self.away is None else rows.wanted(self)
-            self.jacobian = carried(self.linearized, self.watched, self.carried, self._half_widths(), wanted, self.spend)
+            self.jacobian = carried(self.linearized, self.watched, self.carried, None, rows.wanted(self), self.spend)
         for node in self.carried:
             self.carried[node] = self.jacobian.size[node] * self.unit
         for node, partitions in self.watched.items():
             self.bent[node] = torch.zeros_like(self.jacobian.norms[node])
             for sets in partitions:
                 self.bent_sets[node, sets] = torch.zeros_like(self.jacobian.sets[node, sets])
+
+    @property
+    def _derivative(self) -> Derivative | None:
+        """What an earlier sweep found, if it was of the same graph at the same middle."""
+        known = self.facts.known.derivative
+        return known if known is not None and known.of(self.graph, self.region.middle) else None
+
+    def _at_the_middle(self) -> Jacobian:
+        """J at the middle: that of an earlier region around it, if it has all that is asked for."""
+        known, widths = self._derivative, self._half_widths()
+        if widths is None and known is not None and known.jacobian.has(self.watched, self.carried, rows.GUESSED * self.unit):
+            return known.jacobian
+        wanted, enough = rows.guessed(self)
+        found = carried(self.linearized, self.watched, self.carried, widths, wanted, self.spend)
+        found.enough = enough
+        if widths is None:
+            self.facts.known.derivative = Derivative(self.graph, self.region.middle, self.linearized, found)
+        return found
 
     def _straight(self, node: Node) -> torch.Tensor:
         return self.jacobian.straight(node, self.unit) if self.away is None else self.jacobian.norms[node]
@@ -223,7 +248,7 @@ class Sweep:
             return False
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
-        if last is not None and together(self.graph, node, reached) == len(reached):  # it costs little as it is
+        if last is not None and len(owners(node, reached)) > len(reached):  # it costs little as it is
             return False
         (reader,), (sets, sizes) = readers, remainder.sets
         reading = linear_map(reader)
@@ -321,36 +346,34 @@ class Sweep:
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
         tally, at_output = Tally(), list[torch.Tensor]()
-        whole = together(self.graph, node, reached) if symbols.by_token(node.shape) else 0
-        width = node.shape[-1] if node.shape else 1
-        if self.graph.output in reached[:whole]:  # where columns are wanted one by one
-            whole = reached.index(self.graph.output)
-        alike, rest = reached[:whole], reached[whole:]
-        self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest))
-        starts: dict[Node, torch.Tensor] = {}
+        before = (
+            reached[: reached.index(self.graph.output)] if self.graph.output in reached else reached
+        )  # there they are one by one
+        owned = owners(node, before if symbols.by_token(node.shape) else [])
+        alike, rest = ([one for one in reached if (one in owned) is whole] for whole in (True, False))
+        width, largest = node.shape[-1] if node.shape else 1, int(torch.bincount(symbols.groups).max())
+        self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest, largest))
         by_token = bool(alike) or symbols.frames is not None
         if by_token:
-            frames = torch.diag_embed(symbols.scale.reshape(-1, width)) if symbols.frames is None else symbols.frames
-            shape = (len(frames), width) if symbols.single else (len(frames),)
-            bundle = Together(symbols.sizes.reshape(-1, width), symbols.group_sizes.reshape(shape))
-            visit = partial(self._visit, bundle, tally, None)
-            starts[node] = frames.permute(2, 0, 1).reshape(width, *node.shape)
-            visit(node, starts[node])
-            starts = self.linearized.carry(starts, alike, visit)
-            read = {source for one in rest for source in one.inputs}
-            starts = {one: columns for one, columns in starts.items() if one in read}
-        step = self.linearized.chunk([node, *rest])
-        for chunk in symbols.chunks(step) if rest or not by_token else ():
+            token = Tokens.of(symbols, width, owned)
+
+            def show(one: Node, columns: torch.Tensor) -> None:
+                self._visit(token.at(one), tally, None, one, columns)
+
+            starts = {node: token.columns(node)}
+            show(node, starts[node])
+            token.starts = self.linearized.carry(starts, alike, show)
+        for chunk in symbols.chunks(self.linearized.chunk([node, *rest], largest)) if rest or not by_token else ():
             visit = partial(self._visit, Apart.of(symbols, chunk), tally, at_output)
-            places = symbols.places[chunk]
             if by_token:
-                some = {one: bundle.apart(columns, chunk) for one, columns in starts.items()}
+                some = token.apart(self.linearized, rest, chunk, visit)
             else:
+                places = symbols.places[chunk]
                 some = {node: torch.zeros(len(places), math.prod(node.shape), dtype=torch.float64)}
                 some[node][torch.arange(len(places)), places] = symbols.scale[chunk]
                 some[node] = some[node].reshape(-1, *node.shape)
                 visit(node, some[node])
-            self.linearized.carry(some, rest, visit)
+            self.linearized.carry(some, [one for one in rest if one not in some], visit)
         for one, least in tally.entries.items():
             self.bent[one] += least
             for sets in self.watched[one]:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from normscope.certify.checking import check_bound
 from normscope.certify.forms import AffineForms
 from normscope.certify.gap import Excess, excess
+from normscope.certify.known import Known
 from normscope.certify.links import Link, LogRounding
 from normscope.certify.lower import check_effort
 from normscope.certify.passing import Pass
@@ -26,7 +27,7 @@ from normscope.core.region import Box, Region
 from normscope.graph.graph import Graph, Node
 from normscope.rules.affine import weight_of
 from normscope.rules.readings import Normalizer, Random
-from normscope.rules.registry import Gain, registry
+from normscope.rules.registry import registry
 
 
 @dataclass(eq=False)
@@ -95,7 +96,7 @@ def forward_pass(
     graph: Graph,
     report: Report | None = None,
     region: Region | None = None,
-    known: dict[object, Gain] | None = None,
+    known: Known | None = None,
     partial: bool = False,
     forms: AffineForms | None = None,
 ) -> Pass:
@@ -121,7 +122,7 @@ def upper(
     graph: Graph,
     report: Report | None = None,
     region: Region | None = None,
-    known: dict[object, Gain] | None = None,
+    known: Known | None = None,
     partial: bool = False,
     effort: float = 1.0,
 ) -> Upper:
@@ -132,7 +133,7 @@ def upper(
     little, `notes` say so.
     """
     check_effort(effort)
-    known = {} if known is None else known
+    known = Known() if known is None else known
     whole, (graph, asked) = graph, settled(graph, region)
     forms, doubt = AffineForms(graph, effort=effort), ""
     facts = forward_pass(graph, report, region, known, partial, forms)
@@ -150,7 +151,7 @@ def upper(
     return found
 
 
-def _cut(found: Upper, region: Box, forms: AffineForms, known: dict[object, Gain]) -> None:
+def _cut(found: Upper, region: Box, forms: AffineForms, known: Known) -> None:
     """A smaller bound on a box from bounds on its parts, where they give one."""
 
     def bounded(box: Box) -> Part | None:

@@ -95,6 +95,14 @@ class GapShare:
         return visible(f"{100 * self.share:.0f} % of the gap comes from {made}{of}")
 
 
+@dataclass(frozen=True)
+class Explorer:
+    """The bracket of the same function on another region. forget: lets go of what was kept for the next one."""
+
+    on: Callable[[Region], Bracket]
+    forget: Callable[[], None] = lambda: None
+
+
 def ratio(lower: Magnitude, upper: Magnitude | None) -> Magnitude:
     """upper / lower; infinite where one of them is missing, 1 where both are 0."""
     if upper is None or (upper and not lower):
@@ -136,7 +144,7 @@ class Bracket(Result):
     gap: tuple[GapShare, ...] = ()
     region: Region | None = field(default=None, repr=False, compare=False)
     everywhere: bool = False
-    explore: Callable[[Region], Bracket] | None = field(default=None, repr=False, compare=False)  # the bracket of another region
+    explore: Explorer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.upper is not None and self.lower > self.upper:

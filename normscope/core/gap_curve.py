@@ -9,7 +9,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from normscope.core.bracket import Bracket, plain_sides, ratio, read_sides
+from normscope.core.bracket import Bracket, Explorer, plain_sides, ratio, read_sides
 from normscope.core.errors import InputError, Refusal
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Progress, shown
@@ -123,7 +123,7 @@ def search(bracket: Bracket, factor: float, tolerance: float = 0.05, progress: P
         def within(radius: float) -> bool:
             if radius not in found:
                 try:
-                    there = explore(region.resized(radius))
+                    there = explore.on(region.resized(radius))
                     found[radius] = CurvePoint(radius, there.lower, there.upper)
                 except Refusal:  # there is a rule that gives no bound on so large a region
                     found[radius] = CurvePoint(radius, ZERO, None)
@@ -137,6 +137,8 @@ def search(bracket: Bracket, factor: float, tolerance: float = 0.05, progress: P
                 good, bad = (middle, bad) if within(middle) else (good, middle)
         except KeyboardInterrupt:
             interrupted = True
+        finally:
+            explore.forget()
     curve = GapCurve(float(factor), tuple(found[radius] for radius in sorted(found)), interrupted)
     return GapCurve(curve.factor, curve.points, interrupted, region.resized(curve.radius) if curve.radius else None)
 
@@ -170,7 +172,7 @@ def check_above(name: str, value: object, least: float) -> None:
         raise InputError(f"{name} is a finite number above {least:g}, not {value!r}")
 
 
-def _checked(bracket: Bracket, factor: object, tolerance: object) -> tuple[Any, Region]:
+def _checked(bracket: Bracket, factor: object, tolerance: object) -> tuple[Explorer, Region]:
     """What the search needs, or an error that says what to do."""
     check_above("factor", factor, 1)
     check_above("tolerance", tolerance, 0)

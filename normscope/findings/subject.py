@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope.certify.known import Known
 from normscope.certify.upper import upper
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import NormscopeError, first_line
@@ -136,7 +137,7 @@ class Subject:
         repeat entries and is left to the rule itself.
         """
         assert self.graph is not None
-        quick: dict[object, Gain] = {}
+        quick = Known()
         for node, found in self.weighted.items():
             if found.plain and (found.kernel is None or found.kernel.pad is None):
                 quick[found.key] = Gain((self.weight_norms[node] * math.sqrt(found.taps),), "quick")

@@ -251,6 +251,9 @@ class Rotary(Rule):
     def linear(self, node: Node) -> bool:
         return True
 
+    def tokenwise(self, node: Node) -> bool:
+        return node.input.shape == node.shape
+
 
 @dataclass(frozen=True)
 class _Tokens:

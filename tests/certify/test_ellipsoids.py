@@ -19,7 +19,7 @@ from tests.certify.test_relays import drawn
 from tests.networks import Function
 
 TOKENS, WIDTH = 3, 4
-SETS = Sets.along((1, TOKENS, WIDTH), (-1,))
+SETS, TOKEN = Sets.along((1, TOKENS, WIDTH), (-1,)), torch.arange(TOKENS * WIDTH) // WIDTH
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -45,7 +45,12 @@ def extreme(made: Symbols, seed: int) -> torch.Tensor:
 
 def together(made: Symbols) -> Together:
     shape = (TOKENS, WIDTH) if made.single else (TOKENS,)
-    return Together(made.sizes.reshape(TOKENS, WIDTH), made.group_sizes.reshape(shape))
+    return Together(made.sizes.reshape(TOKENS, WIDTH), made.group_sizes.reshape(shape), TOKEN)
+
+
+def one_by_one(made: Symbols, columns: torch.Tensor) -> torch.Tensor:
+    """The columns of all symbols."""
+    return together(made).apart(columns, TOKEN, torch.arange(TOKENS * WIDTH) % WIDTH)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-90, 1e-160, 1e-250, 1e120])
@@ -54,7 +59,7 @@ def together(made: Symbols) -> Together:
 def test_nothing_lies_outside(alike: bool, single: bool, scale: float) -> None:
     made = symbols(single, scale)
     shared = random(WIDTH, 1, TOKENS, WIDTH) if alike else None
-    columns = random(TOKENS * WIDTH, 1, TOKENS, WIDTH) if shared is None else together(made).apart(shared, slice(0, TOKENS * WIDTH))
+    columns = random(TOKENS * WIDTH, 1, TOKENS, WIDTH) if shared is None else one_by_one(made, shared)
     found = Ellipsoids.none((1, TOKENS, WIDTH), SETS)
     found.add(
         Apart.of(made, slice(0, TOKENS * WIDTH)).ellipsoids(columns, SETS)
@@ -89,9 +94,21 @@ def test_sets_that_are_no_tokens_get_what_all_tokens_add() -> None:
     made, whole = symbols(False, 1.0), Sets.whole((1, TOKENS, WIDTH))
     columns = random(WIDTH, 1, TOKENS, WIDTH)
     found = together(made).ellipsoids(columns, whole)
-    arrived = together(made).apart(columns, slice(0, TOKENS * WIDTH)).reshape(TOKENS * WIDTH, -1)
+    arrived = one_by_one(made, columns).reshape(TOKENS * WIDTH, -1)
     for seed in range(20):
         assert float((extreme(made, seed) @ arrived).norm()) <= float(found.norms()[0])
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("sets", [SETS, Sets.whole((1, TOKENS, WIDTH)), Sets.along((1, TOKENS, WIDTH), (-2,))], ids=str)
+def test_together_or_one_by_one_is_the_same(sets: Sets, single: bool) -> None:
+    """Whatever the sets: whole tokens, all of them, or one entry of each."""
+    made, columns = symbols(single, 1.0), random(WIDTH, 1, TOKENS, WIDTH)
+    alone, apart = Apart.of(made, slice(0, TOKENS * WIDTH)), one_by_one(made, columns)
+    flat, flat_apart = columns.reshape(WIDTH, -1), apart.reshape(TOKENS * WIDTH, -1)
+    assert together(made).size(flat) == pytest.approx(alone.size(flat_apart), rel=1e-8)
+    assert torch.allclose(together(made).entries(flat), alone.entries(flat_apart), rtol=1e-8)
+    assert torch.allclose(together(made).sets(columns, sets), alone.sets(apart, sets), rtol=1e-8)
 
 
 def test_what_is_not_finite_has_no_ellipsoid() -> None:

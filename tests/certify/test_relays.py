@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
 from normscope.certify import forms, sweep
-from normscope.certify.columns import derivative_map
+from normscope.certify.columns import AttentionMap, behind, derivative_map
 from normscope.certify.forms import AffineForms, affine_forms
-from normscope.certify.relays import Plan, cut_vertices, together
+from normscope.certify.relays import Plan, cut_vertices, owners
 from normscope.certify.sweep import Sweep
 from normscope.core.region import Ball
 from normscope.graph.graph import Graph
@@ -92,7 +95,7 @@ def test_tokens_that_travel_together_arrive_as_if_alone(name: str, always: None,
     _, x, graph = drawn(name, 0)
     region = Ball(x[0], 0.02)
     one = affine_forms(graph, region)
-    monkeypatch.setattr(sweep, "together", lambda *_: 0)
+    monkeypatch.setattr(sweep, "owners", lambda node, _: owners(node, []))
     other = affine_forms(graph, region)
     assert float(one.bound) == pytest.approx(float(other.bound), rel=1e-6)
     for node in one.away.watched:
@@ -119,6 +122,45 @@ def test_tokenwise_nodes_keep_tokens_apart(name: str) -> None:
     assert seen or name == "residual"
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_changes_what_it_owns_alone(name: str) -> None:
+    """Through heads that are split off and turned around, up to where tokens meet."""
+    _, x, graph = drawn(name, 0)
+    values = graph.run([x], torch.float64, capture=graph.nodes)[1]
+    generator, farthest = torch.Generator().manual_seed(0), 0
+    for start in cut_vertices(graph):
+        reached = behind(graph, [start])
+        owned = owners(start, reached)
+        width, (first, last) = start.shape[-1], (0, math.prod(start.shape[:-1]) - 1)
+        for token in (first, last):
+            moved = {start: values[start].clone()}
+            change = torch.randn(width, generator=generator, dtype=torch.float64)
+            moved[start].reshape(-1, width)[token] += change
+            for node in list(owned)[1:]:
+                moved[node] = node.apply(*(moved.get(source, values[source]) for source in dict.fromkeys(node.inputs)))
+                changed = moved[node] != values[node]
+                assert bool((owned[node] == token)[changed].all()), node.label
+        stop = next((node for node in reached if node not in owned), None)
+        farthest += stop is not None and "attention" in stop.op
+    assert farthest or name == "residual"
+
+
+def test_owners_of_what_is_repeated_or_meets() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        y = x + x.tanh()
+        wide = torch.cat([y, y.flip(-1)], -1)  # still one owner per token
+        return wide.reshape(1, 3, 2, 4).permute(0, 2, 1, 3).softmax(-1).sum(2)  # heads, whose tokens then are added up
+
+    graph = trace(Function(mixed), torch.randn(1, 3, 4, dtype=torch.float64), "eval", None)
+    start = next(node for node in graph if node.op == "add")
+    owned = owners(start, behind(graph, [start]))
+    ops = [node.op for node in owned]
+    assert "permute" in ops and "sum" not in ops
+    for node in owned:
+        if node.op == "permute":
+            assert bool((owned[node] == torch.arange(3)[:, None]).all())
+
+
 def test_a_relay_is_on_every_path() -> None:
     for name in CASES:
         _, _, graph = drawn(name, 0)
@@ -131,16 +173,20 @@ def test_a_relay_is_on_every_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((2, 3), (1, 2), (0, 1)), (3, 1, "same")]
+    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), ((2, 3), (1, 2), (0, 1)), (3, 1, "same"), (2, 3, 0)]
 )
 def test_convolutions_of_columns(kernel: object, stride: object, padding: object) -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(2, 5, kernel, stride, padding).double()
     graph = trace(model, torch.randn(1, 2, 6, 7, dtype=torch.float64), "eval", None)
-    columns = torch.randn(4, 1, 2, 6, 7, dtype=torch.float64)
-    found = derivative_map(graph.output, lambda node: torch.zeros(node.shape, dtype=torch.float64))(columns)
-    expected = functional.conv2d(columns[:, 0], model.weight, None, stride, padding)
-    assert torch.allclose(found[:, 0], expected, rtol=1e-12, atol=1e-12)
+    convolved = derivative_map(graph.output, lambda node: torch.zeros(node.shape, dtype=torch.float64))
+    whole = torch.randn(4, 1, 2, 6, 7, dtype=torch.float64)
+    rows, columns = torch.arange(6)[:, None], torch.arange(7)
+    for top, left, height, width in itertools.product((0, 2, 5), (0, 3, 6), (0, 1, 4, 6), (1, 2, 7)):
+        used = (rows >= top) & (rows < top + height) & (columns >= left) & (columns < left + width)
+        part = whole * used  # what is not 0 is a rectangle, at a side or inside, or nothing
+        expected = functional.conv2d(part[:, 0], model.weight, None, stride, padding)
+        assert torch.allclose(convolved(part)[:, 0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +213,31 @@ def test_attention_of_columns(options: dict[str, object]) -> None:
         node.apply, tuple(values[source] for source in node.inputs), tuple(moved[source] for source in node.inputs)
     )[1]
     assert torch.allclose(found[0], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"scale": -0.7}, {"attn_mask": torch.arange(9.0).reshape(3, 3)}], ids=str
+)
+def test_attention_of_columns_at_one_token_each(options: dict[str, object]) -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*x.reshape(1, 3, 2, 3, 4).unbind(1), **options)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 72, generator=generator, dtype=torch.float64)
+    graph = trace(Function(attend), x, "eval", None)
+    values = graph.run([x], torch.float64, capture=graph.nodes)[1]
+    node = next(node for node in graph if "attention" in node.op)
+    found = derivative_map(node, values.get)
+    assert isinstance(found, AttentionMap)
+    changes = [torch.randn(5, *source.shape, generator=generator, dtype=torch.float64) for source in node.inputs]
+    token, entry = torch.arange(15) % 3, torch.arange(15) // 3
+    alone = [torch.zeros(15, *part.shape[1:], dtype=torch.float64) for part in changes]
+    for part, change in zip(alone, changes, strict=True):
+        for column in range(15):
+            part[column][..., token[column], :] = change[entry[column]][..., token[column], :]
+    assert torch.allclose(found.by_token(changes, token, entry), found(*alone), rtol=1e-12, atol=1e-12)
+    tokens = torch.arange(3)[:, None].expand(1, 2, 3, 4)
+    assert found.takes([tokens] * 3) and not found.takes([tokens, tokens, tokens.flip(-2)])
 
 
 # mutants of a relay: the middle is a kink or curved, and a relay stands behind it
@@ -246,4 +317,4 @@ def test_where_columns_end() -> None:
     cuts = cut_vertices(graph)
     plan = Plan(tuple(cuts))
     assert plan.last(graph, graph.inputs[0]) is cuts[0] and plan.last(graph, cuts[0]) is cuts[1]
-    assert plan.last(graph, graph.output) is None and together(graph, graph.output, []) == 0
+    assert plan.last(graph, graph.output) is None and list(owners(graph.output, [])) == [graph.output]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from normscope.certify.certifiable import certifiable_graph
+from normscope.certify.known import Known
 from normscope.certify.lower import lower
 from normscope.certify.upper import upper
 from normscope.graph.trace import trace
@@ -82,7 +83,7 @@ def check_on_regions(seed: int) -> None:
     twin, slack = double(module, mode), 1 + TOLERANCE[example.dtype]
     generator = torch.Generator().manual_seed(seed)
     graph = certifiable_graph(module, example, mode, None)
-    known: dict[object, ns.rules.Gain] = {}
+    known = Known()
     center = example.double() if mode == "batch" else example[0].double()
     size = float(torch.linalg.vector_norm(center)) * 10 ** (-float(torch.rand((), generator=generator)))
     everywhere = upper(graph, known=known).bound

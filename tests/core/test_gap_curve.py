@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import normscope as ns
-from normscope.core.bracket import Bracket, GapShare
+from normscope.core.bracket import Bracket, Explorer, GapShare
 from normscope.core.errors import Refusal
 from normscope.core.gap_curve import GapCurve
 from normscope.core.magnitude import Magnitude
@@ -23,7 +23,7 @@ def bracket(ratio, region=BALL, stop_at=math.inf):
         return bracket(ratio, other, stop_at)
 
     upper = ratio(region.reach)
-    return Bracket(Magnitude(1), None if upper is None else Magnitude(upper), region=region, explore=explore)
+    return Bracket(Magnitude(1), None if upper is None else Magnitude(upper), region=region, explore=Explorer(explore))
 
 
 CURVES = {
@@ -64,7 +64,7 @@ def test_a_rule_without_a_bound_on_large_regions_ends_the_growth():
             raise Refusal("no bound", ["so far out"])
         return bracket(lambda r: 1.0, region)
 
-    found = Bracket(known.lower, known.upper, region=BALL, explore=explore).radius_within(2)
+    found = Bracket(known.lower, known.upper, region=BALL, explore=Explorer(explore)).radius_within(2)
     assert 0.3 / 1.05 <= found.radius <= 0.3 and found.points[-1].upper is None
 
 
