@@ -154,7 +154,7 @@ class _Reading:
         self.obstacles += [f"{name} is a parameter or buffer of an activation or normalizer" for name in graph.absorbed]
         readers = {node: len(users) for node, users in graph.users.items() if node is not graph.output}
         if len(graph.inputs) > 1 or any(count > 1 for count in readers.values()):
-            self.obstacles.append("the graph is no chain, so that a product over its layers is no bound of the whole")
+            self.obstacles.append("the graph is not a chain, so a product over its layers does not bound the whole")
 
     def _read(self, node: Node) -> None:
         learned = [constant for constant in node.constants if constant.learned]
@@ -171,7 +171,7 @@ class _Reading:
         elif isinstance(reading, Sum) and learned and node.input is self.last and node.input.shape == node.shape:
             self._shift(node, learned[0])
         elif learned:
-            self.obstacles.append(f"{node.label} has parameters, but is no layer")
+            self.obstacles.append(f"{node.label} has parameters but is not a layer")
         else:
             self._between(node)
 

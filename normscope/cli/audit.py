@@ -118,9 +118,9 @@ def certified_radii(model: Any, example: Any, spec: str, samples: int, output: s
 
     data = load_data(spec)
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data)):
-        raise InputError(f"{spec} gives no (inputs, labels) pair of tensors")
+        raise InputError(f"{spec} must give a pair of tensors, (inputs, labels)")
     if not len(data[0]):
-        raise InputError(f"{spec} gives no sample")
+        raise InputError(f"{spec} is empty: it gives no sample")
     shape = Call.of(example).floats()[0].shape[1:]
     inputs = data[0][:samples].to(Call.of(example).floats()[0].dtype)
     if inputs[0].numel() != shape.numel():

@@ -62,7 +62,7 @@ def checkpoint(
 
 @contextmanager
 def bytes_done() -> Iterator[Any]:
-    """A bar in bytes with the time left; where stderr is no terminal, a line every minute."""
+    """A bar in bytes with the time left; if stderr is not a terminal, a line every minute."""
     with progress_bar() as bar:
         task = bar.add_task("reading headers", total=None)
         began = said = time.monotonic()

@@ -99,7 +99,7 @@ def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Ten
     }
     name = name or usual_loss(batches)
     if name not in losses:
-        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {name!r}; ns.hessian takes any loss")
+        raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {name!r}; ns.hessian takes any loss")
     return losses[name]
 
 
@@ -124,7 +124,7 @@ def _alike(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
     elif outputs.dim() == targets.dim() - 1:
         outputs = outputs.unsqueeze(-1)
     if outputs.shape != targets.shape:
-        raise InputError(f"real targets have the shape of the outputs, {tuple(outputs.shape)}, not {tuple(targets.shape)}")
+        raise InputError(f"real targets must have the shape of the outputs, {tuple(outputs.shape)}, got {tuple(targets.shape)}")
     return outputs, targets
 
 

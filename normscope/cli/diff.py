@@ -46,7 +46,7 @@ def fold(
             "fold needs the shape of an input, such as: normscope fold models.py:net --input 3x32x32 --to out.safetensors"
         )
     if to.suffix != ".safetensors":
-        raise InputError(f"--to is a .safetensors file, not {to}")
+        raise InputError(f"--to must be a .safetensors file, got {to}")
     check_writable(to)
     with progress("folding"):
         import torch

@@ -40,7 +40,7 @@ def generalization(
     """What theory guarantees about unseen data, and whether it says anything."""
     check_writable(json, html)
     if loss not in LOSSES:
-        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {loss!r}; ns.generalization takes any loss")
+        raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {loss!r}; ns.generalization takes any loss")
     with progress("loading") as report:
         import torch
 

@@ -108,7 +108,7 @@ def _print(outcome: Outcome, json: bool) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InputError(f"--set takes NAME=VALUE, such as epochs=3, not {text!r}")
+        raise InputError(f"--set takes NAME=VALUE, such as epochs=3, got {text!r}")
     return name, value
 
 
@@ -117,7 +117,7 @@ def _executor(on: str | None) -> Executor | None:
         return None
     where, _, address = on.partition(":")
     if where != "ray":
-        raise InputError(f"--on takes ray or ray:ADDRESS, not {on!r}")
+        raise InputError(f"--on takes ray or ray:ADDRESS, got {on!r}")
     from normscope.lab.cluster import OnRay
 
     return OnRay(address or None)

@@ -82,7 +82,7 @@ class _Log:
 
 @contextmanager
 def progress(first: str) -> Iterator[Report]:
-    """A bar that the reports of a computation move; meanwhile stdout is stderr, as what a model's own code prints is no result."""
+    """A bar that the reports of a computation move; meanwhile stdout is stderr, because what a model's own code prints is not a result."""
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task(first, total=None)
 

@@ -193,7 +193,7 @@ def _linear_maps(model: nn.Module) -> dict[str, nn.Module]:
 
 def _check_cappable(name: str, module: nn.Module, limit: float) -> None:
     if not limit > 0:
-        raise InputError(f"the limit of a norm is positive, not {limit}")
+        raise InputError(f"the limit of a norm must be positive, got {limit}")
     if is_parametrized(module, "weight"):
         raise InputError(f"the weight of {name} is parametrized, so it cannot be scaled: remove that first, or leave {name} out")
     if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":
