@@ -15,7 +15,7 @@ from normscope.core.errors import InputError
 
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A file or directory of weights.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
     json: JsonFile = None,
 ) -> None:
     """Say whether two checkpoints are the same function, and what differs. Exit code 1 unless they are the same."""
