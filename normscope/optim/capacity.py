@@ -28,7 +28,7 @@ NORMALIZERS = (*STATISTICS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass
-class Layer:
+class CappedMap:
     """A linear map whose norm is capped, and what was last proved about it: ‖A‖ ≤ `proved` at the weight `seen`."""
 
     name: str
@@ -96,7 +96,7 @@ class SpectralCap:
             raise InputError(f"{min(unknown)!r} is not a linear map of this model: choose from {', '.join(maps)}")
         for name, value in limits.items():
             _check_cappable(name or "the model", maps[name], value)
-        self.layers = tuple(Layer(name, maps[name], float(value)) for name, value in limits.items())
+        self.layers = tuple(CappedMap(name, maps[name], float(value)) for name, value in limits.items())
         capped = {layer.weight for layer in self.layers}
         self.left_out = tuple(name for name, value in model.named_parameters() if value.dim() > 1 and value not in capped)
         self._handle: Any = None
