@@ -255,8 +255,8 @@ def audit(
     norm, where affine forms cost little (docs/audit.md states the budget); False: not.
     within: also find the largest radius at which upper ≤ within · lower, and the curve up to it (`Bracket.radius_within`).
 
-    Where operations have no rule there is no upper bound: `bracket.upper` is None, `bracket.certificate.causes` lists them, and the
-    rest of the audit is given all the same.
+    If operations have no rule, there is no upper bound: `bracket.upper` is None and `bracket.certificate.causes` lists them. The
+    rest of the audit is still given.
     """
     check_wanted(local)
     if within is not None:

@@ -20,6 +20,23 @@ HEAD = """# API
 `import normscope as ns` loads nothing heavy: each name is imported when it is first used. Everything below is public; all else
 may change without notice. What stands after `*` is passed by name. [Functions and results](normscope.md) and
 [namespaces](namespaces.md) have the docstrings. This page is made by `python -m docs.tools.surface`; a test fails when it is stale.
+
+Parameters that several functions have mean the same in all of them:
+
+| parameter | what it is |
+| --- | --- |
+| `example` | a tensor, a tuple of arguments or a dict of keyword arguments; axis 0 is the batch |
+| `data` | a tensor, (inputs, targets), a `Dataset`, or an iterable of batches |
+| `region` | a `Ball` or `Box` of inputs; None for all of them |
+| `mode` | "eval", "train" or "batch"; "eval" unless the function's first line says otherwise |
+| `output` | name or position of the output that is meant, where the model returns several |
+| `select` | names or ids of what to run: rules, bounds or claims; all of them if empty |
+| `progress` | None, True for a bar on stderr, or a callable (what, done, total); a total of 0 is not known |
+| `generator` | what random numbers are drawn from; without it they are the same every time |
+| `seed` | in place of a generator where the same numbers are drawn again: on every pass, or for every model |
+
+Every result can be printed and shown in a notebook; `to_dict()`, `from_dict(…)` and `to_json(path)` store it with the name of its
+schema; `to_html(path)` writes a page; `figures` lists what `figure(name)` draws. `normscope report` takes any of the files.
 """
 
 

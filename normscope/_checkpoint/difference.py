@@ -45,7 +45,9 @@ class DiffRow:
 
 @dataclass(frozen=True, repr=False)
 class Difference(Result):
-    """same: True, False, or None where it cannot be decided. mode: what "the same" means here, and what it rests on.
+    """Whether two checkpoints or models are the same function, and where they differ.
+
+    same: True, False, or None where it cannot be decided. mode: what "the same" means here, and what it rests on.
 
     defect: the largest relative difference that was measured where both are called the same. first: the name of the first
     tensor (or layer) that differs, None where none does.

@@ -24,7 +24,10 @@ SHOWN = 60  # tensors printed: the first and the last; JSON and HTML have all
 
 @dataclass(frozen=True, repr=False)
 class CheckpointReport(Result):
-    """source: as the user named it. basis: where roles and pairs come from. sample: whether spectral norms are estimates."""
+    """What a checkpoint holds: tensors with their roles and norms, pairs of γ and weights, findings.
+
+    source: as the user named it. basis: where roles and pairs come from. sample: whether spectral norms are estimates.
+    """
 
     schema: ClassVar[str] = "normscope.checkpoint/1"
 

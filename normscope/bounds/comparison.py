@@ -265,7 +265,7 @@ def compare(
     """
     family = [Trained(model, {"model": name}) for name, model in models.items()] if isinstance(models, Mapping) else list(models)
     if len(family) < 2:
-        raise InputError(f"a family has at least two models, not {len(family)}")
+        raise InputError(f"a family must have at least two models, got {len(family)}")
     chosen = loss_of(loss, loss_bound)
     members = []
     with shown("models", progress, len(family)) as bar:

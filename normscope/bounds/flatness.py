@@ -215,9 +215,9 @@ def flatness(
         raise InputError("sigmas are positive standard deviations in increasing order, at least one")
     unknown = [kind for kind in kinds if kind not in _KINDS]
     if unknown or not kinds:
-        raise InputError(f"a kind of noise is one of {', '.join(_KINDS)}, not {unknown[0] if unknown else 'none'!r}")
+        raise InputError(f"a kind of noise must be one of {', '.join(_KINDS)}, got {unknown[0] if unknown else 'none'!r}")
     if seeds < 2:
-        raise InputError(f"a confidence band needs at least 2 seeds, not {seeds}")
+        raise InputError(f"a confidence band needs at least 2 seeds, got {seeds}")
     tally = _Tally(loss)
     objective = Objective(model, tally, data, mode, batch_size=batch_size, seed=seed)
     with shown("flatness", progress, len(kinds) * (1 + len(chosen) * seeds)) as bar:

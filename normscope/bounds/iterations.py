@@ -160,7 +160,7 @@ def training_cost(model: nn.Module, example: Example, *, alpha: float = 0.01, da
     data: where variances are measured for normalizers without running statistics; the example if not given.
     """
     if not 0 < alpha < float("inf"):
-        raise InputError(f"alpha is a number above 0, not {alpha}")
+        raise InputError(f"alpha must be a number above 0, got {alpha}")
     graph = certifiable_graph(model, example, "eval", None)
     above = upper(graph)
     call = Call.of(example)

@@ -61,7 +61,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         if not 0 < self.bound < math.inf:
-            raise InputError(f"the loss bound C is a finite number above 0, not {self.bound}")
+            raise InputError(f"the loss bound C must be a finite number above 0, got {self.bound}")
 
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The values (samples,), on the tape of the outputs; every one is checked to lie in [0, bound]."""
@@ -75,7 +75,7 @@ class Loss:
         samples = len(targets) if isinstance(targets, torch.Tensor) and targets.dim() else None
         if not isinstance(values, torch.Tensor) or values.dim() != 1 or samples not in (None, len(values)):
             shape = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else f"a {type(values).__name__}"
-            raise InputError(f"loss(outputs, targets) returns one value per sample, not {shape}: leave out its reduction")
+            raise InputError(f"loss(outputs, targets) must return one value per sample, got {shape}: leave out its reduction")
         outside = ~((values >= -SLACK * self.bound) & (values <= self.bound * (1 + SLACK)))  # NaN is outside
         if bool(outside.any()):
             value = float(values.detach()[outside][0])
@@ -87,10 +87,10 @@ def check_classes(outputs: Any, targets: Any) -> None:
     """Outputs are (samples, classes), at least two of them, and targets index them."""
     if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        raise InputError(f"this loss takes outputs of shape (samples, classes), at least two classes, not {shape}")
+        raise InputError(f"this loss takes outputs of shape (samples, classes), at least two classes, got {shape}")
     if not is_labels(targets) or targets.shape != outputs.shape[:1]:
         shape = f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, torch.Tensor) else type(targets).__name__
-        raise InputError(f"this loss takes integer targets of shape ({len(outputs)},), not {shape}")
+        raise InputError(f"this loss takes integer targets of shape ({len(outputs)},), got {shape}")
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]:
         raise InputError(f"targets from {int(targets.min())} to {int(targets.max())} do not index {outputs.shape[1]} outputs")
 
@@ -143,7 +143,7 @@ def zero_one() -> Loss:
 def ramp(margin: float = RAMP_MARGIN) -> Loss:
     """min(1, max(0, 1 − (z_y − max_{j≠y} z_j)/γ)), with C = 1: at least the zero-one loss."""
     if not 0 < margin < math.inf:
-        raise InputError(f"the margin of a ramp is a finite number above 0, not {margin}")
+        raise InputError(f"the margin of a ramp must be a finite number above 0, got {margin}")
 
     def steepest(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(low).masked_fill((low < margin) & (high > 0), 1 / margin)

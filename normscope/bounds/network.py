@@ -29,7 +29,7 @@ from normscope.rules.registry import registry
 
 
 @dataclass(frozen=True)
-class Layer:
+class MatrixLayer:
     """A linear map A with bias b, as a matrix (outputs, inputs) on the entries of one sample.
 
     spectral: ‖A‖₂, certified. frobenius: ‖A‖_F. rows: Σ_i ‖A_i‖₂ over its rows, ‖Aᵀ‖_{2,1}. bias: ‖b‖₂ over all entries added.
@@ -46,7 +46,7 @@ class Layer:
     parameters: int
     shared: bool = False  # one number stands at several places of A
 
-    def augmented(self, last: bool) -> Layer:
+    def augmented(self, last: bool) -> MatrixLayer:
         """[[A, b], [0, 1]], or [A b] for the last layer, whose constant output nothing reads."""
         carry = ZERO if last else ONE
         frobenius = root_sum_square([self.frobenius, self.bias, carry])
@@ -66,7 +66,7 @@ class Network:
     with φ(0) = 0. not_homogeneous, not_piecewise: maps that are not entrywise with φ(cx) = cφ(x), or not ReLU-like.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[MatrixLayer, ...]
     gains: tuple[Magnitude, ...] = ()
     obstacles: tuple[str, ...] = ()
     not_homogeneous: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class _Reading:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.facts = graph, checked_pass(graph)
-        self.layers: list[Layer] = []
+        self.layers: list[MatrixLayer] = []
         self.gains: list[Magnitude] = []
         self.obstacles: list[str] = []
         self.bent: list[str] = []  # not entrywise and positively homogeneous
@@ -154,7 +154,7 @@ class _Reading:
         self.obstacles += [f"{name} is a parameter or buffer of an activation or normalizer" for name in graph.absorbed]
         readers = {node: len(users) for node, users in graph.users.items() if node is not graph.output}
         if len(graph.inputs) > 1 or any(count > 1 for count in readers.values()):
-            self.obstacles.append("the graph is no chain, so that a product over its layers is no bound of the whole")
+            self.obstacles.append("the graph is not a chain, so a product over its layers does not bound the whole")
 
     def _read(self, node: Node) -> None:
         learned = [constant for constant in node.constants if constant.learned]
@@ -171,11 +171,11 @@ class _Reading:
         elif isinstance(reading, Sum) and learned and node.input is self.last and node.input.shape == node.shape:
             self._shift(node, learned[0])
         elif learned:
-            self.obstacles.append(f"{node.label} has parameters, but is no layer")
+            self.obstacles.append(f"{node.label} has parameters but is not a layer")
         else:
             self._between(node)
 
-    def _add(self, layer: Layer, node: Node) -> None:
+    def _add(self, layer: MatrixLayer, node: Node) -> None:
         shared = layer.shared or any(mark in self.reused for constant in node.constants for mark in _marks(constant))
         self.layers.append(replace(layer, shared=shared))
         self.last, self.trailing = node, []
@@ -205,7 +205,7 @@ class _Reading:
     def _gain(self, node: Node) -> Magnitude:
         return self.facts.gain(node).factors[0]
 
-    def _map(self, node: Node, applied: LinearMap) -> Layer:
+    def _map(self, node: Node, applied: LinearMap) -> MatrixLayer:
         weight, bias, kernel = applied.weight, applied.bias, applied.kernel
         assert isinstance(weight, Constant)
         inputs, outputs = (math.prod(part.shape[1:]) for part in (node.input, node))
@@ -221,15 +221,15 @@ class _Reading:
             shift = frobenius_norm(bias.value) * math.sqrt(outputs // bias.value.numel())
         parameters = sum(part.value.numel() for part in (weight, bias) if isinstance(part, Constant))
         spectral = min(self._gain(node), frobenius)
-        return Layer(node.path or node.name, spectral, frobenius, rows, shift, inputs, outputs, parameters, repeats > 1)
+        return MatrixLayer(node.path or node.name, spectral, frobenius, rows, shift, inputs, outputs, parameters, repeats > 1)
 
 
-def _diagonal(node: Node, constant: Constant, spectral: Magnitude) -> Layer:
+def _diagonal(node: Node, constant: Constant, spectral: Magnitude) -> MatrixLayer:
     """Multiplication by a parameter, entry by entry."""
     value = constant.double()
     size = math.prod(node.shape[1:])
     entries = value.abs().expand(node.shape[1:] if value.dim() < len(node.shape) else node.shape)
-    return Layer(
+    return MatrixLayer(
         node.path or node.name, spectral, frobenius_norm(entries), Magnitude(float(entries.sum())), ZERO,
         math.prod(node.input.shape[1:]), size, value.numel(), size > value.numel(),
     )  # fmt: skip

@@ -74,10 +74,10 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"a partition is one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise InputError(f"a partition must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.cells < 1 or self.axes < 1 or not 0 < self.coverage <= 1 or not (self.radius is None or self.radius > 0):
             raise InputError(
-                f"a partition has at least one cell and one axis, a coverage in (0, 1] and a radius above 0, not {self}"
+                f"a partition must have at least one cell and one axis, a coverage in (0, 1] and a radius above 0, got {self}"
             )
 
     def build(self, points: torch.Tensor | None, domain: Region | None, generator: torch.Generator) -> Cells:

@@ -69,7 +69,7 @@ class Setting:
         initial: nn.Module | None = None,
     ) -> None:
         if not 0 < delta < 1:
-            raise InputError(f"delta is a probability between 0 and 1, not {delta}")
+            raise InputError(f"delta must be a probability between 0 and 1, got {delta}")
         self.model, self.loss, self.delta = snapshot(model, "eval", None), loss, delta
         self.model.requires_grad_(False)
         self.partition, self.cellwise, self.checkpoint = partition, cellwise, checkpoint

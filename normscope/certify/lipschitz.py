@@ -75,7 +75,7 @@ def lipschitz(
         return replace(found, region=region, explore=Explorer(_unless_changed([*model.parameters()], on)))
     kind, _, name = wrt.partition(":")
     if kind != "input":
-        raise InputError(f'wrt is "input", "input:NAME" or "weights", not {wrt!r}')
+        raise InputError(f'wrt must be "input", "input:NAME" or "weights", got {wrt!r}')
     graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), Known()
     if name:
         graph, call = of_one_input(graph, call, name)

@@ -75,7 +75,7 @@ class Space:
 
 def check_effort(effort: float) -> None:
     if not isinstance(effort, (int, float)) or not 0 <= effort < math.inf:
-        raise InputError(f"effort is a finite number ≥ 0, not {effort!r}")
+        raise InputError(f"effort must be a finite number ≥ 0, got {effort!r}")
 
 
 def lower(

@@ -39,7 +39,7 @@ class Nearby:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        advice = "pass local=radius or region= to have it all the same"
+        advice = "pass local=radius or region= to have it anyway"
         absent = [f"no bracket around the first sample: {self.missing}; {advice}"] if self.missing else []
         return (*absent, *(f"around the first sample: {note}" for note in self.left_out))
 
@@ -80,7 +80,7 @@ def nearby(
 def check_wanted(wanted: object) -> None:
     """Refuse what is neither yes nor no nor a radius."""
     if not isinstance(wanted, bool) and not (isinstance(wanted, Real) and 0 < float(wanted) < math.inf):
-        raise InputError(f"local is True, False or a radius, a finite number above 0, not {wanted!r}")
+        raise InputError(f"local must be True, False or a radius above 0, got {wanted!r}")
 
 
 def _ball(graph: Graph, example: Call, wanted: bool | float) -> Ball:

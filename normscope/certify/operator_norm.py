@@ -69,7 +69,7 @@ def operator_norm(
 def _sizes(input_shape: int | Sequence[int] | None, axes: int) -> tuple[int, ...]:
     shape = (input_shape,) * axes if isinstance(input_shape, int) else () if input_shape is None else input_shape
     if not isinstance(shape, Sequence) or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise InputError(f"input_shape is a whole number or several of them, each at least 0, not {input_shape!r}")
+        raise InputError(f"input_shape must be a whole number or several of them, each at least 0, got {input_shape!r}")
     return tuple(shape)
 
 

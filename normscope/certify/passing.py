@@ -129,7 +129,7 @@ class Pass:
         if region is None:
             return {}
         if not isinstance(region, (Ball, Box)):
-            raise InputError(f"a region is a Ball or a Box, not {type(region).__name__}")
+            raise InputError(f"a region must be a Ball or a Box, got {type(region).__name__}")
         middle = [part if self.whole_batch else part[None] for part in region.middle]
         shapes = [tuple(part.shape) for part in middle]
         if shapes != [node.shape for node in self.graph.inputs]:

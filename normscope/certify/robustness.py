@@ -161,7 +161,7 @@ def certify_radius(
         isinstance(radius, (Real, torch.Tensor)) and 0 < radius < math.inf for radius in radii
     )
     if not numbers:
-        raise InputError(f"radii are finite numbers above 0, in a list, not {radii!r}")
+        raise InputError(f"radii must be finite numbers above 0, in a list, got {radii!r}")
     graph = certifiable_graph(model, example, "eval", output)
     known = Known()
     everywhere = upper(graph, known=known).bound
@@ -252,7 +252,7 @@ def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, .
     inputs = len(example.tensors)
     batches = [data] if isinstance(data, tuple) and all(isinstance(part, torch.Tensor) for part in data) else data
     if not isinstance(batches, (Iterable, Dataset)):
-        raise InputError(f"data is (inputs, labels) or an iterable of such batches, not {type(data).__name__}")
+        raise InputError(f"data must be (inputs, labels) or an iterable of such batches, got {type(data).__name__}")
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) <= inputs or not isinstance(batch[inputs], torch.Tensor):
             raise InputError("certified radii need labels: pass (inputs, labels) or batches of them")
@@ -260,7 +260,7 @@ def _labelled(example: Call, data: Data) -> Iterator[tuple[tuple[torch.Tensor, .
         counted = not labels.is_complex() and labels.dtype != torch.bool and bool((labels == labels.round()).all())
         if labels.dim() != 1 or len(labels) != len(batch[0]) or not counted:
             raise InputError(
-                f"labels are whole numbers, one per sample, not {labels.dtype} of shape {tuple(labels.shape)} "
+                f"labels must be whole numbers, one per sample, got {labels.dtype} of shape {tuple(labels.shape)} "
                 f"for {len(batch[0])} samples"
             )
         for index, sample in enumerate(_samples(example, tuple(batch[:inputs]))):

@@ -115,7 +115,7 @@ def weight_sensitivities(
     coordinate, √2 for cross-entropy on logits, √outputs for the ℓ1 loss (Than's Corollary 14, corrected).
     """
     if not loss_constant >= 0:
-        raise InputError(f"a loss constant is a number ≥ 0, not {loss_constant}")
+        raise InputError(f"a loss constant must be a number ≥ 0, got {loss_constant}")
     graph = certifiable_graph(model, example, "eval", output)
     return Sensitivities(tuple(_sensitivities(graph, model, example, region, output, loss_constant)))
 

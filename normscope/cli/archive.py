@@ -104,12 +104,12 @@ def _written(files: dict[str, bytes]) -> BytesIO:
 def _check(content: Any, key: str = "") -> None:
     """Every text at any depth, by the field in which it stands; metadata that is not needed is removed."""
     if isinstance(content, dict):
-        _demand(key, key not in GRAMMAR, "is no text")
+        _demand(key, key not in GRAMMAR, "is not text")
         if isinstance(content.get("metadata"), dict):
             content["metadata"] = {name: content["metadata"][name] for name in METADATA if name in content["metadata"]}
         for name, inner in content.items():
             if key in NAMED:
-                _demand(name, _is_plain(name), "is no plain name")
+                _demand(name, _is_plain(name), "is not a plain name")
             _check(inner, "" if key in NAMED else name)
     elif isinstance(content, list):
         for inner in content:
@@ -231,11 +231,11 @@ def _is_place(node: ast.expr) -> bool:
     return False
 
 
-_NAME = (_is_name, "is no name of a variable")
-_PLAIN = (_is_plain, "is no plain name")
+_NAME = (_is_name, "is not the name of a variable")
+_PLAIN = (_is_plain, "is not a plain name")
 _SIZES = (_is_arithmetic, "is more than arithmetic on sizes")
-_OPERATION = (_is_operation, "is no operation of torch.ops.aten")
-_STRUCTURE = "is no structure of tuples, lists and dictionaries with plain names"
+_OPERATION = (_is_operation, "is not an operation of torch.ops.aten")
+_STRUCTURE = "is not a structure of tuples, lists and dictionaries with plain names"
 GRAMMAR: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(("name", "as_name", "forward_arg_names"), _NAME),
     **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name", "user_input_name", "fqn"), _PLAIN),

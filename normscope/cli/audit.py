@@ -30,17 +30,21 @@ def audit(
     mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
     region: Annotated[
-        str | None, typer.Option(metavar="ball:R|box:R", help="Only near the example's first sample: within R, in l2 or entrywise.")
+        str | None,
+        typer.Option(
+            metavar="ball:R|box:R", help="Bracket only inputs within R of the example's first sample, in l2 or entrywise."
+        ),
     ] = None,
     local: Annotated[
         str,
         typer.Option(
-            metavar="auto|off|R", help="Also around the first sample alone: if cheap, never, or within R. Without --region."
+            metavar="auto|off|R",
+            help="Also bracket the ball around the first sample: if cheap, never, or of radius R. Not with --region.",
         ),
     ] = "auto",
     within: Annotated[
         float | None,
-        typer.Option(metavar="FACTOR", help="Also the largest radius at which upper <= FACTOR * lower, and the curve."),
+        typer.Option(metavar="FACTOR", help="Also find the largest radius at which upper <= FACTOR * lower, and the curve."),
     ] = None,
     certify_radius: Annotated[
         str | None, typer.Option(metavar="DATA", help="Certified radii of labelled data: digits, or module:callable.")
@@ -118,9 +122,9 @@ def certified_radii(model: Any, example: Any, spec: str, samples: int, output: s
 
     data = load_data(spec)
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data)):
-        raise InputError(f"{spec} gives no (inputs, labels) pair of tensors")
+        raise InputError(f"{spec} must give a pair of tensors, (inputs, labels)")
     if not len(data[0]):
-        raise InputError(f"{spec} gives no sample")
+        raise InputError(f"{spec} is empty: it gives no sample")
     shape = Call.of(example).floats()[0].shape[1:]
     inputs = data[0][:samples].to(Call.of(example).floats()[0].dtype)
     if inputs[0].numel() != shape.numel():

@@ -21,15 +21,19 @@ from normscope.core.text import visible
 def checkpoint(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files or directories of weights.")],
     sample: Annotated[bool, typer.Option("--sample", help="Estimate spectral norms; the default proves them.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that work beside each other.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="How many processes to use.")] = 0,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Work on this Ray cluster; local starts one on this machine.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep results here; default: beside the first output.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file that keeps results; by default beside the first output.")
+    ] = None,
     json: JsonFile = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
-    fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
+    fail_on: Annotated[
+        str, typer.Option(metavar="error|warning|info|never", help="Exit with code 1 if a finding is at least this severe.")
+    ] = "error",
 ) -> None:
     """Audit files of weights: proved norms, pairs of γ and weights, bounds on logits, findings."""
     if fail_on not in SEVERITIES:
@@ -62,7 +66,7 @@ def checkpoint(
 
 @contextmanager
 def bytes_done() -> Iterator[Any]:
-    """A bar in bytes with the time left; where stderr is no terminal, a line every minute."""
+    """A bar in bytes with the time left; if stderr is not a terminal, a line every minute."""
     with progress_bar() as bar:
         task = bar.add_task("reading headers", total=None)
         began = said = time.monotonic()

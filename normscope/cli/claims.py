@@ -14,12 +14,13 @@ from normscope.cli.output import JsonFile, check_writable, progress, terminal, w
 
 def claims(
     select: Annotated[
-        list[str] | None, typer.Option("--select", "--only", metavar="ID", help="Only this claim, such as T-T13; may be repeated.")
+        list[str] | None,
+        typer.Option("--select", "--only", metavar="ID", help="Run only this claim, such as T-T13; may be repeated."),
     ] = None,
     long: Annotated[bool, typer.Option("--long", help="Run the long claims too.")] = False,
     list: Annotated[bool, typer.Option("--list", help="List the claims and stop.")] = False,
     mutants: Annotated[
-        bool, typer.Option("--mutants", help="Change every statement, and list what becomes of each change.")
+        bool, typer.Option("--mutants", help="Change every statement, and list which changes the checks catch.")
     ] = False,
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one claim and stop.")] = None,
     json: JsonFile = None,

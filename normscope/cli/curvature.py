@@ -29,15 +29,18 @@ def curvature(
     data: Annotated[str, typer.Option(metavar="DATA", help="digits, or a callable that returns a dataset: module:callable.")],
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
     mode: Annotated[str, typer.Option(metavar="train|eval", help="train: BN with the statistics of each batch.")] = "train",
-    quotient: Annotated[bool, typer.Option("--quotient", help="Also with the model's symmetries divided out.")] = False,
-    matrix: Annotated[str, typer.Option(metavar="hessian|gauss-newton", help="Which matrix.")] = "hessian",
+    quotient: Annotated[bool, typer.Option("--quotient", help="Also compute it with the model's symmetries divided out.")] = False,
+    matrix: Annotated[str, typer.Option(metavar="hessian|gauss-newton", help="The matrix to analyse.")] = "hessian",
     loss: Annotated[
         str | None,
-        typer.Option(metavar="|".join(LOSSES), help="By the kind of targets if not given; model: its own, for dict batches."),
+        typer.Option(
+            metavar="|".join(LOSSES),
+            help="The loss; by default it follows from the targets. model: the model's own, for dict batches.",
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
-    density: Annotated[bool, typer.Option("--density", help="Also the distribution of all eigenvalues, for a report.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, where the data are tensors or a Dataset.")] = 256,
+    density: Annotated[bool, typer.Option("--density", help="Also estimate the density of all eigenvalues, for a report.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, if the data are tensors or a Dataset.")] = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
     json: JsonFile = None,
     seed: Annotated[int, seed_of("a model's random weights, dropout and the estimates")] = 0,
@@ -99,7 +102,7 @@ def loss_named(name: str | None, batches: Any) -> Callable[[Any, Any], torch.Ten
     }
     name = name or usual_loss(batches)
     if name not in losses:
-        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {name!r}; ns.hessian takes any loss")
+        raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {name!r}; ns.hessian takes any loss")
     return losses[name]
 
 
@@ -124,7 +127,7 @@ def _alike(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
     elif outputs.dim() == targets.dim() - 1:
         outputs = outputs.unsqueeze(-1)
     if outputs.shape != targets.shape:
-        raise InputError(f"real targets have the shape of the outputs, {tuple(outputs.shape)}, not {tuple(targets.shape)}")
+        raise InputError(f"real targets must have the shape of the outputs, {tuple(outputs.shape)}, got {tuple(targets.shape)}")
     return outputs, targets
 
 

@@ -18,7 +18,7 @@ def _data() -> None:
 @data.command()
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, fashion-mnist, digits, …")],
-    dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where its files are.")] = None,
+    dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory of its files.")] = None,
 ) -> None:
     """Read a data set as the experiments do, and say what it holds."""
     from normscope.lab.datasets import load_data

@@ -55,7 +55,7 @@ def demo(
     seed: Annotated[int, seed_of("the weights, the order of the data and the search")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = EPOCHS,
     runs: Annotated[Path, typer.Option(metavar="DIR", help="Where to record the three trainings.")] = RUNS,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """The whole story in a minute: train three small networks that differ in their normalizer, and audit them."""
     with progress_bar() as bar, one_thread():

@@ -15,7 +15,7 @@ from normscope.core.errors import InputError
 
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A file or directory of weights.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
     json: JsonFile = None,
 ) -> None:
     """Say whether two checkpoints are the same function, and what differs. Exit code 1 unless they are the same."""
@@ -46,7 +46,7 @@ def fold(
             "fold needs the shape of an input, such as: normscope fold models.py:net --input 3x32x32 --to out.safetensors"
         )
     if to.suffix != ".safetensors":
-        raise InputError(f"--to is a .safetensors file, not {to}")
+        raise InputError(f"--to must be a .safetensors file, got {to}")
     check_writable(to)
     with progress("folding"):
         import torch

@@ -30,24 +30,31 @@ def doctor(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
-    data: Annotated[str | None, typer.Option(metavar="DATA", help="digits, or module:callable that gives data.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help="Data: digits, or module:callable that returns some.")] = None,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="As it will train: adamw:lr=1e-3,weight_decay=0.1 (any of torch.optim).")
+        str | None,
+        typer.Option(metavar="SPEC", help="The optimizer that will train it: adamw:lr=1e-3,weight_decay=0.1 (any of torch.optim)."),
     ] = None,
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples per device and forward pass in training.")] = None,
-    accumulation: Annotated[int | None, typer.Option(min=1, help="Micro-batches that make a step.")] = None,
+    accumulation: Annotated[int | None, typer.Option(min=1, help="How many micro-batches are accumulated per step.")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="A recorded run.")] = None,
     output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
-    select: Annotated[str, typer.Option(metavar="IDS", help="Only these: NS1,NS203.")] = "",
-    ignore: Annotated[str, typer.Option(metavar="IDS", help="All but these.")] = "",
+    select: Annotated[str, typer.Option(metavar="IDS", help="Run only these rules: NS1,NS203.")] = "",
+    ignore: Annotated[str, typer.Option(metavar="IDS", help="Leave out these rules.")] = "",
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one rule and stop.")] = None,
     choose: Annotated[bool, typer.Option("--choose", help="Advise which normalizer suits the model and stop.")] = False,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Known findings, not reported again.")] = None,
-    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all findings as known.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file of known findings, which are not reported again.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all findings to a file of known findings.")
+    ] = None,
     json: JsonFile = None,
     sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
-    format: Annotated[str, typer.Option(metavar="text|github", help="How findings are printed.")] = "text",
-    fail_on: Annotated[str, typer.Option(metavar="error|warning|info|never", help="Exit with 1 from this severity on.")] = "error",
+    format: Annotated[str, typer.Option(metavar="text|github", help="The format of printed findings.")] = "text",
+    fail_on: Annotated[
+        str, typer.Option(metavar="error|warning|info|never", help="Exit with code 1 if a finding is at least this severe.")
+    ] = "error",
     seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Find what is wrong with a model's normalization and say how to fix it."""

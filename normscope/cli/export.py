@@ -15,8 +15,8 @@ FORMS = ("tensorboard", "parquet", "csv")
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory given to ns.watch(run=…).")],
-    to: Annotated[str, typer.Option(metavar="|".join(FORMS), help="Which form.")],
-    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where; beside the run by default.")] = None,
+    to: Annotated[str, typer.Option(metavar="|".join(FORMS), help="The format to write.")],
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where to write it; by default beside the run.")] = None,
 ) -> None:
     """Write a recorded run as TensorBoard events, Parquet or CSV."""
     if to not in FORMS:

@@ -23,16 +23,18 @@ LOSSES = ("zero-one", "ramp", "l1")
 def generalization(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
     train: Annotated[str, typer.Option(metavar="DATA", help="Training data: digits, or a callable: module:callable.")],
-    held_out: Annotated[str | None, typer.Option(metavar="DATA", help="Data that training has not seen, likewise.")] = None,
+    held_out: Annotated[str | None, typer.Option(metavar="DATA", help="Data that training has not seen, in the same form.")] = None,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
-    initial: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights before training, for PAC-Bayes' prior.")] = None,
-    loss: Annotated[str, typer.Option(metavar="|".join(LOSSES), help="Which loss the bounds are on.")] = "ramp",
+    initial: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights before training, for the prior of PAC-Bayes.")
+    ] = None,
+    loss: Annotated[str, typer.Option(metavar="|".join(LOSSES), help="The loss that the bounds are about.")] = "ramp",
     delta: Annotated[float, typer.Option(help="Each bound fails with at most this probability.")] = 0.05,
     select: Annotated[
-        list[str] | None, typer.Option("--select", "--only", metavar="NAME", help="Only this bound; may be repeated.")
+        list[str] | None, typer.Option("--select", "--only", metavar="NAME", help="Compute only this bound; may be repeated.")
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Every ingredient and assumption of every bound.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, where the data are tensors or a Dataset.")] = 256,
+    details: Annotated[bool, typer.Option("--details", help="Print every ingredient and assumption of every bound.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, if the data are tensors or a Dataset.")] = 256,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
     seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,
@@ -40,7 +42,7 @@ def generalization(
     """What theory guarantees about unseen data, and whether it says anything."""
     check_writable(json, html)
     if loss not in LOSSES:
-        raise InputError(f"--loss is one of {', '.join(LOSSES)}, not {loss!r}; ns.generalization takes any loss")
+        raise InputError(f"--loss must be one of {', '.join(LOSSES)}, got {loss!r}; ns.generalization takes any loss")
     with progress("loading") as report:
         import torch
 

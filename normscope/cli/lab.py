@@ -28,7 +28,9 @@ EARLY = 0.005  # of the work: before that, how long it takes cannot be told
 lab = typer.Typer(help="Experiments of the papers: list, run, show.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment of `normscope lab list`.")]
-Full = Annotated[bool, typer.Option("--full", help="The paper's settings, not those that take a minute or two.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Use the paper's settings instead of the quick ones, which take a minute or two.")
+]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where trials, result.json and figures go.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
@@ -51,11 +53,11 @@ def run(
     name: Name,
     full: Full = False,
     data: Annotated[str | None, typer.Option(metavar="NAME", help="Another data set: cifar10, fashion-mnist, …")] = None,
-    dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data set's files are.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory of the data set's files.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run: 0, 1, …")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Of each trial; results are the same for the same number.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per trial; the same number gives the same results.")] = 1,
     on: Annotated[str | None, typer.Option(metavar="ray|ray:ADDRESS", help="Run trials on a Ray cluster.")] = None,
     out: Out = Path("runs/lab"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished trials again.")] = False,
@@ -108,7 +110,7 @@ def _print(outcome: Outcome, json: bool) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InputError(f"--set takes NAME=VALUE, such as epochs=3, not {text!r}")
+        raise InputError(f"--set takes NAME=VALUE, such as epochs=3, got {text!r}")
     return name, value
 
 
@@ -117,7 +119,7 @@ def _executor(on: str | None) -> Executor | None:
         return None
     where, _, address = on.partition(":")
     if where != "ray":
-        raise InputError(f"--on takes ray or ray:ADDRESS, not {on!r}")
+        raise InputError(f"--on takes ray or ray:ADDRESS, got {on!r}")
     from normscope.lab.cluster import OnRay
 
     return OnRay(address or None)

@@ -20,7 +20,7 @@ from normscope.core.text import inert, visible
 WIDTH = 100  # of what is printed into a file or a pipe
 STDOUT = Path("-")
 
-JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it, and nothing else.")]
+JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it and nothing else.")]
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -82,7 +82,7 @@ class _Log:
 
 @contextmanager
 def progress(first: str) -> Iterator[Report]:
-    """A bar that the reports of a computation move; meanwhile stdout is stderr, as what a model's own code prints is no result."""
+    """A bar that a computation moves. Meanwhile stdout is stderr: what a model's own code prints is not a result."""
     with redirect_stdout(sys.stderr), progress_bar() as bar:
         task = bar.add_task(first, total=None)
 

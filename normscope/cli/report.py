@@ -16,8 +16,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN…",
-            help="Directories given to ns.watch(run=…), several are compared; and JSON files that audit, doctor, curvature, "
-            "generalization, claims or lab wrote.",
+            help="Directories given to ns.watch(run=…), side by side if there are several, and JSON files of any result.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("report.html"),

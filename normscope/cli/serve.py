@@ -12,10 +12,12 @@ from normscope.core.errors import InputError
 
 def serve(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs are, at any depth.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8321,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback demands --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8321,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on; any but loopback needs --token-file.")
+    ] = "127.0.0.1",
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Whose one line is the token that visitors need; a new one by default.")
+        Path | None, typer.Option(metavar="FILE", help="A file with the access token on one line; by default a new token is made.")
     ] = None,
     token: Annotated[
         str | None,

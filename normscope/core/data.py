@@ -31,7 +31,7 @@ class Call:
         if isinstance(example, (tuple, list)):
             return cls(tuple(map(check_dense, example)), {})
         raise InputError(
-            f"an example is a tensor, a tuple of arguments or a dict of keyword arguments, not {type(example).__name__}"
+            f"an example must be a tensor, a tuple of arguments or a dict of keyword arguments, got {type(example).__name__}"
         )
 
     @property
@@ -115,7 +115,7 @@ def calls(data: Data, example: Call, batch_size: int = 64) -> Iterator[Call]:
     elif isinstance(data, Iterable):
         batches = data
     else:
-        raise InputError(f"data is a tensor, (inputs, targets), a Dataset or an iterable of batches, not {type(data).__name__}")
+        raise InputError(f"data must be a tensor, (inputs, targets), a Dataset or batches, got {type(data).__name__}")
     empty = True
     for batch in batches:
         call = _like(batch, example)
@@ -148,7 +148,7 @@ def _aligned(tensors: Sequence[torch.Tensor], example: Call, batch_size: int) ->
     if len({len(tensor) for tensor in tensors}) != 1 or len(tensors) > len(example.tensors) + 1:
         lengths = ", ".join(str(len(tensor)) for tensor in tensors[:4])
         raise InputError(
-            f"a tuple of tensors is (inputs, targets) of one length, not {len(tensors)} of lengths {lengths}; batches go in a list"
+            f"a tuple must be (inputs, targets) of one length, got {len(tensors)} of lengths {lengths}; put batches in a list"
         )
     return zip(*(tensor.split(batch_size) for tensor in tensors), strict=True)
 
@@ -171,7 +171,7 @@ def _like(batch: Any, example: Call) -> Call:
             raise InputError(f"a batch has {len(batch)} entries, the example {wanted}")
         call = Call(tuple(batch[:wanted]), {}) if example.args else Call((), dict(zip(example.kwargs, batch, strict=False)))
     else:
-        raise InputError(f"a batch is a tensor, a tuple or a dict, not {type(batch).__name__}")
+        raise InputError(f"a batch must be a tensor, a tuple or a dict, got {type(batch).__name__}")
     kinds = [[value.dtype for value in side.tensors if value.dim()] for side in (call, example)]
     for found, wanted in zip(*kinds, strict=False):
         if wanted.is_floating_point and not found.is_floating_point:

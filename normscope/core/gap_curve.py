@@ -169,7 +169,7 @@ def _enclosed(within: Any, start: float) -> tuple[float, float | None]:
 def check_above(name: str, value: object, least: float) -> None:
     """Refuse what is not a finite number above the least."""
     if isinstance(value, bool) or not isinstance(value, Real) or not least < float(value) < math.inf:
-        raise InputError(f"{name} is a finite number above {least:g}, not {value!r}")
+        raise InputError(f"{name} must be a finite number above {least:g}, got {value!r}")
 
 
 def _checked(bracket: Bracket, factor: object, tolerance: object) -> tuple[Explorer, Region]:

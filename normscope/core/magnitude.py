@@ -27,7 +27,7 @@ class Magnitude:
         else:
             value = float(value)
             if math.isnan(value) or value < 0:
-                raise ValueError(f"a magnitude is a non-negative number, not {value}")
+                raise ValueError(f"a magnitude must be a non-negative number, got {value}")
             log = math.log(value) if value > 0 else -math.inf
         object.__setattr__(self, "log", log)
 

@@ -35,7 +35,7 @@ def seed_generators(seed: int) -> None:
 def generator_of(given: torch.Generator | None) -> torch.Generator:
     """The generator that a user gave, or one that always draws the same."""
     if given is not None and not isinstance(given, torch.Generator):
-        raise InputError(f"generator is a torch.Generator, such as torch.Generator().manual_seed(0), not {type(given).__name__}")
+        raise InputError(f"generator must be a torch.Generator (torch.Generator().manual_seed(0)), got {type(given).__name__}")
     return torch.Generator().manual_seed(0) if given is None else given
 
 

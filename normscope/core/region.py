@@ -42,7 +42,7 @@ class Ball:
     def __post_init__(self) -> None:
         _check_finite(self.center)
         if not isinstance(self.radius, (Real, torch.Tensor)) or not 0 <= self.radius < float("inf"):
-            raise InputError(f"the radius of a ball is a finite number ≥ 0, not {self.radius}")
+            raise InputError(f"radius must be a finite number ≥ 0, got {self.radius}")
 
     @property
     def middle(self) -> tuple[torch.Tensor, ...]:

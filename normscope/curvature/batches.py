@@ -61,7 +61,7 @@ class Batches:
     ) -> None:
         for name, value in {"batch_size": batch_size, "microbatch": microbatch}.items():
             if value is not None and value < 1:
-                raise InputError(f"{name} is at least 1, not {value}")
+                raise InputError(f"{name} must be at least 1, got {value}")
         self.source = _walkable(data, batch_size)
         self.accepted = _accepted(forward)
         self.microbatch, self.device, self.dtype = microbatch, device, dtype
@@ -88,7 +88,7 @@ class Batches:
         if isinstance(raw, Mapping):
             return self._read_dict(raw)
         if not isinstance(raw, (tuple, list)) or len(raw) < 2:
-            raise InputError(f"a batch is (inputs, targets) or a dict, not {_described(raw)}")
+            raise InputError(f"a batch must be (inputs, targets) or a dict, got {_described(raw)}")
         *inputs, target = raw
         return Batch(Call.of(inputs[0] if len(inputs) == 1 else tuple(inputs)), target)
 
@@ -116,7 +116,7 @@ def _walkable(data: Data, batch_size: int) -> Iterable[Any]:
         *inputs, target = data
         whole = Batch(Call.of(inputs[0] if len(inputs) == 1 else tuple(inputs)), target)
         if whole.size != len(target):
-            raise InputError(f"inputs and targets have one length, not {whole.size} and {len(target)}; batches go in a list")
+            raise InputError(f"inputs and targets must have one length, got {whole.size} and {len(target)}; batches go in a list")
         return _Cut(whole, batch_size)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size)

@@ -44,7 +44,7 @@ def trace(operator: Operator, products: int, confidence: float, generator: torch
     if operator.size <= products:
         return _exact_trace(operator, confidence, progress)
     if products < 3 * LEAST_SAMPLES:
-        raise InputError(f"products is at least {3 * LEAST_SAMPLES}, not {products}")
+        raise InputError(f"products must be at least {3 * LEAST_SAMPLES}, got {products}")
     third = products // 3
 
     def image(vector: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Quadrature:
     def of(operator: Operator, probes: int, steps: int, generator: torch.Generator, progress: Meter) -> Quadrature:
         """All eigenvalues of a small matrix where probes · steps products suffice, else stochastic Lanczos quadrature."""
         if probes < 1 or steps < 2:
-            raise InputError(f"probes is at least 1 and steps at least 2, not {probes} and {steps}")
+            raise InputError(f"probes must be at least 1 and steps at least 2, got {probes} and {steps}")
         if operator.size <= min(probes * steps, LARGEST_COMPLETE):
             return Quadrature.whole(operator, generator, progress)
         return Quadrature.sampled(operator, probes, steps, generator, progress)
@@ -143,7 +143,7 @@ class Quadrature:
         if self.complete:
             return Estimate(sums[0], sums[0], sums[0], confidence)
         if len(sums) < 2:
-            raise InputError(f"an interval needs at least 2 probes, not {len(sums)}")
+            raise InputError(f"an interval needs at least 2 probes, got {len(sums)}")
         return student_interval(sums, confidence)
 
 
@@ -212,4 +212,4 @@ def _pooled(quadrature: Quadrature, chosen: slice) -> tuple[np.ndarray, np.ndarr
 def check_confidence(confidence: float) -> None:
     """Check that confidence is between 0 and 1."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence is between 0 and 1, not {confidence}")
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}")

@@ -71,7 +71,7 @@ class Landscape(Result):
         Found by doubling and bisection of log η, as if stability were lost once and for all; infinite for a loss without curvature.
         """
         if iterations < 1 or not 0 < precision < 1:
-            raise InputError(f"iterations is at least 1 and precision between 0 and 1, not {iterations} and {precision}")
+            raise InputError(f"iterations must be at least 1 and precision between 0 and 1, got {iterations} and {precision}")
         start = float(np.median(self.learning_rates))
         low, high = start, start
         for _ in range(MOST_DOUBLINGS):

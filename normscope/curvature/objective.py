@@ -90,7 +90,7 @@ class Objective:
         seed: int = 0,
     ) -> None:
         if mode not in MODES:
-            raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+            raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         self.mode, self.seed = mode, seed
         self.model = snapshot(model, mode, dtype)
         chosen = _chosen(self.model, parameters)
@@ -210,7 +210,7 @@ class Objective:
         if abs(total / size - whole) > MICROBATCH_TOLERANCE * max(abs(whole), 1e-8):
             raise InputError(
                 f"microbatches change the loss of the first batch from {whole:.6g} to {total / size:.6g}, by batch statistics, "
-                "dropout or a loss that is no mean: leave microbatch out, or use mode='eval'"
+                "dropout or a loss that is not a mean: leave microbatch out, or use mode='eval'"
             )
 
     @contextmanager
@@ -225,9 +225,9 @@ class Objective:
 def snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Module:
     """A copy of the model in one mode; what happens to it never reaches the model."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"the model is an nn.Module, not {type(model).__name__}")
+        raise InputError(f"the model must be an nn.Module, got {type(model).__name__}")
     if dtype is not None and not dtype.is_floating_point:
-        raise InputError(f"dtype is of real numbers, such as torch.float64, not {dtype}")
+        raise InputError(f"dtype must be real, such as torch.float64, got {dtype}")
     _check_parameters(model)
     model = unwrapped(model)  # torch.compile has no second derivatives, and data parallelism no functional form
     try:

@@ -122,7 +122,7 @@ MATRICES: dict[str, type[Matrix]] = {"hessian": Hessian, "gauss-newton": GaussNe
 def matrix_of(kind: str, objective: Objective, memory: int = MEMORY, compiled: bool = False) -> Matrix:
     """The matrix of that name for an objective."""
     if kind not in MATRICES:
-        raise InputError(f"matrix is one of {', '.join(MATRICES)}, not {kind!r}")
+        raise InputError(f"matrix must be one of {', '.join(MATRICES)}, got {kind!r}")
     return MATRICES[kind](objective, memory, compiled)
 
 

@@ -68,7 +68,7 @@ def slice_of(
     """
     if not 1 <= len(directions) <= 2 or points < 2 or not radius > 0:
         raise InputError(
-            f"a slice has one or two directions, 2 points or more and a radius above 0, not {len(directions)}, {points}, {radius}"
+            f"a slice needs 1 or 2 directions, 2 points or more and a radius above 0, got {len(directions)}, {points}, {radius}"
         )
     vectors = _vectors(objective, directions, generator or torch.Generator().manual_seed(0))
     offsets = np.linspace(-radius, radius, points)
@@ -85,7 +85,7 @@ def slice_of(
 def _vectors(objective: Objective, directions: tuple[Direction, ...], generator: torch.Generator) -> list[torch.Tensor]:
     wrong = [direction for direction in directions if isinstance(direction, str) and direction not in KINDS]
     if wrong:
-        raise InputError(f"a direction is one of {', '.join(KINDS)} or a tensor per parameter, not {wrong[0]!r}")
+        raise InputError(f"a direction must be one of {', '.join(KINDS)} or a tensor per parameter, got {wrong[0]!r}")
     tops = sum(direction == "top" for direction in directions)
     eigenvectors = iter(Curvature(objective, matrix_of("hessian", objective)).top(tops) if tops else [])
     found = []

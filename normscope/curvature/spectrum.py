@@ -135,9 +135,9 @@ class Curvature(Result):
         occurs several times exactly, one copy may be found.
         """
         if which not in ORDERS:
-            raise InputError(f"which is one of {', '.join(ORDERS)}, not {which!r}")
+            raise InputError(f"which must be one of {', '.join(ORDERS)}, got {which!r}")
         if not 1 <= k <= self.size:
-            raise InputError(f"k is between 1 and the number of parameters, {self.size}, not {k}")
+            raise InputError(f"k must be between 1 and the number of parameters, {self.size}, got {k}")
         with shown(f"{which} eigenvalues", self.progress) as progress:
             capacity = max(self._capacity(WIDEST_BASIS), min(2 * k + 2, self.size))
             found = extremes(self.operator, k, which, tolerance, capacity, most_products, _generator(generator), progress)
@@ -175,7 +175,7 @@ class Curvature(Result):
         """
         check_confidence(confidence)
         if probes < 2:
-            raise InputError(f"an interval needs at least 2 probes, not {probes}")
+            raise InputError(f"an interval needs at least 2 probes, got {probes}")
         return self._quadrature(probes, steps, generator).estimate(function, confidence)
 
     @boundary
@@ -193,7 +193,7 @@ class Curvature(Result):
     def condition(self, threshold: float = 1e-3, products: int = 100, generator: torch.Generator | None = None) -> Condition:
         """The condition number on the numerically nonzero part of the spectrum, from one Lanczos run of so many products."""
         if not 0 < threshold < 1:
-            raise InputError(f"threshold is a share of the largest eigenvalue, between 0 and 1, not {threshold}")
+            raise InputError(f"threshold must be a share of the largest eigenvalue, between 0 and 1, got {threshold}")
         generator = _generator(generator)
         krylov = Krylov(self.operator, self.operator.normal(generator), self._capacity(products), generator)
         with shown("condition", self.progress, krylov.capacity) as progress:

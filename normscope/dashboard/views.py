@@ -83,7 +83,7 @@ def parse_ranges(text: str) -> tuple[int, ...]:
             and len(first) < 7
             and (not last or (last.isascii() and last.isdigit() and len(last) < 7))
         ):
-            raise InputError(f"layers are numbers and ranges such as 0-3,7, not {part[:50]!r}")
+            raise InputError(f"layers must be numbers and ranges such as 0-3,7, got {part[:50]!r}")
         if int(last or first) >= MOST_LAYERS:
             raise InputError("more layers than any run has")
         found |= dict.fromkeys(range(int(first), int(last or first) + 1))

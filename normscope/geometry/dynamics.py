@@ -36,9 +36,9 @@ class UpdateRule:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"an update rule is one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise InputError(f"an update rule must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if not (self.lr >= 0 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
-            raise InputError(f"a learning rate and weight decay are at least 0 and a momentum is in [0, 1), not {self}")
+            raise InputError(f"learning rate and weight decay must be at least 0 and momentum in [0, 1), got {self}")
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, group: int = 0) -> UpdateRule:
@@ -79,7 +79,7 @@ def effective_learning_rate(norms: torch.Tensor, lr: float, *, kind: str = "sgd"
     tensor([1.0000, 0.2500])
     """
     if kind not in KINDS:
-        raise InputError(f"an update rule is one of {', '.join(KINDS)}, not {kind!r}")
+        raise InputError(f"an update rule must be one of {', '.join(KINDS)}, got {kind!r}")
     return lr / ((1 - momentum) * norms.square()) if kind == "sgd" else lr / norms
 
 

@@ -107,7 +107,7 @@ def gradient_flow(
     """
     objective = _Objective(model, loss, batch)
     if not duration > 0 or points < 2:
-        raise InputError(f"a flow takes a positive duration and at least 2 points, not {duration} and {points}")
+        raise InputError(f"a flow takes a positive duration and at least 2 points, got {duration} and {points}")
     times = np.linspace(0, duration, points)
     start = objective.start.numpy()
 

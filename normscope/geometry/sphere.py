@@ -152,7 +152,7 @@ class Spheres:
             return Vectors.of((point,), (self.axes,), (self.block,))  # type: ignore[arg-type]
         blocks = (self.block,) * len(point) if isinstance(self.block, int) else self.block
         if len(self.axes) != len(point) or any(isinstance(axes, int) for axes in self.axes):
-            raise InputError(f"{len(point)} tensors need as many tuples of axes, not {self.axes}")
+            raise InputError(f"{len(point)} tensors need as many tuples of axes, got {self.axes}")
         return Vectors.of(point, self.axes, blocks)  # type: ignore[arg-type]
 
     def _values(self, function: Callable[..., torch.Tensor], *points: Point) -> torch.Tensor:

@@ -75,7 +75,7 @@ class Vectors:
         parts = tuple(Part.of(*described) for described in zip(tensors, axes, blocks, strict=True))
         counts = {part.count for part in parts}
         if len(counts) != 1:
-            raise InputError(f"tensors that share their vectors have equally many of them, not {sorted(counts)}")
+            raise InputError(f"tensors that share their vectors must have equally many of them, got {sorted(counts)}")
         return cls(parts)
 
     @property

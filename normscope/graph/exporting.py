@@ -45,7 +45,7 @@ def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
         raise ExportError("a TorchScript module cannot be traced: pass the nn.Module that it was made from")
     if not isinstance(model, (torch.nn.Module, ExportedProgram)):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InputError(f"a model is a torch.nn.Module, not {what}")
+        raise InputError(f"a model must be a torch.nn.Module, got {what}")
     lazy = [] if isinstance(model, ExportedProgram) else [name for name, value in model.named_parameters() if is_lazy(value)]
     if lazy:
         raise InputError(f"{lazy[0]} has no shape yet: call the model once, so that its lazy layers get theirs")

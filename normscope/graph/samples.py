@@ -236,7 +236,7 @@ def _check_steady(run: _Run) -> None:
         except Refusal:
             causes = ["it draws random numbers"] * drawn + [f"a call changes {name}" for name in changed]
             raise Refusal(
-                "the model's answer changes from call to call, so it is no function of its input",
+                "the model's answer changes from call to call, so it is not a function of its input",
                 causes or ["random numbers, or state outside its modules"],
                 "Switch off what is random in eval mode, and what the model keeps from one call for the next.",
             ) from None

@@ -59,7 +59,7 @@ def trace(
     The graph is compared with the model as it runs (agreement.py); where they differ, a Refusal says where and why.
     """
     if mode not in MODES:
-        raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+        raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     whole = Call.of(example)
     check_flat(whole)
     call = whole if whole.batch_size == 1 or mode == "batch" else whole.samples(slice(0, 1))
@@ -262,7 +262,7 @@ class Conversion:
                 raise InputError(f"{label(fx)} computes with the number NaN: no bound exists; replace it by a number")
         reinterprets = getattr(fx.target, "_overloadname", "") == "dtype" and operation_name(fx.target) == "view"
         if reinterprets and fx.args[0].meta["val"].dtype != fx.meta["val"].dtype:  # type: ignore[union-attr]
-            raise Refusal("bits are read as numbers of another type, which is no function of numbers", [label(fx)])
+            raise Refusal("bits are read as numbers of another type, which is not a function of numbers", [label(fx)])
 
     def _note_casts(self, fx: FxNode, leaves: list[Any], cast: torch.Tensor | None) -> None:
         """Say once for each type that casts to it, and computing in it as `dtype=` asks, are left out."""

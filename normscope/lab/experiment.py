@@ -34,7 +34,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not all(type(seed) is int and seed >= 0 for seed in self.seeds):
-            raise InputError(f"seeds are whole numbers from 0, such as 0,1,2, not {', '.join(map(str, self.seeds))}")
+            raise InputError(f"seeds must be whole numbers from 0, such as 0,1,2, got {', '.join(map(str, self.seeds))}")
 
     def changed(self, changes: Mapping[str, str]) -> Settings:
         """With fields replaced by what a command line says: JSON, a word, or names separated by commas for tuples and mappings.

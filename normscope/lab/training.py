@@ -75,7 +75,7 @@ class Training:
             value = getattr(self, name)
             kinds = (int, float) if name in ("learning_rate", "weight_decay") else (int,)
             if value is not None and (type(value) not in kinds or not least <= value):
-                raise InputError(f"{name} is a {'number' if float in kinds else 'whole number'} from {least}, not {value}")
+                raise InputError(f"{name} must be a {'number' if float in kinds else 'whole number'} from {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class TrainingSettings(Settings):
         """The training of one of the networks, with what an experiment varies in `changes`."""
         given = self.networks[network]
         if not isinstance(given, Mapping):
-            raise InputError(f"networks gives {network} its options, such as {{}}, not {given}")
+            raise InputError(f"networks must give {network} its options, such as {{}}, got {given}")
         options = {name: value for name, value in given.items() if name not in RECIPE}
         recipe = {name: given.get(name, getattr(self, name)) for name in RECIPE}
         return Training(network, normalizer, **{"options": options, "data": self.data, **recipe, "seed": seed, **changes})

@@ -208,6 +208,6 @@ BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def _check_settings(settings: Settings) -> None:
     for name, (wanted, holds) in BOUNDS.items():
         if name in settings and not holds(settings[name]):
-            raise InputError(f"{name} is {wanted}, not {settings[name]}")
+            raise InputError(f"{name} must be {wanted}, got {settings[name]}")
     if settings.get("nesterov") and settings.get("momentum") == 0:
         raise InputError("nesterov needs momentum > 0")

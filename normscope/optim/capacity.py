@@ -28,7 +28,7 @@ NORMALIZERS = (*STATISTICS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass
-class Layer:
+class CappedMap:
     """A linear map whose norm is capped, and what was last proved about it: ‖A‖ ≤ `proved` at the weight `seen`."""
 
     name: str
@@ -96,7 +96,7 @@ class SpectralCap:
             raise InputError(f"{min(unknown)!r} is not a linear map of this model: choose from {', '.join(maps)}")
         for name, value in limits.items():
             _check_cappable(name or "the model", maps[name], value)
-        self.layers = tuple(Layer(name, maps[name], float(value)) for name, value in limits.items())
+        self.layers = tuple(CappedMap(name, maps[name], float(value)) for name, value in limits.items())
         capped = {layer.weight for layer in self.layers}
         self.left_out = tuple(name for name, value in model.named_parameters() if value.dim() > 1 and value not in capped)
         self._handle: Any = None
@@ -193,7 +193,7 @@ def _linear_maps(model: nn.Module) -> dict[str, nn.Module]:
 
 def _check_cappable(name: str, module: nn.Module, limit: float) -> None:
     if not limit > 0:
-        raise InputError(f"the limit of a norm is positive, not {limit}")
+        raise InputError(f"the limit of a norm must be positive, got {limit}")
     if is_parametrized(module, "weight"):
         raise InputError(f"the weight of {name} is parametrized, so it cannot be scaled: remove that first, or leave {name} out")
     if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":

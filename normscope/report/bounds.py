@@ -51,7 +51,7 @@ def margin_histogram(margins: Margins, normalized: bool = False) -> go.Figure:
 def flatness_curves(flatness: Flatness, quantity: str = "accuracy") -> go.Figure:
     """Mean accuracy or loss against σ, one line per kind of noise, with the confidence band of the mean."""
     if quantity not in ("accuracy", "loss"):
-        raise InputError(f"quantity is accuracy or loss, not {quantity!r}")
+        raise InputError(f"quantity must be accuracy or loss, got {quantity!r}")
     traces = []
     for number, curve in enumerate(flatness.curves):
         bands = curve.bands(curve.accuracies if quantity == "accuracy" else curve.losses, flatness.confidence)

@@ -212,7 +212,7 @@ class Registry:
             raise InputError(f"{name} has a rule already ({type(self.rules[name]).__name__}); pass overwrite=True to replace it")
         if not isinstance(rule, Rule):
             if not callable(rule) and (math.isnan(float(rule)) or float(rule) < 0):
-                raise InputError(f"a gain is a number ≥ 0, not {rule}")
+                raise InputError(f"a gain must be a number ≥ 0, got {rule}")
             rule = KnownGain(rule)
         self.rules[name] = rule
 

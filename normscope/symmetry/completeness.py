@@ -130,6 +130,7 @@ def _rows(group: Group, parameters: dict[str, torch.Tensor], point: dict[str, to
 
 
 def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the rows' span, whose rank `_rank` tells."""
     if not len(rows):
         return rows
     lengths = rows.norm(dim=1, keepdim=True)

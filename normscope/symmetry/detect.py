@@ -45,7 +45,7 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, *, mo
     mode: "train", where batch normalization uses batch statistics, or "eval", where it uses running ones.
     """
     if mode not in MODES:
-        raise InputError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+        raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     call, graph = _traced(model, Call.of(example), mode)
     module = module_of(model)
     for name, value in module.named_parameters():

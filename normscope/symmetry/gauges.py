@@ -20,7 +20,7 @@ from normscope.symmetry.indices import compressed, padded, partition, reshaped
 NONE = -1  # an entry that no bond moves; any other is 2 · value of the index + 1 where A^{-T} acts, + 0 where A does
 
 
-class Closed(Exception):
+class Impassable(Exception):
     """The index is seen by something that no matrix passes."""
 
 
@@ -49,7 +49,7 @@ def bonds(forms: Sequence[Form]) -> Iterator[Bond]:
         if isinstance(form, Contraction) and form.operands[0] is not form.operands[1]:
             try:
                 found = _Search(form, users).bond()
-            except Closed:
+            except Impassable:
                 continue
             key = tuple(sorted(f"{name}:{(codes >= 0).tobytes().hex()}" for name, codes in found.codes.items()))
             if key not in known and any(len(block) > 1 for block in found.blocks):
@@ -72,7 +72,7 @@ class _Search:
         shape = [sizes[name] for name in (*batched, *contracted)]
         self.size, self.length = math.prod(shape), math.prod(sizes[name] for name in contracted)
         if not contracted or self.length < 2:
-            raise Closed
+            raise Impassable
         index = 2 * np.arange(self.size).reshape(shape)
         for operand in range(2):
             self._reach(start.operands[operand], _placed(index + operand, (*batched, *contracted), start, operand))
@@ -114,7 +114,7 @@ class _Search:
         elif isinstance(form, Lookup):
             self._reach(form.operands[0], padded(self._without(codes, form.operands[0].shape[1:]), 2))
         else:
-            raise Closed
+            raise Impassable
 
     def _follow(self, form: Form, user: Form, codes: np.ndarray) -> None:
         """From a form to one that reads it."""
@@ -136,26 +136,26 @@ class _Search:
             self._reach(user, codes)
         elif isinstance(user, Lookup):
             if codes.shape[0] > 1:
-                raise Closed
+                raise Impassable
             self._reach(user, padded(codes.reshape(codes.shape[1:]), len(user.shape)))
         else:
-            raise Closed
+            raise Impassable
 
     def _into_contraction(self, form: Form, user: Contraction, codes: np.ndarray) -> None:
         """Either the index goes on into the result, or it is summed over here too: then the other side moves."""
         if user.operands[0] is user.operands[1]:
-            raise Closed
+            raise Impassable
         operand = user.operands.index(form)
         names, view = user.names[operand], reshaped(codes, form.shape, user.views[operand])
         varying = {name for axis, name in enumerate(names) if view.shape[axis] > 1}
         if varying & user.mixed(operand):
-            raise Closed
+            raise Impassable
         if not varying & user.contracted():
             out = _renamed(view, names, user.out)
             self._reach(user, reshaped(out, user.out_view, user.shape))
             return
         if not varying <= user.contracted() | user.batched():
-            raise Closed
+            raise Impassable
         for axis, name in enumerate(names):
             if name in user.batched():
                 self._cut(view, axis)
@@ -184,7 +184,7 @@ class _Search:
 
     def _identify(self, one: np.ndarray, other: np.ndarray) -> None:
         if ((one ^ other) & 1).any():
-            raise Closed  # the same entry on both sides: only orthogonal matrices would do
+            raise Impassable  # the same entry on both sides: only orthogonal matrices would do
         differ = one != other
         if differ.any():
             self.same.append(np.stack([one[differ] // 2, other[differ] // 2]))
@@ -208,7 +208,7 @@ class _Search:
             first = np.take(first, [0], axis)
         known, new = np.broadcast_arrays(first, codes)
         if ((known >= 0) != (new >= 0)).any():
-            raise Closed
+            raise Impassable
         self._identify(known[known >= 0], new[known >= 0])
         return first
 
@@ -216,7 +216,7 @@ class _Search:
         source, whole = form.source.ravel(), np.broadcast_to(codes, form.shape).ravel()
         moved = whole >= 0
         if (source[moved] == -2).any():
-            raise Closed
+            raise Impassable
         moved &= source >= 0
         flat = np.full(sum(operand.entries for operand in form.operands), NONE)
         flat[source[moved]] = whole[moved]
@@ -227,7 +227,7 @@ class _Search:
 
     def _check_unmixed(self, form: Mixed, codes: np.ndarray) -> None:
         if not form.linear or any(codes.shape[axis] > 1 for axis in form.axes):
-            raise Closed
+            raise Impassable
 
     def _carrier(self, form: Product | Contraction, codes: np.ndarray) -> int:
         """Which factor the index comes from."""
@@ -244,7 +244,7 @@ class _Search:
             able = [i for i in able if form.powers[i] == 1]
         chosen = [i for i in able if i in reached] or able
         if not chosen or len(reached) > 1:
-            raise Closed
+            raise Impassable
         return chosen[0]
 
     def _tells_apart(self, codes: np.ndarray, axes: Sequence[int]) -> bool:
@@ -309,12 +309,12 @@ class _Search:
         found: set[tuple[int, int]] = set()
         for codes in self.turned:
             if (codes < 0).any() or codes.shape[-1] < 2:
-                raise Closed
+                raise Impassable
             half = codes.shape[-1] // 2
             values = coordinate[codes // 2]
             found |= set(zip(values[..., :half].ravel().tolist(), values[..., half:].ravel().tolist(), strict=True))
         if len({value for plane in found for value in plane}) != 2 * len(found):
-            raise Closed
+            raise Impassable
         return tuple(sorted(found))
 
 
@@ -347,7 +347,7 @@ def _placed(codes: np.ndarray, names: Sequence[str], form: Contraction, operand:
     """Codes with named axes as codes of an operand of a contraction."""
     own = form.names[operand]
     if any(codes.shape[axis] > 1 for axis, name in enumerate(names) if name not in own):
-        raise Closed
+        raise Impassable
     kept = [axis for axis, name in enumerate(names) if name in own]
     trimmed = codes.reshape([codes.shape[axis] for axis in kept])
     return reshaped(_renamed(trimmed, [names[axis] for axis in kept], own), form.views[operand], form.operands[operand].shape)

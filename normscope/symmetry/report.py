@@ -147,7 +147,7 @@ class SymmetryReport(Result):
 def check_report(report: Any, model: nn.Module) -> None:
     """Check that this is a report, and of a model with these parameters and modules."""
     if not isinstance(report, SymmetryReport):
-        raise InputError(f"symmetries is what ns.symmetries(model, example) returns, not {type(report).__name__}")
+        raise InputError(f"symmetries must be what ns.symmetries(model, example) returns, got {type(report).__name__}")
     sizes = {name: report.sizes.get(name) if is_lazy(value) else value.numel() for name, value in model.named_parameters()}
     if report.sizes != sizes or report.training.keys() != {path for path, _ in model.named_modules()}:
         raise InputError(f"symmetries is a report of another model ({report.model}): make it of this one")

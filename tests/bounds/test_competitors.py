@@ -16,7 +16,7 @@ from torch import nn
 import normscope as ns
 from normscope.bounds.grids import RATIO, log_inverse_weight, on_grid, power_above, rounded_up
 from normscope.bounds.losses import zero_one
-from normscope.bounds.network import Layer, Network, network
+from normscope.bounds.network import MatrixLayer, Network, network
 from normscope.bounds.table import NotApplicable
 from normscope.bounds.theorems.bartlett2017 import bartlett, spectral_complexity
 from normscope.bounds.theorems.bartlett2017 import rademacher_complexity as bartlett_complexity
@@ -42,7 +42,7 @@ BY_NORMS = (golowich, bartlett, neyshabur)
 def matrices(*pairs: tuple[float, float], width: int = 4) -> Network:
     """A chain of layers without biases with such spectral and Frobenius norms."""
     layers = [
-        Layer(str(i), Magnitude(s), Magnitude(f), Magnitude(2 * f), Magnitude(0), width, width, width**2)
+        MatrixLayer(str(i), Magnitude(s), Magnitude(f), Magnitude(2 * f), Magnitude(0), width, width, width**2)
         for i, (s, f) in enumerate(pairs)
     ]
     return Network(tuple(layers))

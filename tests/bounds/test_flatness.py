@@ -144,7 +144,7 @@ def test_infinite_noise_is_reported_and_not_raised():
         ({"sigmas": (-1.0,)}, "positive"),
         ({"kinds": ("other",)}, "one of plain, filter, quotient"),
         ({"seeds": 1}, "2 seeds"),
-        ({"mode": "test"}, "mode is one of"),
+        ({"mode": "test"}, "mode must be one of"),
     ],
 )
 def test_bad_options_are_one_line(options, said):

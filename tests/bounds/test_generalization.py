@@ -152,7 +152,7 @@ def test_a_model_without_a_certificate_still_gets_estimates():
         ({"train": (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))}, "does not run|shape"),
         ({"train": torch.zeros(4, 2)}, "inputs, targets"),
         ({"only": ["Bayes"]}, "no bound 'Bayes'"),
-        ({"partition": "cubes"}, "a partition is one of"),
+        ({"partition": "cubes"}, "a partition must be one of"),
         ({"domain": ns.Box(torch.zeros(3), torch.ones(3))}, "a sample has"),
         ({"model": 3}, "nn.Module"),
     ],

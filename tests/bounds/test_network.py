@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import normscope as ns
 from normscope.bounds.folding import Scale, as_double, canonical_form, difference, folded
-from normscope.bounds.network import Layer, network
+from normscope.bounds.network import MatrixLayer, network
 from tests.bounds.models import MODELS, seeded
 
 
@@ -128,7 +128,7 @@ def test_norms_are_those_of_the_dense_matrix(module, shape, exact):
 
 def test_augmented_norms_do_not_overflow():
     huge = ns.Magnitude.from_log10(300)
-    layer = Layer("x", huge, huge, huge, huge, 3, 3, 12)
+    layer = MatrixLayer("x", huge, huge, huge, huge, 3, 3, 12)
     assert layer.augmented(True).spectral.log10 == pytest.approx(300 + math.log10(2) / 2)
 
 

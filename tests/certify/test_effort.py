@@ -65,7 +65,7 @@ def test_symbols_beyond_the_budget_are_noted():
 
 @pytest.mark.parametrize("effort", [-1.0, float("nan"), "much"])
 def test_effort_is_a_number(effort):
-    with pytest.raises(ns.InputError, match="effort is a finite number"):
+    with pytest.raises(ns.InputError, match="effort must be a finite number"):
         near(effort=effort)
 
 

@@ -92,7 +92,7 @@ def test_a_sample_of_zeros_has_a_ball():
 
 @pytest.mark.parametrize("local", [0.0, -1, float("nan"), float("inf"), "auto", None])
 def test_local_is_a_radius(local):
-    with pytest.raises(ns.InputError, match=r"^local is True, False or a radius"):
+    with pytest.raises(ns.InputError, match=r"^local must be True, False or a radius"):
         ns.audit(network(), X, local=local)
 
 
@@ -140,7 +140,7 @@ def test_the_curve_is_part_of_the_audit(tmp_path):
     assert "Certificate gap" in (tmp_path / "audit.html").read_text(encoding="utf-8")
     with pytest.raises(ns.InputError, match="no curve"):
         ns.audit(network(), X, effort=0, local=False).figure("gap")
-    with pytest.raises(ns.InputError, match=r"^within is a finite number above 1"):
+    with pytest.raises(ns.InputError, match=r"^within must be a finite number above 1"):
         ns.audit(network(), X, within=1)
 
 

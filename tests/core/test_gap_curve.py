@@ -90,7 +90,7 @@ def test_a_curve_survives_its_dictionary():
 
 @pytest.mark.parametrize("factor", [1, 0.5, -1, math.nan, math.inf, "2", None, True])
 def test_a_factor_exceeds_one(factor):
-    with pytest.raises(ns.InputError, match=r"^factor is a finite number above 1, not .*$"):
+    with pytest.raises(ns.InputError, match=r"^factor must be a finite number above 1, got .*$"):
         bracket(lambda r: 1.0).radius_within(factor)
 
 

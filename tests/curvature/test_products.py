@@ -269,8 +269,8 @@ def test_under_no_grad_the_answer_is_the_same():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mode": "test"}, "mode is one of"),
-        ({"matrix": "fisher"}, "matrix is one of"),
+        ({"mode": "test"}, "mode must be one of"),
+        ({"matrix": "fisher"}, "matrix must be one of"),
         ({"parameters": "9"}, "no parameter or module '9'"),
         ({"parameters": []}, "empty"),
         ({"batch_size": 0}, "batch_size is at least 1"),
@@ -324,7 +324,7 @@ class Distances(nn.Module):
     ("call", "said"),
     [
         (lambda: of(nn.Tanh()), "no parameter that requires a gradient"),
-        (lambda: of(nn.Linear(4, 3), dtype=torch.int64), "dtype is of real numbers"),
+        (lambda: of(nn.Linear(4, 3), dtype=torch.int64), "dtype must be real"),
         (lambda: of(Complex()), "is complex"),
         (lambda: of(nn.LazyLinear(3)), "no shape yet"),
         (lambda: of(nn.Linear(4, 3, device="meta")), "no values"),

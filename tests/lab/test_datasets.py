@@ -140,5 +140,5 @@ def test_scaling_subsets_and_channels() -> None:
     )
     chosen = [split.subset(50, torch.Generator().manual_seed(seed)).train[0] for seed in (0, 0, 1)]
     assert len(chosen[0]) == 50 and torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
-    with pytest.raises(InputError, match="images is from 1 to 1437"):
+    with pytest.raises(InputError, match="images must be from 1 to 1437"):
         split.subset(2000, torch.Generator())

@@ -328,8 +328,8 @@ def test_errors_say_what_to_do():
     with pytest.raises(InputError, match="no forward pass"):
         optimizer.step()
     for settings, words in (
-        ({"lr": -1}, "lr is at least 0"), ({"weight_decay": -1}, "weight_decay"), ({"momentum": 1.0}, "momentum is in"),
-        ({"nesterov": True}, "needs momentum"), ({"clip": 0.0}, "clip is positive"),
+        ({"lr": -1}, "lr must be at least 0"), ({"weight_decay": -1}, "weight_decay"), ({"momentum": 1.0}, "momentum must be in"),
+        ({"nesterov": True}, "needs momentum"), ({"clip": 0.0}, "clip must be positive"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             SGDG(model.named_parameters(), symmetries=DENSE, **settings)

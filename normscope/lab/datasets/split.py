@@ -55,7 +55,7 @@ class Split:
         if images is None or images == len(self.train[0]):
             return self
         if not 0 < images <= len(self.train[0]):
-            raise InputError(f"images is from 1 to {len(self.train[0])}, the size of the training part, not {images}")
+            raise InputError(f"images must be from 1 to {len(self.train[0])}, the size of the training part, got {images}")
         chosen = torch.randperm(len(self.train[0]), generator=generator)[:images]
         return replace(self, train=(self.train[0][chosen], self.train[1][chosen]))
 

@@ -49,7 +49,7 @@ class CapacitySettings(TrainingSettings):
 
 def trials(settings: CapacitySettings, seed: int) -> dict[str, Kept]:
     if len(settings.networks) != len(settings.normalizers):
-        raise InputError(f"normalizers holds one for each network, so {len(settings.networks)}, not {len(settings.normalizers)}")
+        raise InputError(f"normalizers must name one per network: {len(settings.networks)}, got {len(settings.normalizers)}")
     return {
         f"{network} {normalizer}, {share:.0%}": Kept(**vars(settings.training(network, normalizer, seed)), share=share)
         for network, normalizer in zip(settings.networks, settings.normalizers, strict=True)

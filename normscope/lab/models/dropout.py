@@ -17,7 +17,7 @@ class SeededDropout(nn.Module):
     def __init__(self, rate: float, seed: int = 0) -> None:
         super().__init__()
         if not 0 <= rate < 1:
-            raise InputError(f"the dropout rate is at least 0 and less than 1, not {rate}")
+            raise InputError(f"the dropout rate must be at least 0 and less than 1, got {rate}")
         self.rate = rate
         self.stream = torch.Generator().manual_seed(seed)
 

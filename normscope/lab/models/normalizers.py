@@ -42,7 +42,7 @@ class BatchRenorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise InputError(f"batch renormalization takes (batch, channels, …), not {input.dim()} axes")
+            raise InputError(f"batch renormalization takes (batch, channels, …), got {input.dim()} axes")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
@@ -118,7 +118,7 @@ def normalizer(name: str, channels: int, spatial_axes: int = 0) -> nn.Module:
     if name not in NORMALIZERS:
         raise InputError(f"no normalizer {name!r}: choose from {', '.join(NORMALIZERS)}")
     if not 0 <= spatial_axes <= 3:
-        raise InputError(f"features have 0 to 3 spatial axes, not {spatial_axes}")
+        raise InputError(f"features must have 0 to 3 spatial axes, got {spatial_axes}")
     if not has_layer(name):
         return nn.Identity()
     if name == "batch":
