@@ -96,22 +96,22 @@ class CheckpointReport(Result):
         return {"heatmap": lambda: heatmap(self)}
 
     def render(self) -> RenderableType:
+        lines = self.largest()
         return Group(
-            self._headline(), self._table(), *self._layers(), *(Text(f"· {note}") for note in self.notes), self.findings.render()
-        )
+            Text.of_lines([*self.headline(), ""]), self._table(), *([Text.of_lines(["", *lines])] if lines else []),
+            *(Text(f"· {note}") for note in self.notes), self.findings.render(),
+        )  # fmt: skip
 
-    def _headline(self) -> Text:
+    def headline(self) -> list[str]:
+        """What there is, and what was done with it."""
         stored = ", ".join(sorted({row.dtype for row in self.tensors}))
         size = sum(row.bytes for row in self.tensors)
         proved = sum(row.certified and row.spectral_norm is not None for row in self.tensors)
         how = "spectral norms are estimates" if self.sample else f"{proved} spectral norms proved"
-        return Text.of_lines(
-            [
-                f"{self.source}: {len(self.tensors)} tensors, {self.parameters:,} numbers, {size / 1e6:,.1f} MB ({stored})",
-                f"{how}; roles and pairs: {self.basis}",
-                "",
-            ]
-        )
+        return [
+            f"{self.source}: {len(self.tensors)} tensors, {self.parameters:,} numbers, {size / 1e6:,.1f} MB ({stored})",
+            f"{how}; roles and pairs: {self.basis}",
+        ]
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
@@ -129,11 +129,12 @@ class CheckpointReport(Result):
             table.add_row(
                 name, row.role, "×".join(map(str, row.shape)), _shown(row.spectral_norm), _shown(row.frobenius_norm),
                 "" if row.stable_rank is None or len(row.shape) < 2 else f"{row.stable_rank:.1f}",
-                _shown(row.largest), "" if not row.zeros else f"{row.zeros:.0%}",
+                _shown(row.largest), _percent(row.zeros),
             )  # fmt: skip
         return table
 
-    def _layers(self) -> list[Text]:
+    def largest(self) -> list[str]:
+        """The largest logits, pairs and products of a block, and where they are."""
         lines = []
         bounded = [row for row in self.attention if row.bound is not None]
         if bounded:
@@ -146,8 +147,8 @@ class CheckpointReport(Result):
         if self.blocks:
             tallest = max(self.blocks, key=lambda row: row.weights_spectral)
             where = tallest.block or "outside of blocks"
-            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:+z.1f} ({where}, {tallest.matrices} matrices)")
-        return [Text.of_lines(["", *lines])] if lines else []
+            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:z.1f} ({where}, {tallest.matrices} matrices)")
+        return lines
 
 
 def _nothing() -> Findings:
@@ -158,6 +159,10 @@ def _nothing() -> Findings:
 
 def _shown(value: float | None) -> str:
     return "" if value is None else str(Magnitude(value)) if math.isfinite(value) else str(value)
+
+
+def _percent(share: float | None) -> str:
+    return "" if not share else "<1%" if share < 0.01 else f"{share:.0%}"
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:

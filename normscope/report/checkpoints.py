@@ -30,8 +30,9 @@ def checkpoint_report(report: CheckpointReport) -> str:
     page = Page()
     numbers = _by_block(report)
     drawn = [page.draw(Drawing("Spectral norms by block", heatmap(report), CAPTION, _heat_table(report)))] if numbers[0] else []
+    summary = [*report.headline(), *report.largest(), *report.notes]
     body = [
-        section("summary", "Summary", element("pre", str(report))),
+        section("summary", "Summary", element("ul", *(element("li", line) for line in summary))),
         section("heatmap", "Layers and quantities", drawn or element("p", "There are no numbered blocks.")),
         section("findings", "Findings", findings_table(report.findings)),
         section("tensors", "Tensors", _tensors(report)),

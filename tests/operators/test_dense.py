@@ -210,6 +210,22 @@ def test_guesses_that_are_too_low_end():
         assert float(spectral_norm(batch)) >= float(torch.linalg.matrix_norm(batch).max())
 
 
+@pytest.mark.parametrize("below", [0.0, 7.0, math.nan])
+def test_a_gram_matrix_is_read_from_its_diagonal_upwards(below):
+    matrix = randn(130, 120, seed=0).double()
+    upper = torch.ones(120, 120).triu().bool()
+    gram = torch.where(upper, matrix.T @ matrix, below)
+    truth = float(torch.linalg.matrix_norm(matrix, 2))
+    assert truth <= dense.gram_norm(gram, 130) <= truth * (1 + TIGHT)
+
+
+def test_a_factorization_with_nan_proves_nothing():
+    """Some of LAPACK's implementations compare pivots with 0 alone, which NaN passes."""
+    gram = torch.eye(120, dtype=torch.float64)
+    gram[3, 90] = math.nan
+    assert not dense._below(gram, 10.0) and dense._below(torch.eye(120, dtype=torch.float64), 10.0)
+
+
 @pytest.mark.parametrize("value", [0.0, 5e-324, 1.0, 1e300, math.inf, math.nan])
 def test_lanczos_ends_on_every_operator(value):
     found, vector = dense.largest_eigenpair(lambda v: value * v, 7, torch.float64, 1e-8)
