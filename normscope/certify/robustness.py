@@ -12,14 +12,14 @@ import torch
 from torch.utils.data import Dataset
 
 from normscope.certify.certifiable import certifiable_graph
-from normscope.certify.lower import lower
+from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
 from normscope.core.codec import number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.errors import InputError, boundary
-from normscope.core.magnitude import Magnitude
+from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import check_callback
 from normscope.core.region import Ball
 from normscope.core.rendering import Text
@@ -46,7 +46,7 @@ class LocalBrackets(Result):
     def largest(self) -> Bracket:
         """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
         top = max(self.brackets, key=lambda bracket: bracket.lower)
-        above = max(self.brackets, key=lambda bracket: bracket.proved)
+        above = max(self.brackets, key=lambda bracket: (bracket.upper is None, bracket.upper or ZERO))
         return Bracket(top.lower, above.upper, top.witness, above.certificate, notes=above.notes)
 
     def __len__(self) -> int:
@@ -62,8 +62,10 @@ class LocalBrackets(Result):
         return cls(number(content["radius"]), tuple(map(Bracket.from_dict, content["brackets"])))
 
     def render(self) -> Text:
-        uppers = sorted(bracket.proved for bracket in self.brackets)
-        return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}")
+        uppers = sorted(bracket.upper for bracket in self.brackets if bracket.upper is not None)
+        missing = len(self) - len(uppers)
+        rest = f"{missing} without a bound" if missing else f"median upper {uppers[len(uppers) // 2]}"
+        return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; {rest}")
 
 
 @boundary
@@ -76,17 +78,17 @@ def local_brackets(
     effort: float = 0.2,
     progress: Progress | None = None,
 ) -> LocalBrackets:
-    """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once."""
+    """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once.
+
+    A ball on which neither a finite bound nor evidence of infinity is found has `upper` None, with the reason in its certificate.
+    """
     check_callback(progress)
-    graph = certifiable_graph(model, example, "eval", output)
-    known: dict[object, Gain] = {}
+    graph, call, known = certifiable_graph(model, example, "eval", output), Call.of(example), dict[object, Gain]()
     found = []
-    for sample in _samples(Call.of(example), data):
+    for sample in _samples(call, data):
         ball = Ball(sample, radius)
         above = upper(graph, region=ball, known=known, effort=effort)
-        flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
-        below, witness = lower(graph, flat, effort, region=ball)
-        found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
+        found.append(bracket(graph, above, call, ball, effort=effort, known=known))
         if progress is not None:
             progress(len(found))
     return LocalBrackets(radius, tuple(found))
