@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.known import Known
-from normscope.certify.lower import lower
+from normscope.certify.lipschitz import bracket
 from normscope.certify.upper import upper
 from normscope.core.answers import has_answer
 from normscope.core.bracket import Bracket
@@ -21,7 +21,7 @@ from normscope.core.codec import number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
-from normscope.core.magnitude import Magnitude
+from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Progress, shown
 from normscope.core.region import Ball
 from normscope.core.rendering import Text
@@ -46,7 +46,7 @@ class LocalBrackets(Result):
     def largest(self) -> Bracket:
         """For the whole set: no ball has a constant above its upper side, and some ball has one above its lower side."""
         top = max(self.brackets, key=lambda bracket: bracket.lower)
-        above = max(self.brackets, key=lambda bracket: bracket.proved)
+        above = max(self.brackets, key=lambda bracket: (bracket.upper is None, bracket.upper or ZERO))
         return Bracket(top.lower, above.upper, top.witness, above.certificate, notes=above.notes)
 
     def __len__(self) -> int:
@@ -62,8 +62,10 @@ class LocalBrackets(Result):
         return cls(number(content["radius"]), tuple(map(Bracket.from_dict, content["brackets"])))
 
     def render(self) -> Text:
-        uppers = sorted(bracket.proved for bracket in self.brackets)
-        return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; median upper {uppers[len(uppers) // 2]}")
+        uppers = sorted(bracket.upper for bracket in self.brackets if bracket.upper is not None)
+        missing = len(self) - len(uppers)
+        rest = f"{missing} without a bound" if missing else f"median upper {uppers[len(uppers) // 2]}"
+        return Text(f"{len(self)} balls of radius {self.radius:g}: {self.largest}; {rest}")
 
 
 @earlier(positional=4)
@@ -80,22 +82,21 @@ def local_brackets(
 ) -> LocalBrackets:
     """Bracket a model on the ball of `radius` around every sample of `data`; norms of weights are computed once.
 
+    A ball on which neither a finite bound nor evidence of infinity is found has `upper` None, with the reason in its certificate.
+
     data: inputs, or (inputs, labels), whose labels are not looked at.
     radius: of every ball, in l2.
     output: name or position of the output to bound, where the model returns several.
     effort: how long to search for each lower bound, and how much each upper bound may cost.
     progress: True for a bar on stderr, or a callable (what, done, total); the total is not known and 0.
     """
-    graph = certifiable_graph(model, example, "eval", output)
-    known = Known()
+    graph, call, known = certifiable_graph(model, example, "eval", output), Call.of(example), Known()
     found = []
     with shown("balls", progress) as meter:
-        for sample in _samples(Call.of(example), data):
+        for sample in _samples(call, data):
             ball = Ball(sample, radius)
             above = upper(graph, region=ball, known=known, effort=effort)
-            flat = torch.cat([part.reshape(1, -1) for part in sample], 1)
-            below, witness = lower(graph, flat, effort, region=ball, above=above.bound)
-            found.append(Bracket(below, above.bound, witness, above.certificate, notes=(*graph.notes, *above.notes)))
+            found.append(bracket(graph, above, call, ball, effort=effort, known=known))
             meter.advance()
     return LocalBrackets(radius, tuple(found))
 

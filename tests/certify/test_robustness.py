@@ -105,3 +105,14 @@ def test_brackets_around_samples():
     assert len(found) == len(X)
     assert found.largest.lower == max(b.lower for b in found.brackets)
     assert all(b.upper <= everywhere * (1 + 1e-9) for b in found.brackets)
+
+
+def test_a_ball_without_a_bound_is_not_called_infinite():
+    """x · (x > 0) is ReLU, which no rule sees: on a ball around its kink nothing is proved, and nothing shows infinity."""
+    centers = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+    found = ns.certify.local_brackets(Function(lambda x: x * (x > 0)), centers[:1], centers, radius=0.1)
+    first, second = found.brackets
+    assert float(first.proved) == pytest.approx(1) and second.upper is None and second.lower.log10 == pytest.approx(0, abs=1e-6)
+    assert found.largest.upper is None and "1 without a bound" in str(found)
+    with pytest.raises(ns.Refusal, match="no finite bound was found"):
+        _ = found.largest.proved
