@@ -22,7 +22,7 @@ from normscope.core.rounding import length
 from normscope.graph.graph import Graph
 
 RELATIVE = 1e-3  # of the sample's norm: the radius unless one is given
-BUDGET = 1e9  # what one sweep may cost without being asked for (`relays.estimate`): about ten seconds of one core for both
+BUDGET = 2e9  # what one sweep may cost without being asked for (`relays.estimate`): about ten seconds of one core for both
 
 
 @dataclass(frozen=True)
