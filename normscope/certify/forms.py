@@ -34,10 +34,10 @@ from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
 from normscope.rules.registry import registry
 
-MOST_WORK = 6e9  # of all sweeps together, with effort = 1 (`Linearized.work`): about a minute of one core
+MOST_WORK = 1.5e10  # of all sweeps together, with effort = 1 (`Linearized.work`): about a minute of one core
 PLANNED = 0.4  # of which one sweep shall cost at most, by an estimate; relays see to that
 CLOSE = 1.02  # times the norm of J, up to which a bound is not made smaller
-LITTLE_WORK = 2e8  # a few seconds of one core
+LITTLE_WORK = 5e8  # a few seconds of one core
 LEAST_EFFORT = 0.1  # however little the search for the lower bound shall cost, small networks have forms
 
 

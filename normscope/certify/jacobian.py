@@ -69,10 +69,11 @@ def carried(
     at_output: list[torch.Tensor] = []
     kept: dict[Node, list[torch.Tensor]] = {node: [] for node in wanted}
     exact = {(node, sets) for node in watched for sets in watched[node] if _affordable(linearized, node, sets, total)}
-    step = linearized.chunk([*graph.inputs, *reached])
+    enough_columns = max((sets.size for _, sets in exact), default=1) // 4  # fewer columns cost less than to touch a Gram matrix
+    step = linearized.chunk([*graph.inputs, *reached], enough_columns)
     for first in range(0, total, step):
         last = min(first + step, total)
-        spend(linearized.work(last - first, reached))
+        spend(linearized.work(last - first, reached, step))
 
         def visit(node: Node, columns: torch.Tensor, first: int = first, last: int = last) -> None:
             if node in made.size:

@@ -24,8 +24,8 @@ from normscope.rules.readings import Activation
 from normscope.rules.registry import registry
 
 RELATIVE = 1e-3  # of the sample's norm: the radius unless one is given
-BUDGET = 1e9  # what one sweep may cost without being asked for (`_cost`): about ten seconds of one core for all sweeps
-KINKED_CALL = 90_000  # entries that cost as much as one call with the columns of a kinked activation: 0.2 ms
+BUDGET = 2e9  # what one sweep may cost without being asked for (`_cost`): about ten seconds of one core for all sweeps
+KINKED_CALL = 180_000  # entries that cost as much as one call with the columns of a kinked activation: 0.2 ms
 
 
 @dataclass(frozen=True)

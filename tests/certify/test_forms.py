@@ -9,6 +9,7 @@ from torch import nn
 
 from normscope.certify import jacobian, sweep, totals
 from normscope.certify.forms import affine_forms
+from normscope.certify.known import Derivative, Known
 from normscope.certify.perturbed import perturbed_norm
 from normscope.certify.sweep import MOST_SYMBOLS, Sweep
 from normscope.core.region import Ball, Box
@@ -239,6 +240,55 @@ def test_mutants_are_caught(mutant, monkeypatch):
     assert not violations(graph, model, region, affine_forms(graph, region, **options), pairs=12, steps=40)
     change(monkeypatch)
     assert violations(graph, model, region, affine_forms(graph, region, **options), pairs=12, steps=40)
+
+
+def bent() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A network with kinks and a normalizer, and two points."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layers = nn.Linear(4, 12), nn.ReLU(), nn.LayerNorm(12), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2)
+        return nn.Sequential(*layers).double(), *torch.randn(2, 1, 4, dtype=torch.float64)
+
+
+def test_balls_around_one_point_share_their_derivative():
+    """From small to large and back: what is found is as if each ball were alone, and J is made once, or anew for a larger one."""
+    model, x, other = bent()
+    graph, known, made = trace(model, x, "eval", None), Known(), []
+    for middle, radius in ((x, 0.02), (x, 0.2), (x, 2.0), (x, 0.1), (x, 1e-4), (other, 0.1), (x, 0.1)):
+        found, alone = affine_forms(graph, Ball(middle[0], radius), known), affine_forms(graph, Ball(middle[0], radius))
+        assert float(found.bound) == pytest.approx(float(alone.bound), rel=1e-9)
+        made.append(known.derivative)
+    assert made[0] is made[1] is not made[2] is made[3] is made[4] and len({*made[4:]}) == 3
+    box = Box(other[0] - 0.1, other[0] + 0.1)
+    assert float(affine_forms(graph, box, known).bound) == pytest.approx(float(affine_forms(graph, box).bound), rel=1e-9)
+
+
+def test_the_derivative_of_another_point_is_caught(monkeypatch):
+    model, x, other = bent()
+    graph, region = trace(model, x, "eval", None), Ball(other[0], 1e-3)
+    monkeypatch.setattr(Derivative, "of", lambda *_: True)
+    known = Known()
+    affine_forms(graph, Ball(x[0], 1e-3), known)
+    assert violations(graph, model, region, affine_forms(graph, region, known), pairs=6, steps=10)
+
+
+def test_a_set_is_no_larger_than_the_sets_that_make_it_up(monkeypatch):
+    """Where Gram matrices are too much work, norms of J come from smaller sets, and stay bounds."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = Transformer().double(), torch.randn(1, 3, 6, dtype=torch.float64)
+    graph, region = trace(model, x, "eval", None), Ball(x[0], 0.05)
+    exact = affine_forms(graph, region)
+    monkeypatch.setattr(jacobian, "LITTLE_GRAM", 0.0)
+    monkeypatch.setattr(jacobian, "GRAM_SHARE", 0.02)
+    some = affine_forms(graph, region)
+    monkeypatch.setattr(jacobian, "GRAM_SHARE", 0.0)
+    none = affine_forms(graph, region)
+    norms = [found.away.jacobian.sets for found in (exact, some, none)]
+    for least, more, most in zip(*(made.values() for made in norms), strict=True):
+        assert bool((least <= more * (1 + 1e-9)).all() and (more <= most * (1 + 1e-9)).all())
+    assert any(not torch.allclose(least, most) for least, most in zip(norms[0].values(), norms[2].values(), strict=True))
+    assert not violations(graph, model, region, none, pairs=6, steps=10)
 
 
 @pytest.mark.parametrize("seed", range(6))

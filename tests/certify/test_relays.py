@@ -11,10 +11,12 @@ import torch.nn.functional as functional
 from torch import nn
 
 from normscope.certify import forms, sweep
+from normscope.certify.bundles import Together
 from normscope.certify.columns import AttentionMap, behind, derivative_map
 from normscope.certify.forms import AffineForms, affine_forms
 from normscope.certify.relays import Plan, cut_vertices, owners
 from normscope.certify.sweep import Sweep
+from normscope.certify.tokens import Tokens
 from normscope.core.region import Ball
 from normscope.graph.graph import Graph
 from normscope.graph.trace import trace
@@ -265,6 +267,37 @@ def halves_blocks(patch: pytest.MonkeyPatch) -> None:
         original(self, bundle, tally, at_output, node, columns / 2)
 
     patch.setattr(Sweep, "_visit", visit)
+
+
+def tokens_in_heads() -> nn.Module:
+    """Squares, 0 with their derivative at the middle, whose tokens attend to each other behind a relay."""
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        y = x * x + 0.0 * x
+        heads = y.unflatten(-1, (2, 3)).transpose(1, 2)
+        return y + functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+    return Function(attended)
+
+
+def gives_all_to_one_token(patch: pytest.MonkeyPatch) -> None:
+    original = Tokens.apart
+    patch.setattr(Tokens, "apart", lambda self, *rest: {node: 0.1 * part for node, part in original(self, *rest).items()})
+
+
+def forgets_other_owners(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Together, "entries", lambda self, flat: (self.sizes.T[:, self.owner * 0] * 0.01 * flat.abs()).sum(0))
+    patch.setattr(Together, "sets", lambda self, columns, sets: 0 * self._norms(*self._split(columns, sets)).sum(1))
+
+
+@pytest.mark.parametrize("change", [gives_all_to_one_token, forgets_other_owners])
+def test_mutants_of_tokens_are_caught(change, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = tokens_in_heads(), torch.zeros(1, 3, 6, dtype=torch.float64)
+    graph, region = trace(model, x, "eval", None), Ball(x[0], 0.5)
+    found = affine_forms(graph, region)
+    assert found.plan.relays and not violations(graph, model, region, found, pairs=6, steps=30)
+    change(monkeypatch)
+    assert violations(graph, model, region, affine_forms(graph, region), pairs=6, steps=30)
 
 
 @pytest.mark.parametrize("change", [forgets_columns, halves_blocks])
