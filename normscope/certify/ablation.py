@@ -17,6 +17,7 @@ from normscope.core.bracket import Bracket
 from normscope.core.data import Call, Example
 from normscope.core.deprecation import earlier
 from normscope.core.errors import boundary
+from normscope.core.magnitude import Magnitude
 from normscope.core.papers import Plot
 from normscope.core.region import Region
 from normscope.core.rendering import Table
@@ -67,7 +68,10 @@ class Ablation(Result, Sequence[Ablated]):
         from normscope.report.plots import plot
 
         counts = [row.removed for row in self.rows]
-        sides = {"at most": [row.bracket.upper for row in self.rows], "at least": [row.bracket.lower for row in self.rows]}
+        sides: dict[str, list[Magnitude | None]] = {
+            "at most": [row.bracket.upper for row in self.rows],
+            "at least": [row.bracket.lower for row in self.rows],
+        }
         series = {
             name: (counts, [side.log10 if side is not None and side.finite and side else math.nan for side in values])
             for name, values in sides.items()

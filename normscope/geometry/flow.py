@@ -68,12 +68,12 @@ class Path(Result):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Path:
         """The path that `to_dict` described, without the parameters."""
-        lines = [torch.from_numpy(numbers(content[name])) for name in ("times", "losses", "gradient_norms")]
-        laws = [
+        times, losses, norms = (torch.from_numpy(numbers(content[name])) for name in ("times", "losses", "gradient_norms"))
+        measured, expected = (
             {name: torch.from_numpy(numbers(law[kind])) for name, law in content["charges"].items()}
             for kind in ("measured", "expected")
-        ]
-        return cls(*lines, *laws, [])
+        )
+        return cls(times, losses, norms, measured, expected, [])
 
     def _figures(self) -> dict[str, Callable[..., Any]]:
         """loss: against the time."""

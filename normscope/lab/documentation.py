@@ -95,13 +95,11 @@ def _effort(content: Any) -> str:
 
 
 def _pictures(outcome: Outcome, start: Path, base: Path) -> list[str]:
-    import plotly.io
-
     from normscope.report.svg import svg
 
     lines = []
-    for name in outcome.content["figures"]:
-        figure = plotly.io.from_json((outcome.directory / "figures" / f"{name}.json").read_text())
+    for name in outcome.figures:
+        figure = outcome.figure(name)
         path = start.with_name(f"{start.name}-{name}.svg")
         path.write_text(svg(figure), encoding="utf-8")
         lines += [f"![{figure.layout.title.text}]({path.relative_to(base).as_posix()})", ""]
