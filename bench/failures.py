@@ -4,8 +4,8 @@
 
 Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
-that are right, at a layer that is right, with a first step in the window. A rank that diverges needs two processes: it is planted in
-tests/watch/test_distributed.py.
+that are right, at a layer that is right, with a first step in the window. A rank that diverges takes two processes: it is planted
+in tests/watch/test_distributed.py.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def _half(kind: str, seed: int) -> Training:
 
 
 def _fast(kind: str, seed: int) -> Training:
-    """At a rate that still trains and of which ten times breaks it, as seed 11 showed. The ViT has none: ten times 1e-2 still trains
-    it, and 3e-2 is too high by itself."""
+    """At a rate that still trains and of which ten times breaks it, as seed 11 showed. The ViT has none: ten times 1e-2 still
+    trains it, and 3e-2 is too high by itself."""
     return Training(kind, seed, rate=1e-2)
 
 

@@ -18,13 +18,24 @@ PRODUCTS = {  # log10 of a product over layers ← the metric that is multiplied
 }
 TRENDS = {f"{name}_trend": name for name in PRODUCTS}  # decades per step, over the recent steps
 
-LATER = ("total_gradient_norm", "losses_read", "gradients_read", "samples", "differing_ranks")  # the three in the middle only grow
+LATER = (  # the three in the middle only grow
+    "total_gradient_norm", "losses_read", "gradients_read", "samples", "differing_ranks", "effective_lr_spread",
+)  # fmt: skip
 SCALARS = (
     "loss", "accuracy", *PRODUCTS, *TRENDS, "learning_rate", "loss_scale", "overhead",
     *LATER, "sharpness", "gradient_predictiveness", "jacobian_norm",
 )  # fmt: skip
 
-WEIGHT_METRICS = ("spectral_norm", "spectral_residual", "frobenius_norm", "gamma_min", "gamma_max", "beta_min", "beta_max")
+WEIGHT_METRICS = (
+    "spectral_norm",
+    "spectral_residual",
+    "rms_to_max_norm",
+    "frobenius_norm",
+    "gamma_min",
+    "gamma_max",
+    "beta_min",
+    "beta_max",
+)
 MAGNITUDES = ("largest_input", "input_p99", "massive_channels")
 GAIN_METRICS = ("gain_tight", "gain_paper", "gain_paper_affine", "gain_layer")
 INPUT_METRICS = (
@@ -33,7 +44,7 @@ INPUT_METRICS = (
 )  # fmt: skip
 SUMS = ("frobenius_norm", "gradient_norm", "update_norm")  # roots of sums of squares over shards
 DOTS = ("gradient_dot_weight", "update_dot_weight")  # sums over shards
-MOTION_METRICS = (*SUMS[1:], *DOTS, "update_ratio", "angle", "radial_gradient", "effective_lr", "update_rms")
+MOTION_METRICS = (*SUMS[1:], *DOTS, "update_ratio", "angle", "radial_gradient", "effective_lr", "update_rms", "equilibrium_angle")
 BLOCK_METRICS = ("stream_rms", "write_ratio", *MAGNITUDES)  # of what enters a block
 ATTENTION_METRICS = ("attention_logit", "attention_entropy")
 MOVED_METRICS = ("gamma_moved", "gamma_moved_from_start")
@@ -43,6 +54,7 @@ METRICS = tuple(dict.fromkeys(
 
 NEWER = (  # which older runs lack
     *LATER, *MAGNITUDES[1:], *BLOCK_METRICS[:2], "backward_gain", *ATTENTION_METRICS, *MOVED_METRICS, "update_rms",
+    "rms_to_max_norm", "equilibrium_angle",
 )  # fmt: skip
 
 Row = Mapping[str, Any]

@@ -19,7 +19,7 @@ from normscope._watch.directory import EVENTS, MANIFEST, SEGMENTS, STATUS, segme
 from normscope._watch.growing import MOST_EVENTS, MOST_HELD, FollowedEvents, FollowedManifest, FollowedStatus
 from normscope._watch.life import Life, judged
 from normscope._watch.lock import is_being_written
-from normscope._watch.segments import ColumnCache, FollowedSegment
+from normscope._watch.segments import ColumnCache, FollowedSegment, chosen, filled
 from normscope.core.errors import InputError
 
 
@@ -110,29 +110,44 @@ class FollowedPart:
         return self.log.events
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table | None:
-        """All rows. A restart from an earlier checkpoint repeats steps: the later segment's rows are kept."""
+        """All rows. A restart from an earlier checkpoint repeats steps: the later segment's rows are kept.
+
+        What a segment of an older version lacks is NaN.
+        """
         self._read_streams()
         self._check_widths()
+        whole = self._schema()
+        names = chosen(whole, columns) if columns is not None and whole.names else whole.names
         tables: list[pa.Table] = []
         first: int | None = None  # step of the segments after the one at hand
         for segment in sorted(self.streams, key=segment_number, reverse=True):
-            rows = self.streams[segment].table(columns)
-            if rows is None:
+            stream = self.streams[segment]
+            if stream.schema is None:
                 continue
+            wanted = pa.schema([whole.field(name) for name in names], whole.metadata)
+            rows = filled(stream.table([name for name in names if name in stream.schema.names]), wanted)
             if first is not None and len(rows) and rows["step"][-1].as_py() >= first:
                 rows = rows.slice(0, int(np.searchsorted(rows["step"].to_numpy(), first)))
             if len(rows):
                 first = rows["step"][0].as_py()
             tables.append(rows)
-        if any(table.column_names != tables[0].column_names for table in tables):
-            raise InputError(f"the segments of {self.path} have different columns: read some with table(columns=[…])")
         return pa.concat_tables(reversed(tables)) if tables else None
 
+    def _schema(self) -> pa.Schema:
+        """The columns of all segments, as the newest that has them has them."""
+        fields: dict[str, pa.Field] = {}
+        newest_first = sorted(self.streams, key=segment_number, reverse=True)
+        schemas = [found for segment in newest_first if (found := self.streams[segment].schema) is not None]
+        for column in (column for found in schemas for column in found):
+            known = fields.setdefault(column.name, column).type
+            if known != column.type:
+                raise InputError(f"the segments of {self.path} have different columns: {column.name} is {known} and {column.type}")
+        return pa.schema(list(fields.values()), schemas[0].metadata if schemas else None)
+
     def columns(self) -> list[str]:
-        """Those that every segment has: one of an older version lacks some."""
+        """Those that some segment has: what others lack is NaN."""
         self._read_streams()
-        schemas = [stream.schema for stream in self.streams.values() if stream.schema is not None]
-        return [name for name in (schemas[0].names if schemas else ()) if all(name in schema.names for schema in schemas)]
+        return list(self._schema().names)
 
     def edge(self, name: str, last: bool = True) -> np.ndarray | None:
         """The newest row of a column, or the oldest."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from normscope.core.errors import InputError
+from normscope.geometry.dynamics import UpdateRule
+
 ADAPTIVE = (
     "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "Adagrad", "Adadelta", "RMSprop", "Rprop", "Lion", "AdamP", "AdamG",
 )  # fmt: skip
+COVERED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 DESCENT = ("SGD", "ASGD", "SGDP", "SGDG")
 
 
@@ -45,6 +50,19 @@ def group_rate(group: Mapping[str, Any]) -> Any:
     """lr, with momentum α and dampening d lr(1−d)/(1−α): what a constant gradient moves a weight by in the long run."""
     momentum = group.get("momentum", 0) or 0
     return group["lr"] * (1 - (group.get("dampening", 0) or 0 if momentum else 0)) / (1 - momentum)
+
+
+def equilibrium_factor(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """c of the angle c√lr by which a scale-free weight turns per step once decay and growth of its norm balance.
+
+    NaN without weight decay, and for optimizers other than torch's SGD and AdamW.
+    """
+    if type(optimizer) not in COVERED or not isinstance(group["weight_decay"], (int, float)):
+        return math.nan
+    try:
+        return UpdateRule.with_settings(optimizer, {**group, "lr": 1.0}).equilibrium_rotation() or math.nan
+    except InputError:
+        return math.nan
 
 
 def effective_learning_rate(rate: np.ndarray, norm: np.ndarray, power: int) -> np.ndarray:

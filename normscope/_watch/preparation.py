@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from normscope._watch.following import FollowedPart
 from normscope._watch.layers import Handwritten, Layer, Seen, layer_table
 from normscope._watch.life import Life
 from normscope._watch.motion import effective_power
-from normscope._watch.pairing import pair
+from normscope._watch.pairing import listed, pair
 from normscope._watch.stepping import has_spectral_norm
 from normscope._watch.store import plain
 from normscope.core.errors import InputError
@@ -46,6 +47,20 @@ class Table:
     @property
     def names(self) -> list[str]:
         return [plain(layer.name) for layer in self.layers]
+
+    def as_recorded(self, names: Sequence[str], run: Path) -> Table:
+        """The table of a run that goes on: with the layers that it has on record, in their order, and no others."""
+        if not names or list(names) == self.names:
+            return self
+        held = set(names)
+        layers = tuple(layer for layer in self.layers if plain(layer.name) in held)
+        left = [name for name in self.names if name not in held]
+        if [plain(layer.name) for layer in layers] != list(names):
+            gone = [name for name in names if name not in set(self.names)]
+            why = f"it has {listed(gone)}, this recording has not" if gone else "their order is another"
+            raise InputError(f"{run} has other layers than this recording ({why}): choose another run=, or pass overwrite=True")
+        note = f"the run was begun without rows for {listed(left)}, and goes on without them; a new run= has them"
+        return replace(self, layers=layers, notes=(*self.notes, note))
 
 
 def outline(parameters: Mapping[str, torch.Tensor]) -> list[list[Any]]:

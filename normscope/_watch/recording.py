@@ -34,7 +34,7 @@ from normscope._watch.sampler import Sampler
 from normscope._watch.sinks import Sink, Sinks
 from normscope._watch.store import Writer
 from normscope.core.errors import InputError
-from normscope.core.wrapping import unwrapped
+from normscope.core.wrapping import stepping, unwrapped
 from normscope.findings.finding import Finding
 from normscope.symmetry.report import SymmetryReport, check_report
 
@@ -69,7 +69,8 @@ class Watch:
         named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
         self._foreign = sorted(named.keys() - self.parameters.keys())
-        self.optimizer, self.run, self.budget, self.options = optimizer, run, budget, options
+        self.optimizer = optimizer = stepping(optimizer)
+        self.run, self.budget, self.options = run, budget, options
         if options.symmetries is not None:
             check_report(options.symmetries, self.model)
         self.steps = self.sampled_steps = self.step_number = 0
@@ -338,9 +339,7 @@ class Watch:
         self._event("probe", step=self.step_number, **self._probed)
 
     def _prepare(self, writer: Writer) -> None:
-        table = self.sampler.layers(self.options.symmetries, self.options.layers)
-        if self._recorded_layers and self._recorded_layers != table.names:
-            raise InputError(f"{self.run} has other layers than this model: choose another run=")
+        table = self.sampler.layers(self.options.symmetries, self.options.layers).as_recorded(self._recorded_layers, self.run)
         note = self.sampler.settle(table)
         every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
         tell = partial(self._event, process=self.processes.rank)

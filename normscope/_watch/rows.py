@@ -39,6 +39,8 @@ def assemble(
     if "spectral" in fetched:
         places = list(view.spectral)
         row["spectral_norm"][places], row["spectral_residual"][places] = fetched["spectral"].T
+    if "row_norms" in fetched:
+        row["rms_to_max_norm"][list(view.spectral)] = fetched["row_norms"]
     if "updates" in fetched:
         row["update_norm"][rows], row["update_dot_weight"][rows] = fetched["updates"]
     if "hashes" in fetched:
@@ -74,10 +76,15 @@ def _add_effective_rates(row: dict[str, Any], layers: Sequence[Layer], rows: np.
     if "rates" not in fetched:
         return
     row["learning_rate"] = float(fetched["learning_rate"][0])
-    for place, rate in zip(rows, fetched["rates"], strict=True):
+    for place, rate, angle in zip(rows, *fetched["rates"], strict=True):
         layer = layers[place]
+        if layer.scale_free:
+            row["equilibrium_angle"][place] = angle
         if layer.scale_free and layer.effective_power is not None:
             row["effective_lr"][place] = effective_learning_rate(rate, row["frobenius_norm"][place], layer.effective_power)
+    known = row["effective_lr"][np.isfinite(row["effective_lr"]) & (row["effective_lr"] > 0)]
+    if len(known) > 1:
+        row["effective_lr_spread"] = float(known.max() / known.min())
 
 
 def products(row: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, float]:

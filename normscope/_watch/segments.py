@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from normscope._watch.directory import opened, read_at
-from normscope._watch.layout import Place
+from normscope._watch.layout import DTYPES, Place
 from normscope._watch.messages import Stream
 from normscope.core.errors import InputError
 
@@ -143,6 +143,22 @@ def chosen(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
     if missing:
         raise InputError(f"a run has no column {', '.join(missing)}: choose from {', '.join(schema.names)}")
     return ["step", *(name for name in dict.fromkeys(columns) if name != "step")]
+
+
+def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """With the columns of a schema; those that it lacks hold NaN."""
+    columns = []
+    for field in schema:
+        if field.name in table.column_names:
+            columns.append(table[field.name])
+            continue
+        listed = pa.types.is_fixed_size_list(field.type)
+        numbers = field.type.value_type if listed else field.type
+        if not pa.types.is_floating(numbers):
+            raise InputError(f"a segment has no column {field.name}, and {numbers} has no NaN to stand for it")
+        shape = (len(table), field.type.list_size) if listed else (len(table),)
+        columns.append(_array(np.full(shape, np.nan, DTYPES[numbers]), field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _listed(schema: pa.Schema | None, name: str) -> bool:

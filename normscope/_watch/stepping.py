@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from normscope._watch.layers import Layer
-from normscope._watch.motion import group_rate
+from normscope._watch.motion import equilibrium_factor, group_rate
 from normscope._watch.transfer import Transfer
 from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import PowerIteration, dots, local, norms
@@ -67,6 +69,7 @@ class StepView:
         found = [iteration.step(local(by_row[row])) for row, iteration in self.spectral.items()]
         if found:
             transfer.add("spectral", torch.stack(found))  # (rows, 2)
+            transfer.add("row_norms", torch.stack([_rms_to_max(local(by_row[row])) for row in self.spectral]))
 
     def _ranges(self, transfer: Transfer) -> None:
         for key, tensor in self.affine.items():
@@ -88,12 +91,16 @@ class StepView:
                 self._scales[row] = held.clone(), held.clone()
 
     def _rates(self, transfer: Transfer) -> None:
-        by_parameter = {id(p): group_rate(group) for group in self.optimizer.param_groups for p in group["params"]}
-        rates = [by_parameter.get(id(tensor), torch.nan) for tensor in self.tensors]
-        first = self.optimizer.param_groups[0]["lr"]
-        if rates:
-            transfer.add("rates", torch.stack([torch.as_tensor(rate, dtype=torch.float64).reshape(()) for rate in rates]))
-        transfer.add("learning_rate", torch.as_tensor(first, dtype=torch.float64).reshape(1))
+        """Of each weight its effective rate but for its norm, and the angle that it turns by in equilibrium."""
+        groups = self.optimizer.param_groups
+        by_group = [_numbers(group_rate(group), equilibrium_factor(self.optimizer, group), group["lr"]) for group in groups]
+        by_parameter = {id(p): place for place, group in enumerate(groups) for p in group["params"]}
+        places = [by_parameter.get(id(tensor), len(groups)) for tensor in self.tensors]
+        unknown = torch.full((2,), torch.nan, dtype=torch.float64)
+        device = by_group[0].device
+        table = torch.stack([*(numbers.to(device) for numbers in by_group), unknown.to(device)])
+        transfer.add("rates", table[torch.tensor(places, dtype=torch.long, device=device)].mT)  # (2, rows)
+        transfer.add("learning_rate", torch.as_tensor(groups[0]["lr"], dtype=torch.float64).reshape(1))
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> None:
         self._before = [_wide(tensor).clone() for tensor in tensors]
@@ -108,9 +115,23 @@ class StepView:
         transfer.add("updates", torch.stack([lengths, -dots(self._before, now).to(torch.float64) - lengths.square()]))  # (2, rows)
 
 
+def _rms_to_max(weight: torch.Tensor) -> torch.Tensor:
+    """max ‖Wx‖_∞ over x of root mean square 1: √n · max_i ‖W_i‖₂ of the rows of the weight as (out, n entries)."""
+    matrix = weight.flatten(1)
+    dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
+    return torch.linalg.vector_norm(matrix, dim=1, dtype=dtype).amax() * matrix.shape[1] ** 0.5
+
+
 def has_spectral_norm(layer: Layer) -> bool:
     """Weights that multiply; an embedding is a table, and γ is a diagonal."""
     return layer.role == "weight" and layer.kind not in ("Embedding", "EmbeddingBag")
+
+
+def _numbers(rate: Any, factor: float, lr: Any) -> torch.Tensor:
+    """(rate, factor · √lr); a learning rate on a device stays there."""
+    if isinstance(lr, torch.Tensor):
+        return torch.stack([torch.as_tensor(rate, device=lr.device).reshape(()), factor * lr.reshape(()).sqrt()]).to(torch.float64)
+    return torch.tensor([float(rate), factor * math.sqrt(max(float(lr), 0.0))], dtype=torch.float64)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 
@@ -14,3 +15,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that makes the step: accelerate's wrapper is an Optimizer, too, but has no hooks of its own."""
+    while isinstance(wrapped := vars(optimizer).get("optimizer"), torch.optim.Optimizer):
+        optimizer = wrapped
+    return optimizer

@@ -8,6 +8,7 @@ and the angle per step settles at a value that depends on the settings alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,11 @@ class UpdateRule:
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, group: int = 0) -> UpdateRule:
         """The rule of torch's SGD, Adam or AdamW for one of its parameter groups."""
-        settings = optimizer.param_groups[group]
+        return cls.with_settings(optimizer, optimizer.param_groups[group])
+
+    @classmethod
+    def with_settings(cls, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> UpdateRule:
+        """The rule of such an optimizer for a parameter group with these settings."""
         common = {"lr": float(settings["lr"]), "weight_decay": float(settings["weight_decay"])}
         if isinstance(optimizer, torch.optim.SGD):
             if settings["dampening"]:

@@ -90,8 +90,17 @@ class Reference:
             if layer["parameter"]:
                 values |= self.motion(self.before[layer["parameter"]], after[layer["parameter"]], gradients[layer["parameter"]])
             if layer["role"] == "weight" and layer["kind"] != "Embedding":
-                values["spectral_norm"] = torch.linalg.matrix_norm(self.before[layer["parameter"]].flatten(1), 2)
+                matrix = self.before[layer["parameter"]].flatten(1)
+                values["spectral_norm"] = torch.linalg.matrix_norm(matrix, 2)
+                inputs = (
+                    matrix * (matrix.shape[1] / matrix.square().sum(1)).sqrt()[:, None]
+                )  # of root mean square 1, one per output
+                values["rms_to_max_norm"] = (matrix * inputs).sum(1).max()
             if layer["scale_free"]:
+                group = self.loop.optimizer.param_groups[0]
+                alpha, beta = group.get("momentum", 0.0), group.get("betas", (0.0,))[0]
+                turning = 2 * group["lr"] * group["weight_decay"] * (1 - beta) / (1 + beta) / (1 + alpha)
+                values["equilibrium_angle"] = math.sqrt(turning)
                 norm = torch.linalg.vector_norm(self.before[layer["parameter"]])
                 values["effective_lr"] = learning_rate / (norm if layer["effective_power"] == 1 else norm**2)
             if layer["role"] in ("normalizer", "activation"):  # of blocks and attention: test_blocks.py
@@ -185,6 +194,9 @@ def test_every_column_agrees_with_float64(options: dict[str, Any], tmp_path: Pat
         np.testing.assert_allclose(run.matrix(name)[-1][chosen], values[chosen], **wide, err_msg=name)
     row = run.table().slice(STEP - 1, 1).to_pylist()[0]
     assert row["step"] == STEP and row["loss"] == pytest.approx(loss.item()) and row["accuracy"] == 0.25
+    rates = expected["effective_lr"][np.isfinite(expected["effective_lr"])]
+    spread = rates.max() / rates.min() if len(rates) > 1 else math.nan
+    assert row["effective_lr_spread"] == pytest.approx(spread, rel=1e-4, nan_ok=True)
     for product, metric in PRODUCTS.items():
         chosen = [i for i, layer in enumerate(run.layers) if layer["in_product"] or metric != "spectral_norm"]
         assert row[product] == pytest.approx(np.nansum(np.log10(run.matrix(metric)[-1][chosen])), abs=1e-4)

@@ -9,12 +9,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import normscope as ns
 from normscope._watch import messages
 from normscope._watch.checksums import SIZE
+from normscope._watch.columns import matrix
 from normscope._watch.layout import PREFIX, batch_layout, metadata_size
 from normscope._watch.reading import followed
 from normscope._watch.segments import ColumnCache
@@ -155,15 +157,27 @@ def test_one_line_that_is_no_event_does_not_fail_a_report(tmp_path: Path) -> Non
     assert re.search(r"4 lines of events.jsonl", run_report([Snapshot.of(run, COLUMNS)]))
 
 
-def test_segments_of_other_columns_are_an_error_of_ours(tmp_path: Path) -> None:
+def test_what_a_segment_lacks_is_nan(tmp_path: Path) -> None:
     path = laid(tmp_path, files(2))
     fewer = pa.schema([("step", pa.int64()), ("loss", pa.float64())])
     (path / "metrics-0002.arrows").write_bytes(
         bytes(fewer.serialize()) + bytes(pa.record_batch([[5], [1.0]], schema=fewer).serialize())
     )
     assert ns.load_run(path).table(["loss"])["step"].to_pylist() == [0, 1, 5]
-    with pytest.raises(ns.InputError, match="different columns"):
-        ns.load_run(path).table()
+    table = ns.load_run(path).table()
+    assert table["step"].to_pylist() == [0, 1, 5] and table["loss"].null_count == 0
+    lists = [name for name in table.column_names if pa.types.is_fixed_size_list(table[name].type)]
+    assert lists and all(np.isnan(matrix(table[name])[-1]).all() for name in lists)
+
+
+def test_columns_of_two_types_are_an_error_of_ours(tmp_path: Path) -> None:
+    path = laid(tmp_path, files(2))
+    other = pa.schema([("step", pa.int64()), ("loss", pa.int64())])
+    (path / "metrics-0002.arrows").write_bytes(
+        bytes(other.serialize()) + bytes(pa.record_batch([[5], [1]], schema=other).serialize())
+    )
+    with pytest.raises(ns.InputError, match="different columns: loss is int64 and double"):
+        ns.load_run(path).table(["loss"])
 
 
 def test_names_of_directories_that_look_like_processes(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ LOOPS: dict[str, dict[str, Any]] = {
     "transformer checkpointed": {"make": lambda: Transformer(checkpointed=False), "optimizer_of": adamw},
     "transformer checkpointed, reentrant": {"make": lambda: Transformer(checkpointed=True), "optimizer_of": adamw},
     "mlp compiled": {"make": mlp, "compile": True},
+    "transformer compiled": {"make": Transformer, "compile": True},
+    "transformer scaled, clipped, accumulated": {"make": Transformer, "scaler": True, "clip": 0.1, "accumulate": 2},
 }
 
 
@@ -54,8 +56,11 @@ def test_training_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> N
         pass
     assert same(state(watched), expected)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == other
-    table = ns.load_run(tmp_path / "run").table()
-    assert len(table) == 1 + STEPS // 3 and not ns.load_run(tmp_path / "run").events("error")
+    run = ns.load_run(tmp_path / "run")
+    assert len(run.table()) == 1 + STEPS // 3 and not run.events("error")
+    if options["make"] is Transformer and not watched.compile:  # with all that is measured of blocks and attention
+        for name in ("stream_rms", "write_ratio", "backward_gain", "attention_logit", "gamma_moved", "update_rms"):
+            assert np.isfinite(run.matrix(name)[-1]).any(), name
 
 
 def test_budgeted_training_is_bit_identical(tmp_path: Path) -> None:
@@ -124,17 +129,24 @@ def test_compiled_code_is_compiled_at_most_once_more(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_evaluation_between_steps_is_not_recorded(tmp_path: Path) -> None:
-    plain, disturbed = (Loop(mlp) for _ in range(2))
+@pytest.mark.parametrize("make", [mlp, Transformer])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_evaluation_between_steps_is_not_recorded(mode: Any, make: Any, tmp_path: Path) -> None:
+    alone, plain, disturbed = (Loop(make) for _ in range(3))
     for loop, evaluates in ((plain, False), (disturbed, True)):
+        torch.manual_seed(0)
         for _ in loop.watched(tmp_path / str(evaluates), 5):
             if evaluates:
                 loop.model.eval()
-                with torch.no_grad():
+                with mode():
                     loop.model(100 * torch.ones(2, 3, 4, 4))
                 loop.model.train()
+    torch.manual_seed(0)
+    for _ in range(5):
+        alone.step()
+    assert same(state(disturbed), state(alone)) and same(state(plain), state(alone))
     left, right = (ns.load_run(tmp_path / str(e)).table() for e in (False, True))
-    for name in ("input_variance", "gain_tight", "dead_fraction"):
+    for name in ("input_variance", "gain_tight", "dead_fraction", "stream_rms", "attention_logit", "backward_gain"):
         assert np.array_equal(matrix(left[name]), matrix(right[name]), equal_nan=True)
 
 

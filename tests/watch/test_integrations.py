@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
-from tests.watch.loops import mlp
+from tests.watch.loops import Transformer, mlp
 
 DATA = TensorDataset(torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 5)
 
@@ -83,3 +84,35 @@ def test_transformers(tmp_path: Path) -> None:
     weights = [i for i, layer in enumerate(run.layers) if layer["in_product"]]
     assert len(weights) == 15 and np.isfinite(run.matrix("gradient_norm")[:, weights]).all()
     assert np.isfinite(run.table()["loss"].to_numpy()).any()
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    """The optimizer that `prepare` returns is a wrapper without hooks: what it wraps is watched."""
+    accelerate = pytest.importorskip("accelerate")
+
+    def trained(path: Path | None) -> nn.Module:
+        torch.manual_seed(0)
+        model = Transformer()
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        batches = DataLoader(DATA, batch_size=4)
+        model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), batches)
+        with ns.watch(model, optimizer, path, every=1, quiet=True) if path else nullcontext() as watch:
+            for x, y in batches:
+                with accelerator.accumulate(model):
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if watch is not None and accelerator.sync_gradients:
+                    watch.step(loss=loss)
+        return model
+
+    plain, watched = trained(None), trained(tmp_path / "run")
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+    run = ns.load_run(tmp_path / "run")
+    assert run.table()["step"].to_pylist() == [1, 2, 3, 4] and not run.events("error")
+    assert np.isfinite(run.table()["loss"].to_numpy()).all()
+    for name in ("gradient_norm", "update_norm", "write_ratio", "backward_gain", "attention_logit"):
+        assert np.isfinite(run.matrix(name)[-1]).any(), name

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from normscope._watch.recording import Watch
 from normscope._watch.watch import watch
 
@@ -28,7 +26,7 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         options = {"start_step": state.global_step, **self.options}
-        self.watch = watch(kwargs["model"], inner(kwargs["optimizer"]), run=self.run, **options)
+        self.watch = watch(kwargs["model"], kwargs["optimizer"], run=self.run, **options)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
@@ -39,9 +37,3 @@ class WatchCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.watch is not None:
             self.watch.close()
-
-
-def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that makes the step: accelerate's wrapper is an Optimizer too, but has no hooks of its own."""
-    wrapped = getattr(optimizer, "optimizer", None)
-    return inner(wrapped) if isinstance(wrapped, torch.optim.Optimizer) else optimizer
