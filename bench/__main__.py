@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 NAMES = (
-    "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_speed",
+    "chain_tightness", "depth", "memory", "local_cost", "local_tightness", "doctor_mistakes", "doctor_healthy", "doctor_speed",
     "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard",
     "dashboard_scale", "generalization_scale", "bound_ranking", "certificate_gap", "checkpoint_scale", "failures", "startup",
 )  # fmt: skip

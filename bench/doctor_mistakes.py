@@ -1,15 +1,18 @@
-"""Forty mistakes planted in `transformers` models: which of them the doctor and torch-audit catch.
+"""Mistakes planted in `transformers` models: which of them the doctor and torch-audit catch.
 
 A mistake is caught if the tool says something about the model with it that it does not say about the model without it; of the
 doctor the rule that is meant for the mistake is demanded. torch-audit gets its static and initial phases and a training step.
+
+    python -m bench doctor_mistakes [--part i/n]
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import io
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,216 +22,49 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import normscope as ns
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "embedding_size": 8}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "ResNet": {**STAGES, "layer_type": "basic"},
-    "RegNet": {**STAGES, "groups_width": 8, "layer_type": "x"},
-    "MobileNetV2": {"depth_multiplier": 0.35, "image_size": 32},
-    "ConvNext": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32]},
-    "ViT": {**SMALL, "image_size": 16, "patch_size": 4},
-    "Bert": dict(SMALL),
-    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "use_cache": False, "vocab_size": 50},
-    "Llama": {**SMALL, "num_key_value_heads": 2, "vocab_size": 50, "use_cache": False},
-    "T5Encoder": {"d_model": 16, "num_layers": 2, "num_heads": 4, "d_ff": 32, "d_kv": 4, "vocab_size": 50},
-}
-IMAGES = {"ResNet": 64, "RegNet": 64, "MobileNetV2": 32, "ConvNext": 64, "ViT": 16}
-
-
-@dataclass
-class Patient:
-    """A model with what is passed along: an optimizer, data."""
-
-    model: nn.Module
-    example: Any
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def output(self) -> str:
-        return "logits" if hasattr(self.model, "classifier") else "last_hidden_state"
-
-
-def healthy(kind: str, head: bool = False, **changes: Any) -> Patient:
-    """A model as its configuration makes it, with random weights, in train mode."""
-    import transformers
-
-    config = getattr(transformers, "T5Config" if kind == "T5Encoder" else f"{kind}Config")(**{**CONFIGS[kind], **changes})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{kind}ForImageClassification" if head else f"{kind}Model")(config)
-    generator = torch.Generator().manual_seed(0)
-    if kind in IMAGES:
-        size = IMAGES[kind]
-        return Patient(model.train(), torch.randn(8, 3, size, size, generator=generator))
-    return Patient(model.train(), {"inputs_embeds": torch.randn(8, 5, config.hidden_size, generator=generator)})
-
-
-# planting ------------------------------------------------------------------------------------------------------------------
-
-
-def norms(patient: Patient, kind: Any = BatchNorm) -> list[tuple[str, Any]]:
-    return [(name, module) for name, module in patient.model.named_modules() if isinstance(module, kind)]
-
-
-def replace(patient: Patient, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(patient.model.get_submodule(parent), name, module.train())
-
-
-def biased(patient: Patient, place: int = 1) -> None:
-    """A bias in the convolution before a normalizer."""
-    _, norm = norms(patient)[place]
-    path, old = [(n, m) for n, m in patient.model.named_modules() if isinstance(m, nn.Conv2d)][place]
-    assert old.out_channels == norm.num_features
-    new = copy.deepcopy(old)
-    new.bias = nn.Parameter(0.1 * torch.ones(old.out_channels))
-    replace(patient, path, new)
-
-
-def doubled(patient: Patient, suffix: str) -> None:
-    path, old = next((n, m) for n, m in patient.model.named_modules() if n.endswith(suffix))
-    replace(patient, path, nn.Sequential(old, copy.deepcopy(old)))
-
-
-def swapped(place: int, make: Callable[[int], nn.Module]) -> Callable[[Patient], None]:
-    """Another module in the place of a batch normalizer."""
-
-    def plant(patient: Patient) -> None:
-        path, norm = norms(patient)[place]
-        replace(patient, path, make(norm.num_features))
-
-    return plant
-
-
-def single_elements(patient: Patient) -> None:
-    """One channel per group, on a picture so small that the last maps are 1×1."""
-    swapped(-1, lambda channels: nn.GroupNorm(channels, channels))(patient)
-    patient.example = patient.example[:, :, :32, :32]
-
-
-def mixed(patient: Patient) -> None:
-    """GroupNorm in a shortcut, BN in the branch that it meets."""
-    path, norm = next((path, norm) for path, norm in norms(patient) if "shortcut" in path)
-    replace(patient, path, nn.GroupNorm(2, norm.num_features))
-
-
-def shared(patient: Patient) -> None:
-    """One batch normalizer in two places of the same width."""
-    listed = norms(patient)
-    first, second = next((a, b) for i, a in enumerate(listed) for b in listed[i + 1 :] if a[1].num_features == b[1].num_features)
-    replace(patient, second[0], first[1])
-
-
-def removed(*suffixes: str) -> Callable[[Patient], None]:
-    def plant(patient: Patient) -> None:
-        for path, _ in list(patient.model.named_modules()):
-            if path.endswith(suffixes):
-                replace(patient, path, nn.Identity())
-
-    return plant
-
-
-def normalized_classifier(make: Callable[[int], nn.Module]) -> Callable[[Patient], None]:
-    def plant(patient: Patient) -> None:
-        path, old = [(n, m) for n, m in patient.model.named_modules() if isinstance(m, nn.Linear) and n.startswith("classifier")][
-            -1
-        ]
-        replace(patient, path, nn.Sequential(old, make(old.out_features)))
-
-    return plant
-
-
-def parametrized(by: Callable[[nn.Module], nn.Module]) -> Callable[[Patient], None]:
-    return lambda patient: by([m for m in patient.model.modules() if isinstance(m, nn.Conv2d)][1]) and None
-
-
-def on_norms(change: Callable[[Any], None], kind: Any = BatchNorm, place: int | None = 1) -> Callable[[Patient], None]:
-    """A change of the state of one normalizer, or of all."""
-
-    def plant(patient: Patient) -> None:
-        chosen = norms(patient, kind) if place is None else [norms(patient, kind)[place]]
-        with torch.no_grad():
-            for _, module in chosen:
-                change(module)
-
-    return plant
-
-
-def trained_without_statistics(module: Any) -> None:
-    module.weight.copy_(torch.linspace(0.5, 1.5, len(module.weight)))
-
-
-def half_off(module: Any) -> None:
-    module.weight[: len(module.weight) // 2 - 1] = 0
-
-
-def one_dead(module: Any) -> None:
-    module.running_var[0] = 1e-12
-    module.eps = 1e-12
-
-
-def frozen(module: Any) -> None:
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
-
-
-def token_statistics(patient: Patient) -> None:
-    layer = patient.model.layers[0].mlp
-    layer.gate_proj = nn.Sequential(layer.gate_proj, nn.BatchNorm1d(5))
-
-
-def sharp(names: tuple[str, ...], factor: float) -> Callable[[Patient], None]:
-    def plant(patient: Patient) -> None:
-        with torch.no_grad():
-            for name, parameter in patient.model.named_parameters():
-                if any(part in name for part in names) and name.endswith("weight"):
-                    parameter.mul_(factor)
-
-    return plant
-
-
-def optimized(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[Patient], None]:
-    return lambda patient: patient.settings.update(optimizer=make(patient.model))
-
-
-def apart(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices only."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    return [
-        {"params": matrices, "weight_decay": decay},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-
-
-def without_scales(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(apart(model, 1e-4)[:1], lr=0.1)
-
-
-def tiny_batches(patient: Patient) -> None:
-    patient.settings["data"] = [patient.example[:2]] * 3
-
-
-def unscaled_pictures(patient: Patient) -> None:
-    patient.settings["data"] = [(patient.example + 2).clamp(0, 4) * 60]
-
-
-def parallel(patient: Patient) -> None:
-    patient.model = nn.DataParallel(patient.model)
-
-
-def half(dtype: torch.dtype) -> Callable[[Patient], None]:
-    def plant(patient: Patient) -> None:
-        patient.model.to(dtype)
-        patient.example = patient.example.to(dtype)
-
-    return plant
-
-
-def all_frozen(patient: Patient) -> None:
-    for _, module in norms(patient):
-        module.eval()
+from bench.doctor_plants import (
+    Patient,
+    Turned,
+    all_frozen,
+    along_tokens,
+    apart,
+    before,
+    behind,
+    biased,
+    both,
+    doubled,
+    frozen,
+    half,
+    half_off,
+    healthy,
+    loaded_weight,
+    mixed,
+    normalized_classifier,
+    on_first,
+    on_norms,
+    on_parts,
+    one_dead,
+    optimized,
+    parallel,
+    parametrized,
+    removed,
+    replace,
+    scaled,
+    share_off,
+    shared,
+    sharp,
+    single_elements,
+    swapped,
+    tied,
+    tiny_batches,
+    token_statistics,
+    trained,
+    trained_without_statistics,
+    unscaled_pictures,
+    with_data,
+    with_settings,
+    without_scales,
+)
 
 
 @dataclass(frozen=True)
@@ -249,9 +85,12 @@ class Mistake:
         well = healthy(self.kind, **settings)
         if "optimizer" in sick.settings:
             well.settings["optimizer"] = torch.optim.SGD(apart(well.model, 1e-4), lr=0.1)
+        if "data" in sick.settings:
+            well.settings["data"] = [well.example]
         return well, sick
 
 
+PART = re.compile(r"\d+/\d+")
 HEAD = {"head": True, "num_labels": 5}
 MISTAKES = (
     Mistake("bias before BN", "ResNet", "NS101", biased),
@@ -299,6 +138,74 @@ MISTAKES = (
     Mistake("all BN in eval mode while training", "ResNet", "NS308", all_frozen),
     Mistake("query and key weights grown", "GPT2", "NS404", sharp(("c_attn",), 60.0)),
     Mistake("query and key weights grown", "Llama", "NS404", sharp(("q_proj", "k_proj"), 60.0)),
+    Mistake("bias before instance norm", "ResNet", "NS101", both(biased, swapped(1, nn.InstanceNorm2d))),
+    Mistake("two RMSNorms in a row", "Llama", "NS102", lambda p: doubled(p, "input_layernorm")),
+    Mistake("two LayerNorms in a row", "Bert", "NS102", lambda p: doubled(p, "output.LayerNorm")),
+    Mistake("instance norm at 1×1", "ResNet", "NS103",
+            both(swapped(-1, nn.InstanceNorm2d), lambda p: setattr(p, "example", p.example[:, :, :32, :32]))),
+    Mistake("one BN in two places", "RegNet", "NS104", shared),
+    Mistake("LayerNorm on the logits", "ConvNext", "NS105", normalized_classifier(nn.LayerNorm), HEAD),
+    Mistake("6 post-norm layers without warm-up", "Bert", "NS106",
+            optimized(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)), {"num_hidden_layers": 6}),
+    Mistake("all BN removed", "ResNet", "NS108", removed("normalization")),
+    Mistake("all BN removed", "RegNet", "NS108", removed("normalization")),
+    Mistake("weight norm under BN", "MobileNetV2", "NS109", parametrized(parametrizations.weight_norm)),
+    Mistake("as many groups as channels", "RegNet", "NS110", swapped(1, lambda c: nn.GroupNorm(c, c))),
+    Mistake("LayerNorm along the sequence", "ViT", "NS111", along_tokens("layernorm_before", 17)),
+    Mistake("LayerNorm along the sequence", "Llama", "NS111", behind("up_proj", lambda: Turned(nn.LayerNorm(5)))),
+    Mistake("LayerNorm along the width", "RegNet", "NS111", swapped(0, lambda c: nn.LayerNorm(32))),
+    Mistake("BN and GroupNorm meet in a sum", "RegNet", "NS112", mixed),
+    Mistake("one LayerNorm in all blocks", "ViT", "NS113", tied("layernorm_before")),
+    Mistake("one LayerNorm in all blocks", "GPT2", "NS113", tied("ln_1")),
+    Mistake("one RMSNorm in all blocks", "Llama", "NS113", tied("input_layernorm")),
+    Mistake("no final LayerNorm", "ViT", "NS114", lambda p: replace(p, "layernorm", nn.Identity())),
+    Mistake("no final LayerNorm", "GPT2", "NS114", lambda p: replace(p, "ln_f", nn.Identity())),
+    Mistake("no final RMSNorm", "Llama", "NS114", lambda p: replace(p, "norm", nn.Identity())),
+    Mistake("dropout before BN", "ResNet", "NS115", before(2, lambda: nn.Dropout(0.3))),
+    Mistake("dropout before BN", "RegNet", "NS115", before(2, lambda: nn.Dropout2d(0.2))),
+    Mistake("dropout before BN", "MobileNetV2", "NS115", before(1, lambda: nn.Dropout(0.5))),
+    Mistake("LayerNorm before softmax", "ViT", "NS116",
+            normalized_classifier(lambda c: nn.Sequential(nn.LayerNorm(c), nn.Softmax(-1))), HEAD),
+    Mistake("running mean infinite", "ResNet", "NS201", on_norms(lambda m: m.running_mean.fill_(float("inf")))),
+    Mistake("55 % of γ zero", "ResNet", "NS202", on_norms(share_off(0.55), place=-1)),
+    Mistake("all of γ zero", "RegNet", "NS202", on_norms(share_off(1.0))),
+    Mistake("all of γ zero", "Llama", "NS202", on_first("input_layernorm", share_off(1.0))),
+    Mistake("ε of 10", "RegNet", "NS203", on_norms(lambda m: setattr(m, "eps", 10.0))),
+    Mistake("a channel without variance", "ResNet", "NS204", on_norms(one_dead)),
+    Mistake("pictures in 0…255 after training on unit scale", "RegNet", "NS205", unscaled_pictures),
+    Mistake("one BN in eval mode, γ and β trainable", "RegNet", "NS206", on_norms(lambda m: m.eval())),
+    Mistake("momentum of another framework", "RegNet", "NS207", on_norms(lambda m: setattr(m, "momentum", 0.99))),
+    Mistake("statistics of five batches", "ResNet", "NS207", on_norms(lambda m: m.num_batches_tracked.fill_(5))),
+    Mistake("no running statistics", "ResNet", "NS208", swapped(1, lambda c: nn.BatchNorm2d(c, track_running_stats=False))),
+    Mistake("a weight NaN", "Llama", "NS209", on_first("q_proj", lambda m: m.weight[:1, :1].fill_(float("nan")))),
+    Mistake("a weight infinite", "ViT", "NS209", on_first("q_proj", lambda m: m.weight[:1, :1].fill_(float("inf")))),
+    Mistake("γ not moved by training in bfloat16", "Llama", "NS210", trained(torch.bfloat16, 1e-4)),
+    Mistake("γ not moved by training in bfloat16", "GPT2", "NS210", trained(torch.bfloat16, 1e-4)),
+    Mistake("ε of 10 on data", "ViT", "NS211", both(on_parts("layernorm_before", lambda m: setattr(m, "eps", 10.0)), with_data)),
+    Mistake("ε of 10 on data", "Llama", "NS211", both(
+        on_parts("layernorm", lambda m: setattr(m, "variance_epsilon", 10.0)), with_data)),
+    Mistake("spectral norm without its u and v", "Llama", "NS212", both(
+        on_first("q_proj", parametrizations.spectral_norm), on_first("q_proj", loaded_weight))),
+    Mistake("old spectral norm, never run", "ViT", "NS212", on_first("q_proj", nn.utils.spectral_norm)),
+    Mistake("β far below zero before ReLU", "ResNet", "NS213", on_norms(lambda m: m.bias.fill_(-6.0), place=0)),
+    Mistake("β far below zero before ReLU", "RegNet", "NS213", on_norms(lambda m: m.bias[:3].fill_(-6.0), place=0)),
+    Mistake("weight decay on everything", "GPT2", "NS301", optimized(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))),
+    Mistake("weight decay on everything", "ResNet", "NS301",
+            optimized(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=1e-4))),
+    Mistake("micro-batches of two", "RegNet", "NS302", with_settings(micro_batch=2)),
+    Mistake("no weight decay at all", "RegNet", "NS303", optimized(lambda m: torch.optim.SGD(m.parameters(), lr=0.1))),
+    Mistake("lr · weight decay of 0.1", "RegNet", "NS304", optimized(lambda m: torch.optim.SGD(apart(m, 0.1), lr=1.0))),
+    Mistake("γ and β forgotten by the optimizer", "GPT2", "NS305", optimized(without_scales)),
+    Mistake("BN under DataParallel", "RegNet", "NS306", parallel),
+    Mistake("BN in float16", "RegNet", "NS307", half(torch.float16)),
+    Mistake("all BN in eval mode while training", "RegNet", "NS308", all_frozen),
+    Mistake("BN and gradient accumulation", "ResNet", "NS311", with_settings(accumulation=8)),
+    Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Llama", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),
+    Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Bert", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),
+    Mistake("one layer a million times too large", "ViT", "NS401", on_first("dense", scaled(1e6))),
+    Mistake("variances near zero in a row", "ResNet", "NS402", on_norms(lambda m: m.running_var.fill_(1e-4), place=None)),
+    Mistake("query and key weights grown", "Bert", "NS404", sharp(("query", "key"), 60.0)),
+    Mistake("query and key weights grown", "ViT", "NS404", sharp(("q_proj", "k_proj"), 60.0)),
 )  # fmt: skip
 
 
@@ -343,14 +250,17 @@ def found(mistake: Mistake) -> bool:
 
 def main() -> None:
     peer = importlib.util.find_spec("torch_audit") is not None
+    part, parts = next((map(int, word.split("/")) for word in sys.argv if PART.fullmatch(word)), (1, 1))
+    chosen = MISTAKES[part - 1 :: parts]
     print(f"{'mistake':<48} {'model':<12} {'doctor':<8} {'torch-audit' if peer else ''}")
     ours = theirs = 0
-    for mistake in MISTAKES:
+    for mistake in chosen:
         own = found(mistake)
         other = sorted(caught(peer_says, mistake)) if peer else []
         ours, theirs = ours + own, theirs + bool(other)
-        print(f"{mistake.what:<48} {mistake.kind:<12} {mistake.rule if own else '-':<8} {', '.join(other) or '-' if peer else ''}")
-    print(f"{len(MISTAKES)} mistakes: doctor {ours}" + (f", torch-audit {theirs}" if peer else " (torch-audit is not installed)"))
+        row = f"{mistake.what:<48} {mistake.kind:<12} {mistake.rule if own else '-':<8} {', '.join(other) or '-' if peer else ''}"
+        print(row.rstrip(), flush=True)
+    print(f"{len(chosen)} mistakes: doctor {ours}" + (f", torch-audit {theirs}" if peer else " (torch-audit is not installed)"))
 
 
 if __name__ == "__main__":

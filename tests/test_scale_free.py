@@ -219,7 +219,7 @@ def test_the_doctor_searches_once_and_not_beyond_its_limit(monkeypatch: pytest.M
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = ns.doctor(model, example, optimizer=optimizer)
     assert "NS303" in [finding.rule for finding in found] and "NS304" in found.checked and len(calls) == 1
-    assert ns.doctor(model, example).not_checked["NS303"] == "pass optimizer=" and len(calls) == 1
+    assert ns.doctor(model, example).not_checked["NS303"].startswith("pass optimizer=") and len(calls) == 1
     monkeypatch.setattr(subject, "MOST_MODULES", 3)
     large = ns.doctor(model, example, optimizer=optimizer)
     assert large.not_checked["NS303"] == large.not_checked["NS304"] and "symmetries=ns.symmetries" in large.not_checked["NS303"]

@@ -11,21 +11,44 @@ INTRODUCTION = """\
 ```python
 findings = ns.doctor(model, example, optimizer=optimizer, data=(inputs, targets), run="runs/name")
 print(findings)  # grouped by severity; then which checks ran, and which could not and why
-repaired = findings.apply()  # a copy with every mechanical fix made; findings.repairs says what each changed in the output
+model = findings.apply()  # a copy with every mechanical fix made; findings.repairs says what each changed in the output
+optimizer = findings.optimizer_for(model)  # the same kind and settings, no weight decay where it harms
 ```
 
-`normscope doctor MODEL --input 3x32x32` does the same in a terminal; `--select`, `--ignore`, `--explain NS203`, `--baseline FILE`
-(known findings; `--write-baseline` makes it), `--json`, `--sarif`, `--format github`, and `--fail-on` for the exit code. A comment
-`# normscope: ignore NS101` beside the line that makes a module silences a rule there. The doctor never trains and changes neither
-the model nor random state. Which weights are scale-free it asks `ns.symmetries`, once; on a model of more than 100 million
-parameters or 2,000 modules only a report that you pass (`symmetries=ns.symmetries(model, example)`). This page is made from the
-rules by `python -m normscope._doctor`; a test fails when it is stale.
+In a terminal, for pictures or token ids:
 
-Models from `transformers` configurations (`tests/certify/test_zoo.py`) are clean but for these findings, each of which is right:
-MobileNetV2 and EfficientNet give BN a momentum of 0.997 and 0.99, which in torch is the weight of the *new* batch (NS207), and
-EfficientNet draws γ around zero with a deviation of 0.02 when it is made from a configuration (NS201, NS202). With an optimizer
-on all parameters, `AdamW` as it comes decays γ and β (NS301). What the doctor and torch-audit find of 44 planted mistakes:
-`python -m bench doctor_mistakes`, [benchmarks](benchmarks.md).
+    normscope doctor models.py:net --input 3x32x32
+    normscope doctor models.py:llm --input input_ids:16:int --optimizer adamw:lr=1e-3,weight_decay=0.1 --run runs/name
+
+`--micro-batch` (samples per device and forward pass) and `--accumulation` (micro-batches per step) describe the training.
+`--select`, `--ignore`, `--explain NS203`, `--baseline FILE` (known findings; `--write-baseline` makes it), `--json`, `--sarif`,
+`--format github` and `--fail-on` (for the exit code) shape the output. A comment `# normscope: ignore NS101` beside the line that makes a module
+silences a rule there. The doctor never trains and changes neither the model nor random state. Which weights are scale-free it asks
+`ns.symmetries`, once; on a model of more than 100 million parameters or 2,000 modules only a report that you pass
+(`symmetries=ns.symmetries(model, example)`). This page is made from the rules by `python -m normscope._doctor`; a test fails when
+it is stale.
+
+## Repairs
+
+| rule | `apply()` does | the output |
+|---|---|---|
+| NS101 | drops the bias and folds it into the running mean | stays |
+| NS109 | removes the parametrization and keeps the weight | stays |
+| NS201, NS205 | estimates running statistics anew on `data=` (`ns.recalibrate`, also after EMA, SWA, merging) | changes |
+| NS206 | freezes the batch normalizer for good: `model.train()` does not wake it | stays |
+| NS307, NS312 | keeps normalizers in float32 inside a half-precision model | changes by rounding |
+| NS302, NS311 | GroupNorm with γ and β of BatchNorm, only with `apply(select=["NS302"])` | changes: train it |
+| NS301, NS305 | `optimizer_for`: groups without decay, forgotten parameters added; retune the learning rate | stays |
+
+`findings.repairs` has the measured change of the output, relative to its size, for each.
+
+## How often it is right
+
+`python -m bench doctor_mistakes`: 106 mistakes planted in models from `transformers` configurations. `python -m bench
+doctor_healthy DIR`: networks in good health from `transformers` and `diffusers`, and trained ones. Results are in [benchmarks](benchmarks.md).
+What the doctor does say of models as they come is true of them: MobileNetV2 and EfficientNet give BN a momentum of 0.997 and 0.99,
+which in torch is the weight of the *new* batch (NS207), and EfficientNet draws γ around zero with a deviation of 0.02 when it is
+made from a configuration (NS201, NS202). With an optimizer on all parameters, `AdamW` as it comes decays β and biases (NS301).
 """
 
 

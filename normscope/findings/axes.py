@@ -11,6 +11,7 @@ from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import (
     Activation,
     Attention,
+    Joining,
     LinearMap,
     Normalizer,
     Permuting,
@@ -50,14 +51,22 @@ def _axes(node: Node, found: dict[Node, Axes]) -> Axes:
     if isinstance(read, (Reshaping, Permuting)):
         return _moved(node, found[first])
     if isinstance(read, Sum):
-        same = all(len(term.shape) == rank for term in read.terms)
-        return reduce(lambda a, b: a if a == b else UNKNOWN, (found[term] for term in read.terms)) if same else UNKNOWN
+        return _agreed(read.terms, rank, found)
+    if isinstance(read, Joining):
+        axes = _agreed(node.inputs, rank, found)
+        return axes if read.axis not in axes else UNKNOWN
     if isinstance(read, Attention):
         return found[read.value] if isinstance(read.value, Node) and len(read.value.shape) == rank else UNKNOWN
     if isinstance(read, SAME):
         return found[first] if first.shape == node.shape else UNKNOWN
     looked_up = first.dtype is not None and not first.dtype.is_floating_point and any(map(learned, node.constants))
     return frozenset({rank - 1}) if looked_up and rank > 1 else UNKNOWN
+
+
+def _agreed(nodes: tuple[Node, ...], rank: int, found: dict[Node, Axes]) -> Axes:
+    """What all of some nodes have, if they have as many axes."""
+    same = all(len(node.shape) == rank for node in nodes)
+    return reduce(lambda a, b: a if a == b else UNKNOWN, (found[node] for node in nodes)) if same else UNKNOWN
 
 
 def _moved(node: Node, axes: Axes) -> Axes:

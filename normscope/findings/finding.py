@@ -197,11 +197,11 @@ class Findings(Result, Sequence[Finding]):
                     parts.append(Text(f"  {rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", overflow="fold"))
                 parts.append(Text(f"      fix: {alike[0].fix}", "dim", overflow="fold"))
         if not self.found:
-            parts.append(Text(f"nothing found by {len(self.checked)} checks: {', '.join(self.checked)}"))
+            parts.append(Text(f"nothing found by {len(self.checked)} checks: {in_ranges(self.checked)}"))
         else:
             parts.append(Text(f"{len(self.found)} found by {len(self.checked)} checks"))
-        parts += [Text(f"on the run, {', '.join(rules)}: {basis}", "dim") for basis, rules in _alike(self.basis).items()]
-        parts += [Text(f"not checked: {', '.join(rules)}: {reason}", "dim") for reason, rules in _alike(self.not_checked).items()]
+        parts += [Text(f"on the run, {in_ranges(rules)}: {basis}", "dim") for basis, rules in _alike(self.basis).items()]
+        parts += [Text(f"not checked: {in_ranges(rules)}: {reason}", "dim") for reason, rules in _alike(self.not_checked).items()]
         return Group(*parts)
 
 
@@ -211,6 +211,17 @@ def _alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     for rule, reason in reasons.items():
         found.setdefault(reason, []).append(rule)
     return found
+
+
+def in_ranges(rules: Sequence[str]) -> str:
+    """Ids in order, three and more that follow each other as "NS501 to NS517"."""
+    runs: list[list[str]] = []
+    for rule in sorted(rules):
+        if runs and int(rule[2:]) == int(runs[-1][-1][2:]) + 1:
+            runs[-1].append(rule)
+        else:
+            runs.append([rule])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
 def _places(findings: Sequence[Finding]) -> str:

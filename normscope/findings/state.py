@@ -22,7 +22,7 @@ from normscope.rules.normalizers import leaving
 from normscope.rules.readings import Activation
 from normscope.rules.registry import registry
 
-DEAD = 1e-4  # |γ| against the median, below which a channel is switched off
+DEAD = 1e-4  # |γ| against the largest, below which a channel is switched off: trained γ are within a hundredfold
 DOMINATED = 100.0  # largest gain against the median one
 STOPPED = 0.5  # share of the variance that ε is, from which the normalizer hardly normalizes
 FAR = 1.0  # distance of running and batch statistics, in standard deviations or in log variance

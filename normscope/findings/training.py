@@ -12,8 +12,8 @@ from normscope.curvature.landscape import landscape
 from normscope.findings.subject import Subject
 from normscope.findings.table import Hit, rule
 
-SMALL_BATCH = 8  # samples a device, below which batch statistics are noise
-STRONG_DECAY = 0.05  # lr · weight decay a step
+SMALL_BATCH = 8  # samples per device, below which batch statistics are noise (Wu & He 2018, figure 1)
+STRONG_DECAY = 0.05  # lr · weight decay per step: the direction turns by 0.3 radians, a new one every ten steps
 BEYOND = 2.0  # times the measured stable rate
 LEAVE = "Leave it: linear layers alone read these γ, and decay on them is reported to help (Wang et al. 2026)."
 SAMPLES = 256  # of the data, to measure it
@@ -31,8 +31,8 @@ def _groups(subject: Subject) -> Iterator[tuple[dict, dict[int, str]]]:
 
 @rule(
     "NS301", "weight decay on γ, β or biases", "warning",
-    fix="Put them in a parameter group of their own with weight_decay=0 (`.apply()` makes the groups); γ then grows more freely: "
-        "look at the learning rate again if γ had shrunk.",
+    fix="Put them in a parameter group of their own with weight_decay=0 (`.optimizer_for(model)` does); γ then grows more freely, "
+        "so retune the learning rate if γ had shrunk.",
     reference="Goyal et al. 2017, section 3; He et al. 2019; for γ by placement Wang et al. 2026 (arXiv 2605.26895)",
     needs=("optimizer",),
 )  # fmt: skip
@@ -50,10 +50,10 @@ def decayed_scales(subject: Subject) -> Iterator[Hit]:
         helped = [name for name in names.values() if name in subject.input_scales]
         if harmed:
             kinds = "γ" if subject.graph is None else "γ of output norms"
-            yield Hit("", f"weight decay {decay:g} acts on {len(harmed)} parameters ({kinds}, β or biases) such as {harmed[0]}",
+            yield Hit("", f"weight decay {decay:g} acts on {len(harmed)} parameters ({kinds}, β or biases), such as {harmed[0]}",
                       {"weight_decay": decay, "parameters": len(harmed)})  # fmt: skip
         if helped:
-            yield Hit("", f"weight decay {decay:g} acts on {len(helped)} γ of input norms such as {helped[0]}",
+            yield Hit("", f"weight decay {decay:g} acts on {len(helped)} γ of input norms, such as {helped[0]}",
                       {"weight_decay": decay, "parameters": len(helped)}, severity="info", fix=LEAVE)  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def unstable_rate(subject: Subject) -> Iterator[Hit]:
 )  # fmt: skip
 def accumulated_statistics(subject: Subject) -> Iterator[Hit]:
     """Accumulating gradients makes the optimizer's batch larger, not BN's: each micro-batch is normalized by its own statistics,
-    and running statistics are updated once a micro-batch, so the trained function is that of the small batches."""
+    and running statistics are updated once per micro-batch, so the trained function is that of the small batches."""
     parts = subject.accumulation or 1
     if parts > 1 and subject.batch_norms:
         count = len(subject.batch_norms)

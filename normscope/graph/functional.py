@@ -129,7 +129,9 @@ def _inlined(program: ExportedProgram) -> ExportedProgram:
     """The program with the bodies of no_grad and autocast blocks in place of the blocks: the same function."""
     if not _wrappers(program):
         return program
-    program = copy.deepcopy(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's own about a class in its own copy
+        program = copy.deepcopy(program)
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
         while wrappers := _wrappers(program):

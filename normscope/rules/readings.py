@@ -246,6 +246,13 @@ class Permuting:
 
 
 @dataclass(frozen=True)
+class Joining:
+    """Values laid end to end along an axis."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
 class Softmax:
     """exp(x)/Σ exp(x) along an axis, or its logarithm."""
 
@@ -260,4 +267,4 @@ class Random:
     rate: float | None = None
 
 
-Reading = LinearMap | Normalizer | Activation | Scaling | Sum | Attention | Reshaping | Permuting | Softmax | Random
+Reading = LinearMap | Normalizer | Activation | Scaling | Sum | Attention | Reshaping | Permuting | Joining | Softmax | Random

@@ -17,7 +17,7 @@ from normscope.core.rounding import above, root
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
 from normscope.rules.forms import Form, Forms
-from normscope.rules.readings import Permuting, Reshaping
+from normscope.rules.readings import Joining, Permuting, Reshaping
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
 
@@ -197,6 +197,10 @@ class Pick(Rule):
 @rule("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")
 class Concatenation(Rule):
     """The inputs go to separate entries: √Σ L_i²."""
+
+    def reading(self, node: Node) -> Joining | None:
+        joins = node.op in ("cat", "concat", "concatenate")
+        return Joining(node.argument(1, "dim", 0) % len(node.shape)) if joins else None
 
     def terms(self, node: Node) -> float:
         return 0

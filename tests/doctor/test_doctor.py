@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 import normscope as ns
 from normscope._doctor.documentation import documentation
 from normscope.findings.catalogue import RULES
+from normscope.findings.finding import in_ranges
 from normscope.findings.sarif import to_github, to_sarif
 from tests.doctor.cases import CASES, conv, randn
 
@@ -47,6 +48,19 @@ def test_what_was_checked_and_what_could_not_be_is_said():
 def test_a_clean_model_lists_the_checks_that_ran():
     found = ns.doctor(conv().model, conv().example)
     assert not found and found.worst is None and "NS101" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ((), ""),
+        (("NS101",), "NS101"),
+        (("NS102", "NS101"), "NS101, NS102"),
+        (("NS101", "NS102", "NS103", "NS105", "NS201"), "NS101 to NS103, NS105, NS201"),
+    ],
+)
+def test_ids_in_a_row_are_shown_as_a_range(rules, text):
+    assert in_ranges(rules) == text
 
 
 def test_a_model_that_cannot_be_traced_is_still_examined():

@@ -6,7 +6,9 @@ import normscope as ns
 
 pytest.importorskip("transformers")
 
-from bench.doctor_mistakes import CONFIGS, MISTAKES, Patient, doctor_says, found, healthy
+from bench.doctor_mistakes import MISTAKES, doctor_says, found
+from bench.doctor_plants import CONFIGS, Patient, healthy
+from normscope.findings.catalogue import RULES
 from tests.certify.test_zoo import GLOBAL, LOCAL_ONLY, model_of
 
 # True findings in models as they come; docs/doctor.md says why each is right.
@@ -19,8 +21,10 @@ def test_planted_mistakes_are_found(mistake):
     assert found(mistake)
 
 
-def test_there_are_forty():
-    assert len(MISTAKES) >= 40
+def test_there_are_eighty_and_every_rule_on_models_has_one():
+    """NS310 measures a training, and rules on rows and files have benchmarks of their own."""
+    on_models = {rule for rule, check in RULES.items() if not {"rows", "files"} & set(check.needs)}
+    assert len(MISTAKES) >= 80 and {mistake.rule for mistake in MISTAKES} == on_models - {"NS310"}
 
 
 @pytest.mark.quick(3)

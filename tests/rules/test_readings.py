@@ -16,6 +16,7 @@ from normscope.rules.normalizers import with_epsilon
 from normscope.rules.readings import (
     Activation,
     Attention,
+    Joining,
     LinearMap,
     Normalizer,
     Permuting,
@@ -91,6 +92,8 @@ NAMED = {
     "exp": (torch.exp, Activation(kinked=False, relu_like=False, usual=False)),
     "reshape": (lambda x: x.reshape(1, 2, 2), Reshaping()),
     "transpose": (lambda x: x.reshape(1, 2, 2).mT, Permuting()),
+    "cat": (lambda x: torch.cat([x, 2 * x], -1), Joining(1)),
+    "stack": (lambda x: torch.stack([x, 2 * x], -1), None),
     "slice": (lambda x: x[:, :2], None),
 }
 
