@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import normscope as ns
 from normscope.core.errors import EvaluationError
+from normscope.core.interval import Interval
+from normscope.graph.trace import trace
 from normscope.report.results import shown_results
 from tests.networks import randn
 
@@ -234,3 +236,36 @@ def test_a_recurrent_layer_draws_nothing_in_eval_mode(options):
     assert found.bracket.upper is not None and 0 < found.bracket.lower <= found.bracket.upper
     in_training = ns.audit(Recurrent(num_layers=2, dropout=0.5), randn(2, 3, 3), mode="train", effort=0.05)
     assert in_training.bracket.reason == "the answer changes from call to call"
+
+
+def broken(name: str, *answer: object) -> ns.rules.Rule:
+    """A rule of a user's that raises, or gives an answer of the wrong kind, where it is asked for `name`."""
+
+    def wrong(*_: object) -> object:
+        return answer[0] if answer else 1 / 0
+
+    right = {"gain": lambda self, node, context: ns.rules.Gain.of(1.0)}
+    return type("Broken", (ns.rules.Rule,), {**right, name: wrong})()
+
+
+BROKEN = {
+    "gain raises": broken("gain"),
+    "gain is a number": broken("gain", 2.0),
+    "interval raises": broken("interval"),
+    "interval of another shape": broken("interval", Interval.unbounded((7,))),
+    "interval is None": broken("interval", None),
+    "center_error raises": broken("center_error"),
+    "linear raises": broken("linear"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_rule_that_is_broken_leaves_the_rest_of_the_audit(name, monkeypatch):
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.SELU(), nn.Linear(3, 2)).double(), randn(2, 3).double()
+    op = next(node.op for node in trace(model, x) if node.op.startswith("elu") or "selu" in node.op)
+    monkeypatch.setitem(ns.rules.registry.rules, op, BROKEN[name])
+    found = ns.audit(model, x, region=ns.Ball(x[0], 0.1), effort=0.05)
+    assert found.bracket.upper is None and found.bracket.lower > 0 and len(found.layers) == 2
+    assert any(op in cause for cause in found.bracket.certificate.causes)
+    with pytest.raises(ns.NormscopeError):
+        ns.lipschitz(model, x, region=ns.Ball(x[0], 0.1), effort=0.05)

@@ -17,6 +17,7 @@ covers its own rounding, that of its readers, and that of statistics that they t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,28 +156,32 @@ class Pass:
             return Gain((INFINITY,) * len(node.inputs), "unbounded")
         if node.dtype is not None and not math.prod(node.shape):
             return Gain.of(*(0 for _ in node.inputs), method="no entries")
+        gain = self._unless_raised(node, lambda node: _checked(node, rule.gain(node, self)), None)
+        if gain is None:
+            return Gain.infinite(node, "its rule gives no bound")
+        if key is not None:
+            self.known[key] = gain
+        return gain
+
+    def _unless_raised(self, node: Node, make: Callable[[Node], T], otherwise: T) -> T:
+        """What is made with a node's rule; where it raises, and the pass is partial, the node is refused."""
         try:
-            gain = rule.gain(node, self)
+            return make(node)
         except (InputError, InternalError):
             raise
         except Exception as error:  # rules, which may be a user's own, raise anything
             if not self.partial:
                 raise
             self.refused[node] = error if isinstance(error, Refusal) else unforeseen("its rule", error)
-            return Gain.infinite(node, "its rule gives no bound")
-        if len(gain.factors) != len(node.inputs):
-            raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
-        if key is not None:
-            self.known[key] = gain
-        return gain
+            return otherwise
 
     def _locate(self, node: Node, facts: Facts, region: Region, refine: Sequence[Refine]) -> None:
         """Where the values of a node are on the region."""
-        facts.error = self._error(node)
+        facts.error = self._unless_raised(node, self._error, math.inf)
         facts.reach = self._reach(node, region)
-        facts.interval = self._interval(node)
+        facts.interval = self._unless_raised(node, self._interval, Interval.unbounded(node.shape))
         for knows in refine:
-            better = knows(self, node)
+            better = self._unless_raised(node, functools.partial(knows, self), None)
             if better is not None:
                 facts.interval = facts.interval.within(better.interval)
                 facts.near = min(facts.near, better.deviation)
@@ -305,6 +310,12 @@ class Pass:
                     setattr(self.facts[top], what, make(top))
         found: T = getattr(self.facts[node], what)
         return found
+
+
+def _checked(node: Node, gain: Gain) -> Gain:
+    if len(gain.factors) != len(node.inputs):
+        raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
+    return gain
 
 
 def _chosen_by_values(node: Node) -> bool:

@@ -4,9 +4,9 @@ A segment of inputs is halved again and again, towards its steepest half: by the
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
 quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
-ε. At two million times the size they must still be growing. Quotients count with their roundoff taken off (certify/lower.py). What
-levels off only beyond that, or is steep on less than 10⁻¹² of a segment, still looks like growth or a jump: evidence is no proof,
-so the certificate says what shows it.
+ε. At 30,000 times the size, or at a two-millionth of it, they must still grow. Quotients count with their roundoff taken off
+(certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks like growth or a jump:
+evidence is no proof, so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
@@ -33,7 +33,8 @@ HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fift
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
 POWERS = tuple(range(-2, 4))  # of 8: sizes of inputs, relative to the example's
 SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest of these sizes
-FAR, STEADY = 7, 0.8  # a power of 8 up to which quotients grow on, and by which part of the exponent that they grew with
+LARGE, SMALL = 5, -7  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
+STEADY = 0.8  # of the exponent with which they grew before
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS = 8
 
@@ -159,7 +160,7 @@ class _Halving:
         if self._captured.one_by_one:
             return ""
         largest = [*zip(POWERS, self._at(POWERS, SCALED_HALVINGS), strict=True)]
-        for found, named, far in ((largest, "larger", FAR), (largest[::-1], "smaller", -FAR)):
+        for found, named, far in ((largest, "larger", LARGE), (largest[::-1], "smaller", SMALL)):
             last = [(power, value) for power, value in found if value is not None][-COMPARED:]
             if len(last) < COMPARED or not last[0][1] or any(b < a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
                 continue
