@@ -199,7 +199,7 @@ def variance_during_training(generator: torch.Generator, stated: Callable[[float
         w = v = start / start.norm()
         for _ in range(60):
             w = w - 0.5 * gradient(partial(_squared_error, x, targets), w)
-            v = v - 0.5 * gradient(lambda p, targets=targets: _squared_error(x, targets, p / p.norm()), v)
+            v = v - 0.5 * gradient(partial(_error_of_unit, x, targets), v)
             unit = max(unit, abs(float((x @ (v / v.norm())).var(correction=0)) - 1))
         cases.append(Case(f"c = {size:g}", scalar(stated(size)), (x @ w).var(correction=0), scalar(size**2)))
     return identity(cases, **{"largest |variance − 1| with w = v/‖v‖": round(unit, 12)})
@@ -212,3 +212,7 @@ def whitened(x: Tensor) -> Tensor:
 
 def _squared_error(x: Tensor, targets: Tensor, w: Tensor) -> Tensor:
     return (x @ w - targets).square().mean() / 2
+
+
+def _error_of_unit(x: Tensor, targets: Tensor, v: Tensor) -> Tensor:
+    return _squared_error(x, targets, v / v.norm())

@@ -21,6 +21,7 @@ from normscope.lab.experiments.capacity_count import keep_normalizers
 from normscope.lab.experiments.dead_relus import dead_share
 from normscope.lab.experiments.deep_linear import flat_directions
 from normscope.lab.experiments.dropout_batchnorm import variance_ratios
+from normscope.lab.experiments.floors import of_layer_norm
 from normscope.lab.experiments.gradient_explosion import growth
 from normscope.lab.experiments.radial_momentum import Growth, radial_share
 from normscope.lab.experiments.scale_cues import RANGE, lit
@@ -170,3 +171,21 @@ def test_the_least_of_a_parameter_ignores_what_is_no_number() -> None:
     results = Results([TrialResult("", 0, {"rate": rate}, {"loss": loss}) for rate, loss in rates.items()])
     assert results.least("rate", "loss").values_of("rate") == [0.3]
     assert less(1.0, 2.0) is True and less(2.0, 1.0) is False and less(math.nan, 1.0) is None
+
+
+def test_the_floor_of_layer_norm_is_reached_and_not_crossed():
+    """One layer with W = I − 11ᵀ/n reaches it at a centred x; deeper chains with random weights stay above."""
+    generator = torch.Generator().manual_seed(0)
+
+    def chain(*weights):
+        layers = []
+        for weight in weights:
+            linear = torch.nn.Linear(*reversed(weight.shape), bias=False)
+            linear.weight = torch.nn.Parameter(weight)
+            layers += [linear, torch.nn.LayerNorm(len(weight)), torch.nn.ReLU()]
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+    centring, x = torch.eye(4) - 0.25, torch.randn(5, 4, generator=generator)
+    assert abs(of_layer_norm(chain(centring), x @ centring)["least_log10"]) < 1e-6
+    weights = [torch.randn(6, 4, generator=generator), torch.randn(3, 6, generator=generator)]
+    assert of_layer_norm(chain(*weights), x)["least_log10"] > 0
