@@ -255,7 +255,7 @@ def audit(
     if region is None:
         if report is not None:
             report("bracketing the ball around the first sample", 0, 1)
-        near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
+        near = nearby(graph, above, call, local, effort, fresh(), known, within is not None, report)
     curve = None if within is None else _curve(near.bracket or found, within, report)
     known.forget()
     rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)
