@@ -37,7 +37,8 @@ class Grams:
         entries = math.prod(node.shape) * sets.size
         if not 0 < sets.size <= LARGEST or entries > MOST_ENTRIES:
             return None
-        if entries * columns <= LITTLE or entries <= SHARE * linearized.products:
+        at_output = node is linearized.graph.output  # where the norm of J is most of the bound
+        if at_output or entries * columns <= LITTLE or entries <= SHARE * linearized.products:
             return cls(node, sets, single=False)
         plain = torch.get_float32_matmul_precision() == "highest"  # else torch may compute in bfloat16
         return cls(node, sets, single=True) if plain and entries <= SINGLE_SHARE * linearized.products else None
