@@ -272,7 +272,7 @@ def audit(
         near = Nearby()
         if region is None:
             meter.at("bracketing the ball around the first sample")
-            near = nearby(graph, above, call, local, effort, fresh(), known, within is not None)
+            near = nearby(graph, above, call, local, effort, fresh(), known, within is not None, meter.report)
         curve = None if within is None else _curve(near.bracket or found, within, meter.report)
         known.forget()
         rows = ledgers.ledger(graph, above, () if undefined else batches, found.witness)

@@ -28,6 +28,7 @@ from normscope.certify.totals import total
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import INFINITY, Magnitude
+from normscope.core.progress import Report
 from normscope.core.region import Region
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph, Node
@@ -51,9 +52,9 @@ class AffineForms:
 
     method = "affine forms"
 
-    def __init__(self, graph: Graph, most_symbols: int = MOST_SYMBOLS, effort: float = 1.0) -> None:
-        """effort: how much they may cost, in multiples of `MOST_WORK`; beyond it there are none."""
-        self.graph, self.most_symbols, self.effort = graph, most_symbols, max(effort, LEAST_EFFORT)
+    def __init__(self, graph: Graph, most_symbols: int = MOST_SYMBOLS, effort: float = 1.0, report: Report | None = None) -> None:
+        """effort: how much they may cost, in multiples of `MOST_WORK`; beyond it there are none. report: is told of the work."""
+        self.graph, self.most_symbols, self.effort, self.report = graph, most_symbols, max(effort, LEAST_EFFORT), report
         self.work, self.plan = 0.0, Plan()
         self.away: Sweep | None = None
         self.moves: Sweep | None = None
@@ -94,10 +95,18 @@ class AffineForms:
         self.missing, self.away, self.moves = why, None, None
         self.notes = (f"the bound on the region is without affine forms: {why}",)
 
-    def _spend(self, work: float) -> None:
-        self.work += work
-        if self.work > MOST_WORK * self.effort:
+    def _afford(self, work: float) -> None:
+        """Rather at once than after half of it."""
+        if self.work + work > MOST_WORK * self.effort:
+            self.work += work
             raise _TooMuchWork
+
+    def _spend(self, work: float) -> None:
+        self._afford(work)
+        self.work += work
+        if self.report is not None:
+            expected = max(self.work, 2 * self.plan.work)  # two sweeps, of which the first also carries J
+            self.report("affine forms", math.ceil(self.work / 1e6), math.ceil(expected / 1e6))
 
     def _refined(self, facts: Pass, node: Node) -> Refinement | None:
         if self.away is None:
@@ -106,8 +115,7 @@ class AffineForms:
                 self._leave_out(f"{odd[0]} is not a tensor of finite numbers at the middle")
                 return None
             self.plan = plan(self.graph, MOST_WORK * self.effort * PLANNED)
-            self._spend(estimate(self.graph, self.plan.relays, bent=0.0))  # rather at once than after half of it
-            self.work = 0.0
+            self._afford(estimate(self.graph, self.plan.relays, bent=0.0))
             self.away = Sweep(facts, None, self.most_symbols, self._spend, self.plan)
             self.away.carry_inputs()
         self.away.settle(node)
@@ -147,8 +155,7 @@ class AffineForms:
         """With slopes in the middle of those that are possible, which takes another J: what is known already stays."""
         spent = self.work
         try:
-            self._spend(estimate(self.graph, self.plan.relays, bent=0.0))  # rather at once than after half of it
-            self.work = spent
+            self._afford(estimate(self.graph, self.plan.relays, bent=0.0))
             self._bound(facts, chords=True)
         except _TooMuchWork:
             needed, self.work = (spent + self.work) / MOST_WORK, spent

@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from normscope.certify.columns import Linearized, behind
+from normscope.certify.grams import Grams
 from normscope.core.rounding import SQUARES_LOST, length
 from normscope.graph.graph import Node
-from normscope.operators.dense import gram_norms
 from normscope.rules.remainder import Sets
 
-LARGEST_GRAM = 1100  # entries of a set up to which its norm is found exactly
 MOST_OUTPUTS = 640  # up to which columns at the output are kept
-MOST_GRAM = 40_000_000  # entries of all Gram matrices of one node
-LITTLE_GRAM = 3e9  # products that they may take, or,
-GRAM_SHARE = 0.05  # if that is more, this part of those of all linear maps
 SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
 PROBES = 6  # random columns that tell about how long rows are
 
@@ -64,16 +60,15 @@ def carried(
     sizes = [math.prod(node.shape) for node in graph.inputs]
     total, reached = sum(sizes), behind(graph, graph.inputs)
     made.size = dict.fromkeys(measured, 0.0)
-    grams: dict[tuple[Node, Sets], torch.Tensor] = {}
+    affordable = {(node, sets): Grams.wanted(linearized, node, sets, total) for node in watched for sets in watched[node]}
+    grams = {place: made for place, made in affordable.items() if made is not None}
     squares: dict[Node, torch.Tensor] = {}
     at_output: list[torch.Tensor] = []
     kept: dict[Node, list[torch.Tensor]] = {node: [] for node in wanted}
-    exact = {(node, sets) for node in watched for sets in watched[node] if _affordable(linearized, node, sets, total)}
-    enough_columns = max((sets.size for _, sets in exact), default=1) // 4  # fewer columns cost less than to touch a Gram matrix
-    step = linearized.chunk([*graph.inputs, *reached], enough_columns)
+    step = linearized.chunk([*graph.inputs, *reached])
     for first in range(0, total, step):
         last = min(first + step, total)
-        spend(linearized.work(last - first, reached, step))
+        spend(linearized.work(last - first, reached))
 
         def visit(node: Node, columns: torch.Tensor, first: int = first, last: int = last) -> None:
             if node in made.size:
@@ -86,10 +81,8 @@ def carried(
                 if widths is not None:
                     made.across[node] = made.across.get(node, 0.0) + widths[first:last] @ flat.abs()
                 for sets in watched[node]:
-                    if (node, sets) in exact:
-                        rows = sets.split(columns).permute(1, 2, 0)
-                        gram = grams.setdefault((node, sets), rows.new_zeros(len(rows), sets.size, sets.size))
-                        gram.baddbmm_(rows, rows.mT)
+                    if (node, sets) in grams:
+                        grams[node, sets].add(columns)
             if node in kept:
                 kept[node].append(flat[:, wanted[node]])
             if node is graph.output and flat.shape[1] <= MOST_OUTPUTS:
@@ -106,24 +99,16 @@ def carried(
         nothing = torch.zeros(math.prod(node.shape), dtype=torch.float64)
         made.norms[node] = squares.get(node, nothing).sqrt().add(SQUARES_LOST)
         for sets in watched[node]:
-            gram = grams.get((node, sets))
-            rows = made.norms[node].reshape(node.shape)
-            made.sets[node, sets] = length(sets.split(rows), -1) if gram is None else gram_norms(gram, total)
+            rows, found = made.norms[node].reshape(node.shape), grams.get((node, sets))
+            made.sets[node, sets] = length(sets.split(rows), -1) if found is None else found.norms(rows)
         for sets in watched[node]:
             for smaller in watched[node]:
-                if smaller.within(sets) and (node, sets) not in exact:  # no larger than what the sets that make it up give
+                if smaller.within(sets) and (node, sets) not in grams:  # no larger than what the sets that make it up give
                     parts = made.sets[node, smaller].reshape(len(made.sets[node, sets]), -1)
                     made.sets[node, sets] = torch.minimum(made.sets[node, sets], length(parts, 1))
     made.matrix = torch.cat(at_output).T if at_output else None
     made.rows = {node: torch.cat(parts).T for node, parts in kept.items() if parts}
     return made
-
-
-def _affordable(linearized: Linearized, node: Node, sets: Sets, columns: int) -> bool:
-    """Whether the norms of J over sets of entries are found exactly, by their Gram matrices."""
-    entries = math.prod(node.shape) * sets.size
-    few = entries * columns <= LITTLE_GRAM or entries <= GRAM_SHARE * linearized.products
-    return few and sets.size <= LARGEST_GRAM and entries <= MOST_GRAM
 
 
 def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, torch.Tensor]:

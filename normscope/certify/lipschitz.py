@@ -19,6 +19,7 @@ from normscope.core.data import Call, Data, Example, calls
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.magnitude import ZERO
+from normscope.core.progress import Wanted, shown
 from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
@@ -40,6 +41,7 @@ def lipschitz(
     effort: float = 1.0,
     generator: torch.Generator | None = None,
     wrt: str = "input",
+    progress: Wanted = None,
 ) -> Bracket:
     """Bracket the Lipschitz constant of `model` with respect to its input, in ℓ2, per sample.
 
@@ -60,6 +62,9 @@ def lipschitz(
     wrt: "input", all floating-point inputs together; "input:NAME", that one alone, the others held at the example's first sample;
     or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the bound of each;
     `weight_sensitivities` says more).
+
+    progress: True for a bar on stderr while the upper bound is made, or a function to call. Ctrl-C during affine forms on a region
+    ends them with the best bound so far.
     """
     if wrt == "weights":
         if not isinstance(model, torch.nn.Module) or mode != "eval":
@@ -79,7 +84,8 @@ def lipschitz(
     graph, call, known = certifiable_graph(model, example, mode, output), Call.of(example), Known()
     if name:
         graph, call = of_one_input(graph, call, name)
-    above = upper(graph, region=region, known=known, effort=effort)
+    with shown("bounding", progress) as bar:
+        above = upper(graph, bar.report, region, known, effort=effort)
     found = bracket(graph, above, call, region, data, effort, generator, known)
     known.forget()
     _ = found.proved  # refused where no bound is proved

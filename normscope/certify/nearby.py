@@ -17,6 +17,7 @@ from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket
 from normscope.core.data import Call
 from normscope.core.errors import InputError, InternalError, first_line
+from normscope.core.progress import Report
 from normscope.core.region import Ball
 from normscope.core.rounding import length
 from normscope.graph.graph import Graph
@@ -53,6 +54,7 @@ def nearby(
     generator: torch.Generator | None,
     known: Known,
     needed: bool = False,
+    report: Report | None = None,
 ) -> Nearby:
     """The bracket around the example's first sample.
 
@@ -66,7 +68,7 @@ def nearby(
         reason = "" if asked else _too_much(settled(graph, ball)[0])
         if reason:
             return Nearby(None, ball.radius, reason)
-        on_ball = upper(graph, region=ball, known=known, effort=effort)
+        on_ball = upper(graph, report, ball, known, effort=effort)
         found = bracket(graph, on_ball, example, ball, None, effort, generator, known)
         return Nearby(found, ball.radius, left_out=on_ball.notes)
     except InternalError:

@@ -52,7 +52,7 @@ def guessed(sweep: Sweep) -> tuple[dict[Node, torch.Tensor], float]:
         places = {source: (distances <= enough).nonzero().reshape(-1) for source, distances in far.items()}
         if sum(map(len, places.values())) * _width(sweep) <= MOST_ROWS_KEPT:
             break
-    return _affordable(sweep, places.items()), enough
+    return _affordable(sweep, places.items()), enough if far else math.inf
 
 
 def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:

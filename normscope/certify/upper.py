@@ -135,10 +135,10 @@ def upper(
     check_effort(effort)
     known = Known() if known is None else known
     whole, (graph, asked) = graph, settled(graph, region)
-    forms, doubt = AffineForms(graph, effort=effort), ""
+    forms, doubt = AffineForms(graph, effort=effort, report=report), ""
     facts = forward_pass(graph, report, region, known, partial, forms)
     if asked and (doubt := uncertain(asked, facts)):
-        graph, forms = whole, AffineForms(whole, effort=effort)
+        graph, forms = whole, AffineForms(whole, effort=effort, report=report)
         facts = forward_pass(graph, report, region, known, partial, forms)
     found = composed(facts)
     if isinstance(region, Box) and found.bound.finite and most_parts(region, forms) > 1:

@@ -127,3 +127,12 @@ def test_forms_never_loosen_or_contradict(name, monkeypatch):
             patch.setattr(forms.AffineForms, "__call__", lambda *arguments: None)
             without = ns.audit(model, example, region=region, effort=0.1).bracket
         assert without.upper is None or found.lower <= found.upper <= without.upper.widened(1e-9)
+
+
+def test_progress_is_told_of_affine_forms():
+    (model, x), told = network(), []
+    ns.lipschitz(model, x, region=ns.Ball(x[0], 0.5), progress=lambda *report: told.append(report))
+    made = [(done, expected) for what, done, expected in told if what == "affine forms"]
+    assert len(made) > 1 and all(0 < done <= expected for done, expected in made)
+    assert [done for done, _ in made] == sorted(done for done, _ in made)
+    assert {what for what, *_ in told} == {"affine forms", "bounding"}

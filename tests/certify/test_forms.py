@@ -1,14 +1,17 @@
 """Affine forms: no pair of points exceeds a bound, at the output or inside, and whoever leaves a part of them out is caught."""
 
 import itertools
+import math
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from normscope.certify import jacobian, sweep, totals
+from normscope.certify import grams, sweep, totals
 from normscope.certify.forms import affine_forms
+from normscope.certify.grams import Grams
 from normscope.certify.known import Derivative, Known
 from normscope.certify.perturbed import perturbed_norm
 from normscope.certify.sweep import MOST_SYMBOLS, Sweep
@@ -214,7 +217,7 @@ def kappa_without_its_norm(patch):
 
 
 def halved_columns(patch):
-    patch.setattr(jacobian, "gram_norms", lambda grams, terms: gram_norms(grams, terms) / 2)
+    patch.setattr(grams, "gram_norms", lambda made, terms: gram_norms(made, terms) / 2)
     patch.setattr(totals, "spectral_norm", lambda matrix: 0.5 * float(torch.linalg.matrix_norm(matrix, 2)))
     patch.setattr(totals, "perturbed_norm", lambda *arguments: perturbed_norm(*arguments) / 2)
 
@@ -279,10 +282,10 @@ def test_a_set_is_no_larger_than_the_sets_that_make_it_up(monkeypatch):
         model, x = Transformer().double(), torch.randn(1, 3, 6, dtype=torch.float64)
     graph, region = trace(model, x, "eval", None), Ball(x[0], 0.05)
     exact = affine_forms(graph, region)
-    monkeypatch.setattr(jacobian, "LITTLE_GRAM", 0.0)
-    monkeypatch.setattr(jacobian, "GRAM_SHARE", 0.02)
+    monkeypatch.setattr(grams, "LITTLE", 0.0)
+    monkeypatch.setattr(grams, "SHARE", 0.0)
     some = affine_forms(graph, region)
-    monkeypatch.setattr(jacobian, "GRAM_SHARE", 0.0)
+    monkeypatch.setattr(grams, "SINGLE_SHARE", 0.0)
     none = affine_forms(graph, region)
     norms = [found.away.jacobian.sets for found in (exact, some, none)]
     for least, more, most in zip(*(made.values() for made in norms), strict=True):
@@ -312,6 +315,35 @@ def test_norms_from_gram_matrices():
     exact = torch.linalg.matrix_norm(matrices, 2)
     found = gram_norms(matrices @ matrices.mT, 9)
     assert bool((found >= exact).all()) and bool((found <= exact * (1 + 1e-6) + 1e-12).all())
+
+
+class Entries(NamedTuple):
+    """A node, as far as `Grams` look at it."""
+
+    shape: tuple[int, ...]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e12, 1e-25, 1e-160])
+@pytest.mark.parametrize("single", [False, True])
+def test_norms_of_sets_as_columns_come(single, size):
+    shape, sets = (1, 3, 5), Sets.along((1, 3, 5), (-1,))
+    columns = torch.randn(300, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * size
+    found = Grams(Entries(shape), sets, single)
+    for part in columns.split(37):
+        found.add(part)
+    exact = torch.linalg.matrix_norm(columns.reshape(300, 3, 5).permute(1, 2, 0), 2)
+    norms = found.norms(length(columns, 0))
+    assert bool((norms >= exact).all())
+    assert size < 1e-20 or bool((norms <= exact * (1.001 if single else 1 + 1e-6)).all())
+
+
+def test_columns_that_float32_rounds_down():
+    """1 + 2^-25 becomes 1: what is lost is part of the bound, and the mutant without it is caught."""
+    columns = torch.full((2000, 1, 4), 1 + 2.0**-25, dtype=torch.float64)
+    found = Grams(Entries((1, 4)), Sets.whole((1, 4)), single=True)
+    found.add(columns)
+    exact = math.sqrt(8000) * (1 + 2.0**-25)
+    assert float(found.norms(length(columns, 0))) >= exact > float(gram_norms(found.grams.double(), 1))
 
 
 def up_and_down(function, size):
