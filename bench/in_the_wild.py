@@ -137,7 +137,7 @@ def fcpe(folder: Path) -> Trained:
     """Layers' own `norm` belongs to attention, which this checkpoint was trained without; its tables are no part of the network."""
     from transformers.audio_utils import mel_filter_bank
 
-    stored = torch.load(folder / "fcpe_c_v001.pt", weights_only=True)
+    stored = torch.load(folder / "fcpe_c_v001.pt", weights_only=True, map_location="cpu")
     mel, settings, weights = stored["config_dict"]["mel"], stored["config_dict"]["model"], stored["model"]
     model = Fcpe(mel["num_mels"], settings["hidden_dims"], settings["n_layers"], settings["out_dims"])
     named = {name.replace("weight_g", "original0").replace("weight_v", "original1"): value for name, value in weights.items()}

@@ -1,6 +1,6 @@
 """A model of 124 million parameters, GPT-2 from its configuration, on 16 tokens: audit and symmetries in time and memory.
 
-    python -m bench wild_scale [audit] [symmetries]
+    python -m bench wild_scale [--only audit|symmetries]
 
 Each in a process of its own. Seconds are of the clock and of all cores together (a busy machine only adds to the first); memory is
 what the process holds at most above what it held with the model loaded, in units of the model's size in float64.
@@ -8,6 +8,7 @@ what the process holds at most above what it held with the model loaded, in unit
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 import threading
@@ -77,8 +78,10 @@ def measured(name: str) -> None:
 
 
 def main() -> None:
-    given = [name for name in sys.argv[1:] if name in TASKS]
-    for name in given or TASKS:
+    parser = argparse.ArgumentParser(prog="python -m bench wild_scale")
+    parser.add_argument("--only", choices=TASKS)
+    given, _ = parser.parse_known_args()
+    for name in TASKS if given.only is None else (given.only,):
         process = get_context("spawn").Process(target=measured, args=(name,))
         process.start()
         process.join()

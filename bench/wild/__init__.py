@@ -2,7 +2,8 @@
 
     python -m bench wild [--package transformers|diffusers] [--part i/n] [--only NAME,…] [--results DIR] [--page docs/wild.md]
 
-Results are kept, one file per model, in `--results`; the page is about all that are there.
+Results are kept, one file per model, in `--results`; the page is about all that are there, and keeps what it says of a package of
+which none are.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def main() -> None:
     print("\n".join(summary(results[given.package])))
     if given.page:
         listed = {package: len(import_module(f"bench.wild.{package}_models").names()) for package in PACKAGES}
-        given.page.write_text(page({package: found for package, found in results.items() if found}, listed))
+        before = given.page.read_text() if given.page.exists() else ""
+        given.page.write_text(page(results, listed, before))
 
 
 def _quiet(package: str) -> None:

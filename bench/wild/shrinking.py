@@ -90,6 +90,8 @@ def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("num_hidden_layers", "n_layers", "num_layers"):
             if name in small:
                 small[name] = len(places)
+    if isinstance(small.get("attention_types"), (list, tuple)) and "num_layers" in small:  # of GPT-Neo: [[kinds, how often]]
+        small["attention_types"], small["num_layers"] = [[["global", "local"], 1]], 2
     if isinstance(small.get("per_layer_config"), dict):
         small["per_layer_config"] = {}
     if isinstance(small.get("rope_parameters"), dict) and "mrope_section" in small["rope_parameters"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -45,8 +46,11 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def page(results: dict[str, Sequence[dict[str, Any]]], listed: dict[str, int]) -> str:
-    """The whole page: for each package its counts, contradictions, and models by outcome. listed: how many models each list has."""
+def page(results: dict[str, Sequence[dict[str, Any]]], listed: dict[str, int], before: str = "") -> str:
+    """The whole page: for each package its counts, contradictions, and models by outcome. listed: how many models each list has.
+
+    before: the page as it is, of which the section of a package without results stays.
+    """
     lines = [
         "# In the wild: architectures", "",
         "Every architecture with a plain model class, shrunk by its configuration, with random weights: audited, examined by the",
@@ -54,6 +58,10 @@ def page(results: dict[str, Sequence[dict[str, Any]]], listed: dict[str, int]) -
         "`python -m bench wild`; `bench/wild/checks.py` says what is checked.",
     ]  # fmt: skip
     for package, records in results.items():
+        if not records:
+            sections = (part for part in re.split("^(?=## )", before, flags=re.MULTILINE) if part.startswith(f"## {package}\n"))
+            lines += ["", next(sections).rstrip()] if f"\n## {package}\n" in before else []
+            continue
         covered = f"{len(records)} of the {listed[package]} models on the list were run; nothing is said about the others."
         lines += ["", f"## {package}", "", covered, "", *summary(records)]
         said = [f"- {record['name']}: {text}" for record in records for text in record.get("wrong", ())]

@@ -86,10 +86,14 @@ KEPT = ("use_timm_backbone", "use_pretrained_backbone")
 
 def examples(model: torch.nn.Module, config: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Keyword arguments with at least one floating-point tensor, from the names in the signature."""
-    known = set(inspect.signature(model.forward).parameters)
-    further = _further(known)
+    signature = inspect.signature(model.forward).parameters
+    known, further = set(signature), _further(set(signature))
+    masks = [name for name, parameter in signature.items() if "mask" in name and parameter.default is parameter.empty]
     for name, values in _first_inputs(model, config, known):
-        yield {name: values, **{key: make(model, config) for key, make in further.items() if key != name}}
+        others = {key: make(model, config) for key, make in further.items() if key != name}
+        for axis in (1, 2) if masks else (1,):  # a mask that must be given: over the tokens, which are along one of these axes
+            seen = torch.ones(BATCH, values.shape[min(axis, values.dim() - 1)], dtype=torch.bool)
+            yield {name: values, **others, **dict.fromkeys(masks, seen)}
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -129,7 +133,12 @@ def _further(known: set[str]) -> dict[str, Callable[[torch.nn.Module, Any], torc
     def boxes(model: torch.nn.Module, config: Any) -> torch.Tensor:
         return torch.tensor([0, 0, 10, 10]).expand(BATCH, LENGTH, 4)
 
+    def encoded(model: torch.nn.Module, config: Any) -> torch.Tensor:
+        return _random(LENGTH, _find(config, "encoder_hidden_size", "hidden_size"))
+
     table = {"decoder_inputs_embeds": decoder, "bbox": boxes}
+    if "query_embeds" in known:  # which attend to what another network has made
+        table["encoder_hidden_states"] = encoded
     if "decoder_inputs_embeds" not in known:
         table["decoder_input_ids"] = ids
     if "pixel_values" in known and "inputs_embeds" not in known:
@@ -138,8 +147,9 @@ def _further(known: set[str]) -> dict[str, Callable[[torch.nn.Module, Any], torc
 
 
 def _first_inputs(model: torch.nn.Module, config: Any, known: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    if "inputs_embeds" in known:
-        yield "inputs_embeds", _random(LENGTH, _embedding_width(model, config))
+    for name in ("inputs_embeds", "query_embeds"):
+        if name in known:
+            yield name, _random(LENGTH, _embedding_width(model, config))
     for name in ("pixel_values", "pixel_values_videos", "pixel_values_images", "vision_values"):
         if name in known:
             for shape in _images(config, "video" in name):
@@ -159,7 +169,8 @@ def _first_inputs(model: torch.nn.Module, config: Any, known: set[str]) -> Itera
             channels = _find(config, "num_input_channels", "input_size") or 1
             context = _find(config, "context_length", "prediction_length") or 32
             channels = channels if isinstance(channels, int) else 1
-            for shape in ((4000,), (1, 4000), (context, channels), (context,), (LENGTH, width), (64, 16), (width,)):
+            spectrogram = (_find(config, "max_length") or 64, mel)
+            for shape in ((4000,), (1, 4000), (context, channels), (context,), (LENGTH, width), (64, 16), (width,), spectrogram):
                 yield name, _random(*shape)
 
 

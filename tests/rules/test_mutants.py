@@ -16,7 +16,7 @@ from normscope.certify import chains, relaxation
 from normscope.certify.upper import composed, forward_pass
 from normscope.graph.graph import Constant
 from normscope.graph.trace import trace
-from normscope.operators import conv, dense
+from normscope.operators import conv, dense, frequencies
 from normscope.rules.readings import LinearMap
 from normscope.rules.registry import registry
 from normscope.testing import extremal_chain
@@ -125,6 +125,15 @@ def test_convolution_mutant_dies(name, monkeypatch):
     assert composed(forward_pass(trace(case.module, case.example))).bound < truth
 
 
+def test_interpolation_mutant_dies(monkeypatch):
+    """Of the Gram matrices at all frequencies that come from those at a few."""
+    module, example = nn.Conv1d(8, 8, 3, padding=1), randn(1, 8, 2500)
+    truth = ns.certify.operator_norm(module, (8, 2500)).lower
+    plain = frequencies.largest_eigenvalue
+    monkeypatch.setattr(frequencies, "largest_eigenvalue", lambda *given: 0.8 * plain(*given))
+    assert composed(forward_pass(trace(module, example))).bound < truth
+
+
 def folded(layer: nn.Module, normalizer: nn.Module) -> nn.Sequential:
     normalizer.running_var.copy_(torch.linspace(0.2, 3, len(normalizer.running_var)))
     return nn.Sequential(layer, normalizer)
@@ -138,6 +147,7 @@ SPECTRAL = {  # a case for every module that proves spectral norms
     "normscope.rules.products": RULE_CASES["prod"],
     "normscope.rules.normalizers": Case(affine_with_one_large := nn.LayerNorm(3, eps=0.1), randn(1, 3)),
     "normscope.operators.conv": CONVOLUTIONS["exact"],
+    "normscope.operators.frequencies": Case(nn.Conv1d(1, 1, 3, padding=1), randn(1, 1, 2500)),
     "normscope.certify.chains": CHAIN["LipLT"],
 }
 nn.init.constant_(affine_with_one_large.weight, 0.1)
