@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from bench.failures import convolutional
+from normscope._watch import store
 from normscope._watch.budget import GROWTH
 from normscope._watch.columns import schema
 from normscope._watch.every_step import FREE
@@ -231,8 +232,28 @@ def storage(rows: int = 2000, layers: int = 500) -> None:
     )
 
 
+def sign_of_life(repeats: int = 20) -> None:
+    """Prints what one costs. There is one per BEAT seconds of wall time, of which a loaded machine has many per second of CPU: so
+    they are left out of what follows."""
+    writer = Writer(Path(tempfile.mkdtemp()), print)
+    writer.event("started")
+    while not writer._status:
+        time.sleep(0.01)
+    start = time.process_time()
+    for _ in range(repeats):
+        writer._beat()
+    each = (time.process_time() - start) / repeats
+    writer.close()
+    print(
+        f"a sign of life takes {1000 * each:.2f} ms of CPU, {each / store.BEAT:.5f} of the time; it is not counted below",
+        flush=True,
+    )
+    store.BEAT = 1e6
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    sign_of_life()
     wanted = os.environ.get("CASES", "")
     chosen = {name: case for name, case in CASES.items() if wanted in name}
     if not wanted:

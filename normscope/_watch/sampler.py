@@ -80,7 +80,7 @@ class Sampler:
     def without_inputs(self, why: str) -> None:
         """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
         self.compiled = True
-        self.note(f"{why}: inputs of layers are not recorded, only weights and gradients")
+        self.note(f"{why}: inputs of layers, blocks and attention are not recorded, only weights, gradients and steps")
 
     # the layers, once ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import queue
+import re
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from normscope.findings.finding import Finding
 METRICS = ("spectral_norm", "input_variance", "gradient_norm", "effective_lr", "write_ratio", "attention_logit")  # of each layer
 PREFIX, PROJECT = "normscope/", "normscope"
 MOST_WAITING, PATIENCE = 1_000, 10.0  # rows and findings that a slow sink may be behind, and seconds that closing waits for it
+AT_ONCE, NOT_IN_MLFLOW = 1_000, re.compile(r"[^\w\-. :/]")  # metrics that it takes in one call, and what their names cannot hold
 TIMEOUT = 5.0  # of one message to a web address
 
 Row = Mapping[str, Any]
@@ -39,30 +41,39 @@ class Sink(Protocol):
 
 
 class WandB:
-    """Into the run that is open, else into one of its own. It has a step of its own, so that yours is not moved."""
+    """Into a run of its own, beside one that is open and in its group.
+
+    One run has one step: rows in yours would move it, and what you log at a step that has passed is lost.
+    """
 
     def __init__(self, run: Path) -> None:
         wandb = _package("wandb")
-        self.own = wandb.run is None
-        self.run = wandb.init(project=PROJECT, name=run.name) if self.own else wandb.run
+        theirs, place = wandb.run, {"project": PROJECT}
+        if theirs is not None:
+            place = {"project": theirs.project, "entity": theirs.entity, "group": theirs.group or theirs.name, "job_type": PROJECT}
+        self.run = wandb.init(name=run.name, reinit="create_new", **place)
         self.run.define_metric(f"{PREFIX}*", step_metric=f"{PREFIX}step")
 
     def row(self, row: Row, layers: Sequence[str]) -> None:
-        self.run.log({f"{PREFIX}step": row["step"], **_numbers(row, layers)}, commit=self.own)
+        self.run.log({f"{PREFIX}step": row["step"], **_numbers(row, layers)})
 
     def finding(self, finding: Finding) -> None:
         self.run.alert(title=f"{finding.rule} {finding.name}", text=str(finding))
 
     def close(self) -> None:
-        if self.own:
-            self.run.finish()
+        self.run.finish()
 
 
 class Trackio:
-    """Into a run of its own."""
+    """Into the run that is open, else into one of its own: to open another would end yours."""
 
     def __init__(self, run: Path) -> None:
-        self.run = _package("trackio").init(project=PROJECT, name=run.name, resume="allow")
+        trackio = _package("trackio")
+        known = getattr(trackio, "context_vars", None)
+        theirs = known.current_run.get() if known is not None else None
+        ended = getattr(theirs, "_stop_flag", None)  # it stays the current one when it has ended
+        self.own = theirs is None or (ended is not None and ended.is_set())
+        self.run = trackio.init(project=PROJECT, name=run.name, resume="allow") if self.own else theirs
 
     def row(self, row: Row, layers: Sequence[str]) -> None:
         self.run.log(_numbers(row, layers), step=int(row["step"]))
@@ -71,7 +82,8 @@ class Trackio:
         self.run.log({f"{PREFIX}finding": str(finding)}, step=finding.first_step)
 
     def close(self) -> None:
-        self.run.finish()
+        if self.own:
+            self.run.finish()
 
 
 class MLflow:
@@ -80,14 +92,16 @@ class MLflow:
     def __init__(self, run: Path) -> None:
         mlflow = _package("mlflow")
         active = mlflow.active_run()
-        self.own, self.client = active is None, mlflow.MlflowClient()
+        self.own, self.client, self.metric = active is None, mlflow.MlflowClient(), mlflow.entities.Metric
         self.id = (mlflow.start_run(run_name=run.name) if active is None else active).info.run_id
         if self.own:
             mlflow.end_run()  # it is written to by its id, not as the one that is active
 
     def row(self, row: Row, layers: Sequence[str]) -> None:
-        for name, value in _numbers(row, layers).items():
-            self.client.log_metric(self.id, name, value, timestamp=int(1000 * row["time"]), step=int(row["step"]))
+        when, step = int(1000 * row["time"]), int(row["step"])
+        metrics = [self.metric(NOT_IN_MLFLOW.sub("_", name), value, when, step) for name, value in _numbers(row, layers).items()]
+        for first in range(0, len(metrics), AT_ONCE):  # one at a time takes a transaction each
+            self.client.log_batch(self.id, metrics=metrics[first : first + AT_ONCE])
 
     def finding(self, finding: Finding) -> None:
         self.client.set_tag(self.id, f"{PREFIX}{finding.rule}", str(finding))
@@ -179,9 +193,13 @@ class Sinks:
 
     def close(self) -> None:
         """Wait for what is still to be sent, but not for long."""
-        if self._thread.is_alive():
-            self._put(None)
-            self._thread.join(PATIENCE)
+        if not self._thread.is_alive():
+            return
+        self._put(None)
+        self._thread.join(PATIENCE)
+        left = self._waiting.qsize() + self.dropped
+        if self._thread.is_alive() or left:
+            warn(f"normscope.watch: {', '.join(name for name, _ in self.sinks)} did not take {left} rows and findings in time")
 
     def _put(self, item: tuple[str, tuple[Any, ...]] | None) -> None:
         if not self.sinks:

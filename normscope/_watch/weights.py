@@ -34,7 +34,7 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         found = found.double()
         values = found.numpy()
         if not SAFE_LOW < values.min() <= values.max() < SAFE_HIGH:
-            for index in np.flatnonzero(~((values > SAFE_LOW) & (values < SAFE_HIGH))):
+            for index in np.flatnonzero(~((values > SAFE_LOW) & (values < SAFE_HIGH))).tolist():
                 values[index] = float(torch.linalg.vector_norm(tensors[index], dtype=torch.float64))
     return found
 

@@ -164,7 +164,7 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
     """
     taken = run.arrays("samples")
     last = int(taken["step"][-1]) if len(taken["step"]) else 0
-    counted = _greatest(taken["samples"])
+    counted = _taken(taken["samples"])
     samples = counted or (len(taken["step"]) if samples is None else samples)
     steps = max(steps or 0, last, samples)
     problems = sorted(_problems(run), key=_order)
@@ -184,10 +184,11 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
     return Summary(tuple(problems), tuple(_outliers(run)), tuple(fine), tuple(not_judged), len(run.layers), samples, last, steps)
 
 
-def _greatest(values: np.ndarray) -> int:
-    """Of a column that only grows, 0 where it was not recorded."""
-    seen = values[np.isfinite(values)]
-    return int(seen.max()) if len(seen) else 0
+def _taken(samples: np.ndarray) -> int:
+    """In all recordings of a run: the count begins anew with each, and is missing in rows of older ones, which are samples each."""
+    known = samples[~np.isnan(samples)]
+    ends = np.append(known[1:] < known[:-1], True)[: len(known)]
+    return int(known[ends].sum()) + (len(samples) - len(known) if len(known) else 0)
 
 
 def rendered_run(run: Run) -> RenderableType:

@@ -15,10 +15,10 @@ from torch import nn
 import normscope as ns
 from normscope._watch.account import in_words
 from normscope._watch.budget import Budget
-from normscope._watch.every_step import KEPT, EveryStep
+from normscope._watch.every_step import CALM, KEPT, EveryStep
 from normscope._watch.layers import Layer
 from normscope.findings.finding import Finding
-from tests.watch.loops import Loop
+from tests.watch.loops import Loop, mlp
 
 RARELY = {"every": 1000}  # no sample falls on what is planted
 Plant = Callable[[Loop, int, torch.Tensor], torch.Tensor]
@@ -164,6 +164,50 @@ def test_what_comes_late_is_judged_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert [(finding.first_step, finding.state) for finding in said] == [(20, "now"), (20, "was")] and every.losses_read == 32
     every.finish()
     assert every.losses_read == 101
+
+
+def test_what_is_judged_later_is_what_was_read(tmp_path: Path) -> None:
+    """A loss that the loop writes into afterwards, or uses again, is judged as it was given; a jump is judged at once."""
+    said: list[Finding] = []
+    every = EveryStep((), [], Budget(), said.append)
+    loss = torch.ones(())
+    for step in range(1, 61):
+        every.loss(step, loss.fill_(1.0 + 0.01 * (step % 7)))
+        loss.fill_(float("nan"))
+        assert every.losses_read >= step - CALM
+    assert not said
+    every.loss(61, torch.tensor(50.0))
+    assert every.losses_read == 61 and [(one.name, one.first_step) for one in said] == [("loss-spike", 61)]
+    for step in range(62, 70):
+        every.loss(step, 1.0)
+    every.finish()
+    assert every.losses_read == 69 and [one.state for one in said] == ["now", "was"]
+
+
+def test_a_jump_between_samples_and_nan_at_the_end_are_both_named(tmp_path: Path) -> None:
+    """400 steps, a gradient a million times too large at step 150, NaN from step 390 on."""
+    watch = trained(
+        tmp_path, 400, lambda loop, step, loss: loss * (float("nan") if step >= 390 else 1e6 if step == 150 else 1.0),
+        every=None,
+    )  # fmt: skip
+    run, found = ns.load_run(tmp_path), names(watch.findings)
+    assert found["exploding-gradient"].first_step == 150 and found["loss-not-finite"].first_step == 390
+    said = " ".join(str(run).split())
+    assert "The loss is not finite (since step 390)" in said and run.arrays("samples")["samples"].max() >= 70
+    for line in ("The loss stayed finite", "The loss did not jump", "No gradient exploded"):
+        assert line not in said
+
+
+def test_a_scale_that_bfloat16_freezes_is_named(tmp_path: Path) -> None:
+    loop = Loop(lambda: mlp().bfloat16(), optimizer_of=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4))
+    with loop.watch(tmp_path) as watch:
+        for _ in range(30):
+            loop.optimizer.zero_grad()
+            x, y = loop.batch()
+            nn.functional.cross_entropy(loop.model(x.bfloat16()), y).backward()
+            loop.optimizer.step()
+    frozen = [one for one in watch.findings if one.name == "unmoved-scale"]
+    assert {one.where for one in frozen} == {"2", "5"} and all(one.severity == "error" for one in frozen)
 
 
 def test_the_first_steps_are_all_sampled_and_later_ones_never_stop(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import http.server
 import json
+import re
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +25,17 @@ from tests.watch.test_exporters import events
 
 
 class FakeRun:
-    """A run of W&B or trackio, with the signatures of both."""
+    """A run of W&B 0.31 or trackio 0.43, with the signatures of both."""
+
+    project, entity, group, name = "theirs", "me", None, "my-run"
 
     def __init__(self, **made: Any) -> None:
-        self.made, self.logged, self.alerts, self.finished, self.defined = made, list[Any](), list[Any](), False, list[Any]()
+        self.made, self.logged, self.alerts, self.defined = made, list[Any](), list[Any](), list[Any]()
+        self._stop_flag = threading.Event()
+
+    @property
+    def finished(self) -> bool:
+        return self._stop_flag.is_set()
 
     def define_metric(self, name: str, step_metric: str) -> None:
         self.defined.append((name, step_metric))
@@ -37,16 +47,19 @@ class FakeRun:
         self.alerts.append((title, text))
 
     def finish(self) -> None:
-        self.finished = True
+        self._stop_flag.set()
 
 
 class FakeClient:
+    calls = 0
     metrics: list[Any] = []
     tags: dict[str, str] = {}
     terminated: list[str] = []
 
-    def log_metric(self, run_id: str, key: str, value: float, timestamp: int | None = None, step: int | None = None) -> None:
-        self.metrics.append((run_id, key, value, step))
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = (), tags: Any = ()) -> None:
+        assert len(metrics) <= 1000 and all(re.fullmatch(r"[\w\-. :/]+", one.key) for one in metrics)  # what mlflow 3.17 refuses
+        FakeClient.calls += 1
+        self.metrics.extend((run_id, one.key, one.value, one.step) for one in metrics)
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         self.tags[key] = value
@@ -80,29 +93,40 @@ def close(found: dict[str, Any], wanted: dict[str, float]) -> bool:
 
 @pytest.mark.parametrize("open_before", [False, True])
 def test_wandb(open_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FakeRun] = [FakeRun()] if open_before else []
-    module = SimpleNamespace(run=made[0] if open_before else None, init=lambda **k: made.append(FakeRun(**k)) or made[-1])
+    made: list[FakeRun] = []
+    theirs = FakeRun() if open_before else None
+    module = SimpleNamespace(run=theirs, init=lambda **k: made.append(FakeRun(**k)) or made[-1])
     monkeypatch.setitem(sys.modules, "wandb", module)  # type: ignore[arg-type]
     run = trained(tmp_path / "mine", ["wandb"])
     (fake,) = made
-    assert fake.finished is not open_before and fake.defined == [("normscope/*", "normscope/step")]
-    assert fake.made == ({} if open_before else {"project": "normscope", "name": "mine"})
+    assert fake.finished and fake.defined == [("normscope/*", "normscope/step")]
+    beside = {"project": "theirs", "entity": "me", "group": "my-run", "job_type": "normscope"}
+    assert fake.made == {"name": "mine", "reinit": "create_new", **(beside if open_before else {"project": "normscope"})}
+    assert theirs is None or not (theirs.finished or theirs.logged or theirs.defined)  # nothing of yours is touched
     rows = expected(run)
     assert len(fake.logged) == len(rows)
     for (found, step, commit), wanted in zip(fake.logged, rows, strict=True):
-        assert step is None and commit is not open_before  # your own step is not moved
-        found.pop("normscope/step")
+        assert step is None and commit is None  # every row is kept
+        assert found.pop("normscope/step") in run.table()["step"].to_pylist()
         assert close(found, wanted)
     assert any("exploding-gradient" in title for title, _ in fake.alerts)
 
 
-def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FakeRun] = []
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **k: made.append(FakeRun(**k)) or made[-1]))  # type: ignore[arg-type]
+@pytest.mark.parametrize("before", ["none", "open", "ended"])
+def test_trackio(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeRun] = [FakeRun()]
+    if before == "ended":
+        made[0].finish()
+    current = contextvars.ContextVar[FakeRun | None]("current_run", default=None if before == "none" else made[0])
+    module = SimpleNamespace(
+        init=lambda **k: made.append(FakeRun(**k)) or made[-1], context_vars=SimpleNamespace(current_run=current)
+    )
+    monkeypatch.setitem(sys.modules, "trackio", module)  # type: ignore[arg-type]
     run = trained(tmp_path / "mine", ["trackio"])
-    (fake,) = made
+    assert len(made) == (1 if before == "open" else 2), "to open another run ends the one that is open"
+    fake = made[-1]
     rows = [(found, step) for found, step, _ in fake.logged if "normscope/finding" not in found]
-    assert fake.finished and [step for _, step in rows] == run.table()["step"].to_pylist()
+    assert fake.finished is (before != "open") and [step for _, step in rows] == run.table()["step"].to_pylist()
     assert all(close(found, wanted) for (found, _), wanted in zip(rows, expected(run), strict=True))
     assert any("NS504" in found.get("normscope/finding", "") for found, _, _ in fake.logged)
 
@@ -110,6 +134,7 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("open_before", [False, True])
 def test_mlflow(open_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeClient, "metrics", [])
+    monkeypatch.setattr(FakeClient, "calls", 0)
     monkeypatch.setattr(FakeClient, "tags", {})
     monkeypatch.setattr(FakeClient, "terminated", [])
     active = [SimpleNamespace(info=SimpleNamespace(run_id="theirs"))] if open_before else []
@@ -121,6 +146,7 @@ def test_mlflow(open_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     module = SimpleNamespace(
         active_run=lambda: active[-1] if active and threading.current_thread() is threading.main_thread() else None,
         start_run=start_run, end_run=lambda: active.pop(), MlflowClient=FakeClient,
+        entities=SimpleNamespace(Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step)),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "mlflow", module)  # type: ignore[arg-type]
     run = trained(tmp_path / "mine", ["mlflow"])
@@ -131,7 +157,7 @@ def test_mlflow(open_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert run_id == own
         by_step.setdefault(step, {})[key] = value
     assert all(close(found, wanted) for found, wanted in zip(by_step.values(), expected(run), strict=True))
-    assert "NS504" in FakeClient.tags["normscope/NS504"]
+    assert "NS504" in FakeClient.tags["normscope/NS504"] and FakeClient.calls == len(run.table())
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -186,7 +212,9 @@ class Broken:
 def test_a_sink_that_fails_or_hangs_costs_only_itself(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "PATIENCE", 0.1)
     broken, fine = Broken(how), Broken("")
-    run = trained(tmp_path / "with", [broken, fine])
+    with warnings.catch_warnings(record=True) as warned:
+        run = trained(tmp_path / "with", [broken, fine])
+    assert any("did not take" in str(one.message) for one in warned) is (how == "hangs")  # what is lost is said
     plain = trained(tmp_path / "without", [])
     assert run.status == "finished" and run.table()["step"].to_pylist() == plain.table()["step"].to_pylist()
     assert [event["what"] for event in run.events("error")] == (["sink Broken"] if how == "raises" else [])
