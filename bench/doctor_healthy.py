@@ -37,6 +37,7 @@ TRUE_OF_THEM: dict[str, dict[str, str]] = {
     "olmo2": {"NS211": SHRUNK},
     "poolformer": {"NS211": SHRUNK},
     "minilm": {"NS202": "γ of three channels of its last block is below 1e-8"},
+    "smollm2 (file)": {"NS202": "γ of its first norm has both signs, and single channels have collapsed"},
     "fcpe (file)": {
         "NS202": "γ of eight channels of its last norm is below 1e-4 of the largest",
         "NS210": "γ of six norms is exactly 1: they were not trained",

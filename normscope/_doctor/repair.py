@@ -74,12 +74,13 @@ def _put(model: nn.Module, path: str, module: nn.Module) -> None:
 
 def drop_bias(model: nn.Module, finding: Finding, subject: Subject) -> str:
     """Remove a bias before normalizers and take it off their running means, so that eval mode computes the same."""
-    layer = model.get_submodule(finding.where)
-    if getattr(layer, "bias", None) is None:
+    layer, removers = model.get_submodule(finding.where), str(finding.evidence["removed_by"]).split(", ")
+    uses = [node.path for node, _ in subject.normalizers]
+    if getattr(layer, "bias", None) is None or any(uses.count(path) > 1 for path in removers):  # one mean, several biases (NS104)
         return ""
     bias: Any = layer.bias.detach()
     layer.bias = None
-    for path in str(finding.evidence["removed_by"]).split(", "):
+    for path in removers:
         mean: Any = getattr(model.get_submodule(path), "running_mean", None)
         if mean is not None:
             mean.sub_(bias.to(mean.dtype))

@@ -40,6 +40,14 @@ def test_normalizers_in_float32_train_under_bfloat16(norm):
     assert not ns.doctor(mended, x, optimizer=renewed, select=["NS312"])
 
 
+def test_biases_before_one_shared_normalizer_stay():
+    """Its mean cannot take both of them in."""
+    shared = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.ReLU(), nn.Linear(4, 4), shared, nn.ReLU()).eval()
+    found = ns.doctor(model, randn(2, 4))
+    assert torch.equal(found.apply()(randn(2, 4)), model(randn(2, 4))) and {"NS101", "NS104"} <= {finding.rule for finding in found}
+
+
 def test_a_frozen_normalizer_stays_frozen_in_training():
     patient = modes(True, True, False)
     mended = ns.doctor(patient.model, patient.example, select=["NS206"]).apply()
