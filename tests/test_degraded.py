@@ -127,7 +127,7 @@ def test_the_page_says_what_is_absent(degraded, tmp_path):
     )
     degraded.to_json(tmp_path / "audit.json")
     section = shown_results(tmp_path / "audit.json").section
-    assert section is not None and "none: 2 operations without a rule" in section.headline
+    assert section is not None and "no upper bound: 2 operations without a rule" in section.headline
     note = degraded.figure("depth").layout.annotations[0].text
     assert "no upper bound" in note and degraded.figure("graph").data
 

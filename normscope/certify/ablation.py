@@ -101,6 +101,10 @@ def normalizer_ablation(
 ) -> Ablation:
     """Bracket a network with 0, 1, …, all of its normalizers replaced by the identity, from the input on.
 
+    region: a `Ball` or `Box` of inputs; None for all of them.
+    output: name or position of the output that is meant, where the model returns several.
+    effort: how long to search for each lower bound, and how much each upper bound may cost.
+
     Attention without a normalizer before it has no finite constant on all inputs, so the upper side may become infinite.
     """
     graph = certifiable_graph(model, example, "eval", output)

@@ -54,17 +54,18 @@ def lipschitz(
     region: a `Ball` or `Box` of inputs; None for all of them.
     mode: "eval"; "train"; or "batch", the whole batch as one input, for models with batch statistics.
     output: name or position of the output to bound, where the model returns several; without it `logits` or `last_hidden_state`.
-    data: where the search for the lower bound starts, beside the example. effort: how long it searches, and how
-    much the upper bound on a region may cost; what it leaves out for that is among the bracket's `notes`.
-    Infinity comes with evidence that no finite constant exists (certify/unbounded.py); where neither a bound nor such evidence is
-    found, the call is refused with the reason.
-
+    data: where the search for the lower bound starts, beside the example.
+    effort: how long to search, and how much the upper bound on a region may cost; the bracket's `notes` say what was left out.
+    generator: what the search draws from; the same numbers every time if not given.
     wrt: "input", all floating-point inputs together; "input:NAME", that one alone, the others held at the example's first sample;
     or "weights": then the derivative in all parameters together, at the present weights (`.layers` holds the bound of each;
     `weight_sensitivities` says more).
 
     progress: True for a bar on stderr while the upper bound is made, or a function to call. Ctrl-C during affine forms on a region
     ends them with the best bound so far.
+
+    Infinity comes with evidence that no finite constant exists (certify/unbounded.py). Where there is neither a bound nor such
+    evidence, the call is refused with the reason.
     """
     if wrt == "weights":
         if not isinstance(model, torch.nn.Module) or mode != "eval":

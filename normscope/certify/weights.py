@@ -111,6 +111,8 @@ def weight_sensitivities(
 ) -> Sensitivities:
     """A certified bound on the sensitivity of the output to every parameter, largest first.
 
+    region: a `Ball` or `Box` of inputs; None for all of them.
+    output: name or position of the output that is meant, where the model returns several.
     loss_constant: the Lipschitz constant of a loss of the output, where the loss is meant: 1 for a margin in one
     coordinate, √2 for cross-entropy on logits, √outputs for the ℓ1 loss (Than's Corollary 14, corrected).
     """

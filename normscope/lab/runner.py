@@ -99,8 +99,14 @@ def run_experiment(
 ) -> Outcome:
     """Run an experiment, or finish it where it stopped: finished trials are kept, and a started one goes on from its checkpoint.
 
-    settings: changes, as words on a command line. out: where trials and results go. workers: trials at a time, each in a
-    process of its own; threads: of torch in each. executor: where they run instead. fresh: run finished trials again.
+    full: the paper's settings instead of the quick ones.
+    settings: changes, as words on a command line.
+    out: where trials and results go.
+    data_directory: where the data set's files are.
+    workers: how many trials run at a time, each in its own process.
+    threads: of torch in each process.
+    executor: where trials run instead, such as a Ray cluster.
+    fresh: run finished trials again.
     progress: True for a bar on stderr, or a callable (what, done, total), in trials; a running one counts in part.
     """
     experiment = find(name)

@@ -29,7 +29,10 @@ class Axis:
     Values that cannot be shown (not finite, or not positive on a logarithmic axis) have no place.
     """
 
-    def __init__(self, values: Sequence[Any], start: float, end: float, log: bool = False) -> None:
+    def __init__(self, values: Sequence[Any], start: float, end: float, drawn: Any) -> None:
+        """drawn: the figure's axis, for its kind and for ticks of its own."""
+        log = drawn.type == "log"
+        self.given = list(zip(drawn.tickvals or (), drawn.ticktext or (), strict=False))
         self.words = list(dict.fromkeys(values)) if any(isinstance(value, str) for value in values) else []
         self.log, self.start, self.end = log, start, end
         shown = [place for value in values if (place := self._number(value)) is not None]
@@ -55,8 +58,14 @@ class Axis:
         """(place, label) of round values."""
         if self.words:
             return [(place, word) for word in self.words if (place := self.place(word)) is not None]
+        if self.given:
+            return [(place, text) for value, text in self.given if (place := self.place(value)) is not None and self._shows(value)]
         pixels = (self.end - self.start) / (self.high - self.low)
         return [(self.start + (number - self.low) * pixels, _label(number, self.log)) for number in self._round()]
+
+    def _shows(self, value: Any) -> bool:
+        number = self._number(value)
+        return number is not None and self.low <= number <= self.high
 
     def _round(self) -> list[float]:
         """Round numbers on the axis, at most 8; of a logarithmic one their logarithms."""
@@ -79,13 +88,12 @@ class Axis:
 
 
 def svg(figure: go.Figure) -> str:
-    """The traces of a figure with their names, axes with their titles, and horizontal lines."""
+    """The traces of a figure with their names, axes with their titles, and horizontal and vertical lines."""
     layout, traces = figure.layout, figure.data
-    levels = [shape.y0 for shape in layout.shapes or ()]
-    log_x, log_y = layout.xaxis.type == "log", layout.yaxis.type == "log"
-    across = Axis([value for trace in traces for value in trace.x], LEFT, WIDTH - RIGHT, log_x)
+    levels = [shape.y0 for shape in layout.shapes or () if not _upright(shape)]
+    across = Axis([value for trace in traces for value in trace.x], LEFT, WIDTH - RIGHT, layout.xaxis)
     zero = [0.0] if any(trace.type == "bar" for trace in traces) else []
-    up = Axis([*(value for trace in traces for value in trace.y), *levels, *zero], HEIGHT - BOTTOM, TOP, log_y)
+    up = Axis([*(value for trace in traces for value in trace.y), *levels, *zero], HEIGHT - BOTTOM, TOP, layout.yaxis)
     if layout.yaxis.scaleanchor:
         unit = min(across.unit, up.unit)
         across.widen(unit)
@@ -102,8 +110,11 @@ def svg(figure: go.Figure) -> str:
         if len(traces) > 1:
             parts += _key(trace, TOP + 16 * index, color)
     for shape, note in zip(layout.shapes or (), layout.annotations or (), strict=False):
-        place = up.place(shape.y0)
-        if place is not None:
+        place = across.place(shape.x0) if _upright(shape) else up.place(shape.y0)
+        if place is not None and _upright(shape):
+            parts.append(f'<path d="M{place:.1f} {HEIGHT - BOTTOM}V{TOP}" stroke="{INK}" stroke-dasharray="5 4"/>')
+            parts.append(_text(place - 4, TOP + 12, note.text, INK, "end", 11))
+        elif place is not None:
             parts.append(f'<path d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="5 4"/>')
             parts.append(_text(LEFT + 4, place - 4, note.text, INK, size=11))
     head = (
@@ -111,6 +122,11 @@ def svg(figure: go.Figure) -> str:
         'font-family="system-ui, sans-serif" fill="none">'
     )
     return "\n".join([head, *parts, "</svg>\n"])
+
+
+def _upright(shape: Any) -> bool:
+    """Whether a line is one of `add_vline`, over the whole height."""
+    return bool(shape.yref == "y domain")
 
 
 def _frame(layout: Any, across: Axis, up: Axis) -> list[str]:

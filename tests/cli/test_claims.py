@@ -21,14 +21,14 @@ def test_the_ledger_is_printed_by_paper():
 
 
 def test_json_alone_on_stdout():
-    rows = json.loads(claims(*FAST, "--json", "-").stdout)
+    rows = json.loads(claims(*FAST, "--json", "-").stdout)["claims"]
     assert [row["id"] for row in rows] == ["T-T13", "A-WD"]
     assert all({"id", "paper", "statement", "verdict", "correction", "evidence"} <= set(row) for row in rows)
 
 
 def test_json_into_a_file(tmp_path):
     assert claims(*FAST, "--json", str(tmp_path / "claims.json")).exit_code == 0
-    assert len(json.loads((tmp_path / "claims.json").read_text())) == 2
+    assert len(json.loads((tmp_path / "claims.json").read_text())["claims"]) == 2
 
 
 def test_explain():
