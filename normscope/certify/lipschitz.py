@@ -19,7 +19,7 @@ from normscope.core.data import Call, Data, Example, calls
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
 from normscope.core.magnitude import ZERO
-from normscope.core.progress import Wanted, shown
+from normscope.core.progress import Progress, shown
 from normscope.core.randomness import copied
 from normscope.core.region import Region
 from normscope.graph.graph import Graph
@@ -41,7 +41,7 @@ def lipschitz(
     effort: float = 1.0,
     generator: torch.Generator | None = None,
     wrt: str = "input",
-    progress: Wanted = None,
+    progress: Progress = None,
 ) -> Bracket:
     """Bracket the Lipschitz constant of `model` with respect to its input, in ℓ2, per sample.
 
