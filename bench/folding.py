@@ -61,7 +61,7 @@ class Fcpe(nn.Module):
 
 
 def fcpe(folder: Path) -> tuple[nn.Module, Example]:
-    held = torch.load(next(folder.glob("*.pt")), weights_only=True)
+    held = torch.load(next(folder.glob("*.pt")), map_location="cpu", weights_only=True)
     stored = held.get("model", held)
     depth = sum(name.endswith("conformer.net.0.weight") for name in stored)
     model = Fcpe(stored["input_stack.0.weight"].shape[1], stored["norm.weight"].numel(), depth)
