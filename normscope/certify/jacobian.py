@@ -10,7 +10,8 @@ import torch
 
 from normscope.certify.columns import Linearized, behind
 from normscope.certify.grams import Grams
-from normscope.core.rounding import SQUARES_LOST, length
+from normscope.core.region import Ball, Region
+from normscope.core.rounding import SQUARES_LOST, above, length
 from normscope.graph.graph import Node
 from normscope.rules.remainder import Sets
 
@@ -109,6 +110,15 @@ def carried(
     made.matrix = torch.cat(at_output).T if at_output else None
     made.rows = {node: torch.cat(parts).T for node, parts in kept.items() if parts}
     return made
+
+
+def half_widths(region: Region) -> torch.Tensor | None:
+    """Of a box, how far each entry can be from the middle: Σ |J_ij| width_j may be less than ‖J_i‖ times the diagonal."""
+    if isinstance(region, Ball):
+        return None
+    pairs = zip(region.intervals(), region.middle, strict=True)
+    away = [above(torch.maximum(bounds.high - middle, middle - bounds.low)) for bounds, middle in pairs]
+    return torch.cat([part.reshape(-1) for part in away])
 
 
 def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, torch.Tensor]:

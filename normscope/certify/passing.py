@@ -21,7 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -316,6 +316,19 @@ def _checked(node: Node, gain: Gain) -> Gain:
     if len(gain.factors) != len(node.inputs):
         raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
     return gain
+
+
+class Fresh:
+    """A pass whose middles count as exact: what a rule then says about the error of its node is that of its own kernel."""
+
+    def __init__(self, facts: Pass) -> None:
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.facts, name)
+
+    def error(self, node: Node) -> float:
+        return 0.0
 
 
 def _chosen_by_values(node: Node) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,14 +17,13 @@ from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
 from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried
+from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.known import Derivative
-from normscope.certify.passing import Pass
+from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
 from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
-from normscope.core.region import Ball
 from normscope.core.rounding import above, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
@@ -36,19 +34,6 @@ MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
 MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
 MOST_SYMBOLS = 60_000  # per node
 COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
-
-
-class _Fresh:
-    """A pass whose middles count as exact: what a rule then says about the error of its node is that of its own kernel."""
-
-    def __init__(self, facts: Pass) -> None:
-        self.facts = facts
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.facts, name)
-
-    def error(self, node: Node) -> float:
-        return 0.0
 
 
 class Sweep:
@@ -187,7 +172,7 @@ class Sweep:
 
     def _at_the_middle(self) -> Jacobian:
         """J at the middle: that of an earlier region around it, if it has all that is asked for."""
-        known, widths = self._derivative, self._half_widths()
+        known, widths = self._derivative, half_widths(self.region)
         if widths is None and known is not None and known.jacobian.has(self.watched, self.carried, rows.GUESSED * self.unit):
             return known.jacobian
         wanted, enough = rows.guessed(self)
@@ -202,14 +187,6 @@ class Sweep:
 
     def straight_sets(self, node: Node, sets: Sets) -> torch.Tensor:
         return self.jacobian.sets[node, sets] * self.unit
-
-    def _half_widths(self) -> torch.Tensor | None:
-        """Of a box, how far each entry can be from the middle: Σ |J_ij| width_j may be less than ‖J_i‖ times the diagonal."""
-        if self.away is not None or isinstance(self.region, Ball):
-            return None
-        pairs = zip(self.region.intervals(), self.region.middle, strict=True)
-        away = [above(torch.maximum(bounds.high - middle, middle - bounds.low)) for bounds, middle in pairs]
-        return torch.cat([part.reshape(-1) for part in away])
 
     def settle(self, node: Node) -> None:
         """Everything before a node is known: what it leaves out becomes symbols, which are carried on."""
@@ -239,7 +216,7 @@ class Sweep:
             return columns
         if product is not None:
             return columns + middle_error(node, product, middle_of(self.facts, node.input)) + self._reading(node)
-        return columns + rule.center_error(node, _Fresh(self.facts)) + self._reading(node)
+        return columns + rule.center_error(node, Fresh(self.facts)) + self._reading(node)
 
     def _pass_on(self, node: Node, remainder: Remainder) -> bool:
         """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
