@@ -3,8 +3,8 @@
 A segment of inputs is halved again and again, towards its steepest half: by the triangle inequality one half has a difference
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
-quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
-ε. Quotients count with their roundoff taken off (certify/lower.py).
+quotients that grow with the inputs, as those of products and of attention do, and on tiny ones those of normalizers without ε: with
+an ε of any usual size, quotients have settled there. Quotients count with their roundoff taken off (certify/lower.py).
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
@@ -28,9 +28,10 @@ from normscope.rules.decisions import is_decision
 
 HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fifth
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
-SCALES = tuple(8.0**power for power in range(-2, 4))  # sizes of inputs, relative to the example's
+SMALL, LARGE = (8.0**-14, 8.0**-15, 8.0**-16), (1.0, 8.0, 64.0, 512.0)
+SCALES = (*SMALL, *LARGE)  # sizes of inputs, relative to the example's: those where any usual ε is felt, and large ones
 SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest size
-GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
+GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each size multiplies the quotient by, at least, and how many large ones are compared
 SEGMENTS = 8
 
 UNPROVED = "no finite bound was found, and no inputs were found that rule one out"
@@ -160,12 +161,10 @@ class _Halving:
         for place, scale in enumerate(SCALES):
             segment = place * self.count + int(raw[-1, place * self.count : (place + 1) * self.count].argmax())
             largest.append((scale, self._quotient(levels[-1], segment)))
-        for found, named in ((largest, "larger"), (largest[::-1], "smaller")):
-            found = list(found)
-            while found and not found[-1][1]:
-                found.pop()  # overflow
-            last = found[-COMPARED:]
-            if len(last) == COMPARED and last[0][1] and all(b >= a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
+        small, large = largest[: len(SMALL)], largest[len(SMALL) :]
+        large = large if large[-1][1] else large[:-1]  # the largest may overflow
+        for last, named in ((large[-COMPARED:], "larger"), (small, "smaller")):
+            if last[0][1] and all(b >= a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
                 said = ", ".join(f"{value} at {scale:.3g} ×" for scale, value in last)
                 return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
         return ""
