@@ -55,7 +55,8 @@ def page(results: dict[str, Sequence[dict[str, Any]]], listed: dict[str, int], b
         "# In the wild: architectures", "",
         "Every architecture with a plain model class, shrunk by its configuration, with random weights: audited, examined by the",
         "doctor, searched for symmetries, and checked against what the model's own tensors say. This page is written by",
-        "`python -m bench wild`; `bench/wild/checks.py` says what is checked.",
+        "`python -m bench wild`; `bench/wild/checks.py` says what is checked. Results are kept from run to run, so that a row may",
+        "be older than the code.",
     ]  # fmt: skip
     for package, records in results.items():
         if not records:

@@ -4,7 +4,7 @@ A segment of inputs is halved again and again, towards its steepest half: by the
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
 quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
-ε. At 30,000 times the size, or at a two-millionth of it, they must still grow. Quotients count with their roundoff taken off
+ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow. Quotients count with their roundoff taken off
 (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks like growth or a jump:
 evidence is no proof, so the certificate says what shows it.
 
@@ -33,7 +33,7 @@ HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fift
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
 POWERS = tuple(range(-2, 4))  # of 8: sizes of inputs, relative to the example's
 SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest of these sizes
-LARGE, SMALL = 5, -7  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
+LARGE, SMALL = 5, -14  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
 STEADY = 0.8  # of the exponent with which they grew before
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS = 8

@@ -34,6 +34,9 @@ WITH_CONSTANT = {
     "a direction, with a tiny ε": lambda x: x * torch.exp(-0.5 * torch.log(x.square().sum(1, keepdim=True) + 1e-10)),
     "hidden by roundoff": lambda x: (x + 1e6) - 1e6 + torch.where(x > 0, x, 2 * x),
     "constant beyond": lambda x: x.clamp(-1, 1).square(),
+    "a normalizer with ε": lambda x: torch.nn.functional.layer_norm(x, (4,), eps=1e-5),
+    "a normalizer with a tiny ε": lambda x: torch.nn.functional.layer_norm(x, (4,), eps=1e-12),
+    "a normalizer with ε and a shift before it": lambda x: torch.nn.functional.rms_norm(x + 1e-3, (4,), eps=1e-6),
 }
 
 
