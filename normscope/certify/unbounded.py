@@ -3,10 +3,10 @@
 A segment of inputs is halved again and again, towards its steepest half: by the triangle inequality one half has a difference
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
-quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers without
-ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow. Quotients count with their roundoff taken off
-(certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks like growth or a jump:
-evidence is no proof, so the certificate says what shows it.
+quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers
+without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow. Quotients count with
+their roundoff taken off (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks
+like growth or a jump: evidence is no proof, so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """

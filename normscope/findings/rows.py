@@ -107,10 +107,9 @@ def loss_diverged(at: At) -> Iterator[Hit]:
     limit = first + (ABOVE - 1) * abs(first)
     gone = recent.add(int(row["step"]), row["loss"])
     above = history.kept["above"] = history.kept.get("above", 0) + (row["loss"] > limit) - sum(value > limit for value in gone)
-    if len(recent) < FEWEST or recent.span < LEAST_SPAN:
-        history.only(False)
-        return
-    if 2 * above <= len(recent):  # that is, the median is not above it
+    ready = len(recent) >= FEWEST and recent.span >= LEAST_SPAN
+    history.only(ready)
+    if not ready or 2 * above <= len(recent):  # that is, the median is not above it
         return
     usual = median(recent.values)
     noise = 1.4826 / math.sqrt(2) * median(abs(right - left) for left, right in pairwise(recent.values))
@@ -128,8 +127,7 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
     """A gradient a hundred times its usual norm, or one that is not finite, throws the weights away from where training had
     brought them; with Adam it also spoils the second moments for hundreds of steps."""
     history, row = at
-    total = float(row["total_gradient_norm"])
-    recent = history.recent("gradients")
+    total, recent = float(row["total_gradient_norm"]), history.recent("gradients")
     typical = median(recent.values) if len(recent) >= FEWEST and _due(history, row) else history.kept.get("typical", math.nan)
     history.kept["typical"] = typical
     if not math.isfinite(total):
@@ -140,8 +138,7 @@ def exploding_gradient(at: At) -> Iterator[Hit]:
             message = f"the gradient is not finite in {len(places)} of {seen} layers, of which this is the one nearest to the loss"
             yield Hit(history.names[places[-1]], message, {"layers": len(places)})
         else:
-            which = " in any layer" if len(places) else ""
-            yield Hit("", f"the gradient is not finite{which}", {"total_gradient_norm": total})
+            yield Hit("", f"the gradient is not finite{' in any layer' * bool(len(places))}", {"total_gradient_norm": total})
         return
     if 0 < EXPLOSION * typical < total:  # where it was zero, nothing is usual
         norms = history.metric(row, "gradient_norm")
