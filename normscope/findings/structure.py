@@ -56,7 +56,7 @@ def repeated_normalizer(subject: Subject) -> Iterator[Hit]:
     one's affine parameters, adds a factor to the Lipschitz bound and costs a pass over the activations."""
     for node, _ in subject.normalizers:
         source = node.inputs[0]
-        if registry.reading(source, Normalizer) is not None and len(subject.readers[source]) == 1:
+        if source in subject.left and len(subject.readers[source]) == 1:
             yield Hit.at(node, f"it normalizes what {source.path or source.op} has just normalized")
 
 
@@ -120,6 +120,7 @@ def normalized_logits(subject: Subject) -> Iterator[Hit]:
     node = subject.graph.output
     while registry.reading(node, Reshaping) is not None and len(subject.readers[node.input]) == 1:
         node = node.input
+    node = subject.left.get(node, node)
     before = None if registry.reading(node, Normalizer) is None else registry.reading(node.inputs[0], LinearMap)
     if before is not None and before.output_axis == -1 and node.inputs[0].shape[-1] == node.shape[-1]:
         yield Hit.at(node, "the output of the last linear layer is normalized", outputs=node.shape[-1])
@@ -273,5 +274,6 @@ def normalized_before_softmax(subject: Subject) -> Iterator[Hit]:
         source = None if read is None else read.input
         while source is not None and registry.reading(source, Reshaping) is not None:
             source = source.inputs[0]
-        if source is not None and _kind(source) not in ("", "l2"):
+        source = None if source is None else subject.left.get(source)
+        if source is not None and _kind(source) != "l2":
             yield Hit.at(node, f"its input is the output of {source.path or source.op}, a {_kind(source)} normalizer")

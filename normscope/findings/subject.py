@@ -101,6 +101,11 @@ class Subject:
         return [(node, found) for node in self.graph or () if (found := completed(node, self.readers)) is not None]
 
     @cached_property
+    def left(self) -> dict[Node, Node]:
+        """Where the output of each normalizer is complete, γ and β of one written by hand included → the normalizer."""
+        return {leaving(node, self.readers): node for node, _ in self.normalizers}
+
+    @cached_property
     def input_scales(self) -> set[str]:
         """γ of normalizers that linear layers alone read: such a γ could be a part of their weights."""
         found = (

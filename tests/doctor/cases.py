@@ -436,6 +436,9 @@ FURTHER: dict[str, tuple[str, bool, Maker]] = {
     "LayerNorm on turned features": ("NS111", False, lambda: Patient(nn.Sequential(nn.Linear(4, 6), TURNED, nn.Linear(5, 3), TURNED, TURNED, nn.LayerNorm(3)), randn(2, 5, 4))),
     "whole blocks tied": ("NS113", False, lambda: Patient(nn.Sequential(*[Block()] * 3, nn.LayerNorm(4)), randn(2, 5, 4))),
     "another output has the final norm": ("NS114", False, lambda: Patient(Pooled(), randn(2, 5, 4))),
+    "two norms in a row, by hand": ("NS102", True, lambda: dense(nn.Linear(4, 4), ByHand(), ByHand(), nn.ReLU())),
+    "a norm by hand on the logits": ("NS105", True, lambda: dense(nn.Linear(4, 4), ByHand())),
+    "a norm by hand before softmax": ("NS116", True, lambda: dense(nn.Linear(4, 4), ByHand(), nn.Softmax(-1))),
     "little dropout before BN": ("NS115", False, lambda: dense(nn.Dropout(0.05), nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())),
     "γ zero in 49 %": ("NS202", True, lambda: zeros(49)),
     "γ zero in 55 %": ("NS202", True, lambda: zeros(55)),
@@ -450,6 +453,17 @@ FURTHER: dict[str, tuple[str, bool, Maker]] = {
     "micro-batches of sixteen": ("NS302", False, lambda: micro(16)),
     "Adam with float32 copies": ("NS312", False, lambda: with_master()),
 }  # fmt: skip
+
+
+class ByHand(nn.Module):
+    """A root mean square norm, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
 class Pooled(nn.Module):
