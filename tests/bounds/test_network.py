@@ -137,7 +137,7 @@ def test_augmented_norms_do_not_overflow():
     [
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (4,), "statistics of its input"),
         (nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)), (4,), "does not map 0 to 0"),
-        (Residual(), (2, 4, 4), "no chain"),
+        (Residual(), (2, 4, 4), "not a chain"),
         (nn.Sequential(nn.Linear(4, 4), Applied(lambda x, p: x * torch.sigmoid(p * x), torch.tensor(1.5))), (4,), "is a parameter"),
     ],
 )

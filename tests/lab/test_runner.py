@@ -224,11 +224,11 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> Non
         ({"seeds": "first"}, "seeds must be whole numbers from 0"),
         ({"seeds": "0.5"}, "seeds must be whole numbers from 0"),
         ({"seeds": "-1"}, "seeds must be whole numbers from 0"),
-        ({"epochs": "-1"}, "epochs is a whole number from 0, not -1"),
-        ({"batch_size": "0"}, "batch_size is a whole number from 1, not 0"),
-        ({"images": "all"}, "images is a whole number from 1, not all"),
-        ({"learning_rate": "NaN"}, "learning_rate is a number from 0, not nan"),
-        ({"networks": '{"mlp":3}'}, "networks gives mlp its options"),
+        ({"epochs": "-1"}, "epochs must be a whole number from 0, got -1"),
+        ({"batch_size": "0"}, "batch_size must be a whole number from 1, got 0"),
+        ({"images": "all"}, "images must be a whole number from 1, got all"),
+        ({"learning_rate": "NaN"}, "learning_rate must be a number from 0, got nan"),
+        ({"networks": '{"mlp":3}'}, "networks must give mlp its options"),
     ],
 )
 def test_errors_name_the_choices(tmp_path: Path, changes: dict[str, str], words: str) -> None:
