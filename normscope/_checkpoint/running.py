@@ -46,6 +46,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
+            module.p = 0.0  # which attention may read for a dropout of its own
     return model
 
 

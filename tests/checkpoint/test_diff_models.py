@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import normscope as ns
+from normscope._checkpoint.running import in_mode, outputs_apart, ran
+from normscope.core.data import Call
 from normscope.symmetry.groups import ScaleGroup
 from tests.checkpoint.models import built
 
@@ -90,6 +92,14 @@ def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
         value[int(value.abs().argmax())] *= 1.01
     changed = ns.diff(model, twin, example, mode="train")
     assert changed.same is False and changed.first == chosen, (chosen, changed.explanation)
+
+
+def test_attention_that_drops_by_itself_does_not_make_a_difference():
+    """GPT-2's attention reads p of a dropout layer that it never calls."""
+    model = in_mode(built("GPT2")[0], "train")
+    call = Call.of({"inputs_embeds": torch.randn(2, 5, 16, dtype=torch.float64)})
+    with torch.no_grad():
+        assert outputs_apart([ran(model, call)], [ran(model, call)]) < 1e-14
 
 
 def test_rows_of_a_vocabulary_that_no_input_reads_are_not_called_the_same():
