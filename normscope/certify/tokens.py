@@ -46,8 +46,9 @@ class Tokens:
         some: dict[Node, torch.Tensor] = {}
         for node in rest:
             attended, sources = linearized.maps[node], list(dict.fromkeys(node.inputs))
-            there = isinstance(attended, AttentionMap) and all(source in self.starts for source in sources)
-            if there and attended.takes([self.owned[source] for source in sources]):
+            if not isinstance(attended, AttentionMap) or not all(source in self.starts for source in sources):
+                continue
+            if attended.takes([self.owned[source] for source in sources]):
                 some[node] = attended.by_token([self.starts[source] for source in sources], token, entry)
                 visit(node, some[node])
         read = {source for node in rest if node not in some for source in node.inputs}
