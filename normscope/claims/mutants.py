@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.claims.akbar import conditioning, derivatives, discussion, symmetry, theory
+from normscope.claims.akbar import conditioning, derivatives, discussion, extensions, symmetry, theory
 from normscope.claims.answers import noise
 from normscope.claims.calculus import scalar, spectral_product
 from normscope.claims.ledger import Claim, load
@@ -121,7 +121,7 @@ MENDED: dict[str, Changes] = {  # what holds instead, of statements that do not 
     "A-S7.2-margin": {"stated": lambda growth: 1.0},
     "A-S10-VC": {"stated": lambda number: number},
     "A-S9.5-clipping": {"stated": lambda start, plain: plain},
-    "A-S9.5-training": {"stated": lambda size: size**2},
+    "A-S9.5-training": {"stated": extensions.variance_of_target},
 }
 
 OTHERS: dict[str, dict[str, Changes]] = {
@@ -242,10 +242,13 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "A-S9.2-noise": {"statistics of the data": {"statistics": "data"}, "σ^0.9": {"power": 0.9}},
     "A-S9.3-shift": {"mean 0.1": {"stated": (0.1, 1.0)}},
     "A-S9.5-tangent": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
-    "A-S5.1-saddle": {"1/m²": {"stated": lambda size: size**-2.0}},
+    "A-S5.1-saddle": {"1/m²": {"stated": lambda size: size**-2.0}, "no push": {"stated": lambda size: 0.0}},
     "A-S9.5-clipping": {"one weight × 0.9": {"stated": lambda start, plain: torch.cat([0.9 * plain[:1], plain[1:]])}},
     "A-S9.5-free": {"gain 0.9": {"gain": 0.9}, "gain 1.1": {"gain": 1.1}},
-    "A-S9.5-training": {"c": {"stated": lambda size: size}},
+    "A-S9.5-training": {
+        "deviation, not variance": {"stated": lambda size, share: size**share},
+        "hidden layers keep 1": {"stated": lambda size, share: size**2 if share == 1 else 1.0},
+    },
     "A-S4.3-fisher": {"one weight × 0.9": {"stated": lambda w: torch.cat([0.9 * w[:1], w[1:]])}},
     "L-explosion": {"2^depth": {"stated": lambda depth: 2.0**depth}},
     "O-floor-BN": {"n_K, no root": {"stated": lambda last, trace: len(last) / trace.sqrt()}},
@@ -257,6 +260,9 @@ OTHERS: dict[str, dict[str, Changes]] = {
     "O-batch-noise": {
         "no bias": {"stated": lambda m, slope, random: (slope, noise.mean_and_variance(m, slope, random)[1])},
         "variance/m": {"stated": lambda m, slope, random: (noise.shrinkage(m) * slope, (slope**2 + random**2) / m)},
+        "variance × 0.9": {
+            "stated": lambda m, slope, random: (noise.shrinkage(m) * slope, 0.9 * noise.mean_and_variance(m, slope, random)[1])
+        },
     },
     "T-F1": {"the product is 10^50": {"stated": figures.inflated}},
     "T-F2": {"training goes backwards": {"stated": figures.backwards}},

@@ -224,29 +224,33 @@ STATEMENTS = {
     ),
     "A-S5.1-saddle": Statement(
         AKBAR, "Section 5.1, saddle-point escape, second item", CAN,
-        "a stationary point of the loss of all data; here a saddle in which no units are equal",
-        "There the gradient of a mini-batch need not be 0, for samples, μ and σ fluctuate, and can push parameters off the saddle.",
+        "a stationary point of the loss of all data; here a saddle of one neuron, so that no units are equal",
+        "There the gradient of a mini-batch need not be 0, for samples, μ and σ fluctuate, and descent can leave by it.",
         hedge=SUGGESTED,
     ),
     "A-S9.5-clipping": Statement(
-        AKBAR, "Section 9.5, normalization in different spaces", FOR_ALL, "gradient flow without BN here",
-        "Normalizing or clipping gradients could shape the geometry as BN does.",
-        "It changes the clock and not the geometry: the fields −∇L, −∇L/‖∇L‖ and the clipped one have the same direction, so their "
-        "flows run along the same curves, and ‖w‖ changes as it does without. BN changes the curves: it keeps ‖w‖. What they share "
-        "is that a step no longer grows with some scale: with BN that of w, with normalized gradients that of L.", SUGGESTED,
+        AKBAR, "Section 9.5, normalization in different spaces", CAN,
+        "gradient flow without BN, by the norm of the whole gradient; read as: ‖w‖ is kept, as BN keeps it",
+        "Normalizing or clipping gradients could do to the geometry what BN does.",
+        "It changes the clock and not the curves, whatever L is: the fields −∇L, −∇L/‖∇L‖ and the clipped one have the same "
+        "direction, so their flows run along the same curves, and ‖w‖ changes as it does without. BN changes the curves: it keeps "
+        "‖w‖. What they share is that a step no longer grows with some scale: with BN that of w, with normalized gradients that of "
+        "L. Normalized layer by layer they bend the curves, and do not keep ‖w‖ either: ½(a² + b²) from (2, 1) "
+        "goes by (1, 0), with a and b as layers.", SUGGESTED,
     ),
     "A-S9.5-free": Statement(
         AKBAR, "Section 9.5, BN in extremely deep networks, of normalizer-free networks", EXISTS,
-        "at initialization; ReLU chains here",
-        "Initialization and scaled activations can do what BN does: signals and gradients neither explode nor vanish with depth.",
+        "at initialization; ReLU chains here, in which a start alone is enough and no activation is scaled",
+        "A careful start and scaled activations can do what BN does: signals and gradients neither explode nor vanish with depth.",
         hedge=SUGGESTED,
     ),
     "A-S9.5-training": Statement(
         AKBAR, "Section 9.5, BN in extremely deep networks, last sentence", EXISTS,
-        "no normalizer; a linear neuron on whitened inputs here",
-        "An initialization may be found that keeps the variance of activations at 1 throughout training, so that BN is not needed.",
-        "No start can: at the minimum the variance is that of what the layer has to give. x = ±1 with targets 2x: w = 1 has "
-        "variance 1, and descent brings w to 2 and the variance to 4. "
+        "no normalizer, finite width; the paper says if, read as: for every task there may be such a start; linear chains here",
+        "BN could be spared if a start were proved to hold the variance of activations at 1 until training ends.",
+        "Not for every task: at the minimum the variance is that of what the layer has to give. x = ±1 with targets 2x: w = 1 has "
+        "variance 1, and descent brings w to 2 and the variance to 4. Nor in hidden layers: v·w·x from v = w = 1 ends at √2 each, "
+        "the hidden variance at 2; gradient flow keeps v² − w², so w stays only where v does. "
         "It takes a constraint, such as BN, or ‖w‖ = 1 on whitened inputs.", SUGGESTED,
     ),
     "A-E1": Statement(
@@ -284,8 +288,8 @@ STATEMENTS = {
         "already, and it grows without noise too.", SUGGESTED,
     ),
     "A-large-lr": Statement(
-        AKBAR, "Sections 1.1, 5.1 and 7.1, after Bjorck et al.", OBSERVED, "a 5-layer network on digits here",
-        "BN widens the range of learning rates at which training is stable; without it a small rate reaches a similar accuracy.",
+        AKBAR, "Sections 1.1, 2.3, 5.1 and 7.1, after Bjorck et al.", OBSERVED, "a 5-layer network on digits here",
+        "BN widens the range of learning rates at which training is stable; without it a small rate can reach a similar accuracy.",
     ),
     "A-smooth": Statement(
         AKBAR, "Sections 2.3 and 6, after Santurkar et al.", OBSERVED, "a 5-layer network on digits here",

@@ -37,7 +37,8 @@ def noise_of_batch_statistics(generator: torch.Generator, stated: Stated = mean_
     """ẑ of z = w·x, ‖w‖ = 1, loss ½mean(ẑ − t)², t = ρz + τy + νn with y = v·x, v ⟂ w a unit vector; −∂L/∂v of 20,000 mini-batches.
 
     With the statistics of all data it is τ. By hand: a batch of 2 has ẑ = ±1 for every w, so its gradient is 0: batches of 2
-    cannot learn. stated: mean and variance, of m, τ and ν. Evidence: a_m, and the largest m·bias²/variance for m from 4 to 4096.
+    teach w nothing. With γ the noise does move a critical point: that of γ is E mean(tẑ) = a_mρ, not ρ. stated: mean and variance,
+    of m, τ and ν. Evidence: a_m, and the largest m·bias²/variance for m from 4 to 4096.
     """
     estimates = []
     for size in SIZES:

@@ -7,7 +7,7 @@ from normscope.claims.statement import ANSWER, EXISTS, FOR_ALL, LATER, Statement
 STATEMENTS = {
     "L-explosion": Statement(
         LATER, "against Than 2025, Section 4.2; of random networks, Yang et al. 2019 (Akbar, Section 2.3)", EXISTS,
-        "ReLU chains with BN of the data's statistics, all ‖W_k‖ = 1",
+        "ReLU chains with BN of the data's statistics, held fixed; all ‖W_k‖ = 1",
         "The constants of a network with BN in its input and in W_1 grow exponentially with depth; without BN they are at most 1 "
         "and ‖x‖.",
     ),
@@ -45,11 +45,12 @@ STATEMENTS = {
         "‖D⁻¹W‖ ≤ min(‖S⁻¹W‖, ‖W‖/√ε), S = diag σ, D = (S² + ε)^½: both are reached, for W → cW at c → ∞ and c → 0.",
     ),
     "O-batch-noise": Statement(
-        ANSWER, "docs/laws.md, Theorem 6 (future work of Akbar, Sections 9.2 and 10)", FOR_ALL,
-        "a linear neuron with BN on Gaussian inputs, squared error, ‖w‖ = 1; mini-batches of m ≥ 3 (variance: m ≥ 4), ε = 0; τ the "
-        "gradient of all data along a unit v ⟂ w, ν the deviation of the noise in the targets",
-        "The mini-batch gradient has the mean a_mτ with a_m = √(2/m)Γ(m/2)/Γ((m − 1)/2) ≈ 1 − 3/(4m) and the variance "
-        "(m − 2)(mτ² + ν²)/(m(m − 3)) − a_m²τ². So the noise biases the learning rate and no critical point, and bias² is at most "
-        "0.36/m of the variance.",
+        ANSWER, "docs/laws.md, Noise, Theorem 6 (a limit in Akbar, Section 9.2; future work in Section 10)", FOR_ALL,
+        "a linear neuron with BN without γ and β, squared error, ‖w‖ = 1; Gaussian inputs of covariance I, targets linear in them "
+        "up to Gaussian noise; mini-batches of m ≥ 3 (variance: m ≥ 4), ε = 0; τ the descent of all data along a unit v ⟂ w, ν the "
+        "deviation of what neither w·x nor v·x explains of the targets",
+        "The descent of a mini-batch along v has the mean a_mτ with a_m = √(2/m)Γ(m/2)/Γ((m − 1)/2) ≈ 1 − 3/(4m) and the variance "
+        "(m − 2)(mτ² + ν²)/(m(m − 3)) − a_m²τ². So the noise biases the learning rate of w and no critical point of it, and bias² "
+        "is at most 0.36/m of the variance (m ≥ 4).",
     ),
 }  # fmt: skip

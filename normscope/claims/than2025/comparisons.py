@@ -63,7 +63,8 @@ def attacks_bound_the_sum(generator: torch.Generator, stated: Callable[[float], 
     most the mean over the samples of max f within r, which is what adversarial training of radius r makes small.
 
     Losses as for T-T20 and a constant one, which reaches it. stated: the radius of the attack, of the cells' diameter. A
-    shorter attack is not enough: all samples of a cell at its left end, f = C near its right end.
+    shorter attack is not enough: all samples of a cell at its left end, f = C near its right end. The right side of (6) itself
+    need not become small: c|sin kx| is at most c under every attack, and has L = ck.
     """
     cases = []
     for sample in samples(generator, 1):

@@ -7,8 +7,8 @@ from normscope.claims.statement import CAN, DIGEST, EXISTS, FOR_ALL, LIKELY, OBS
 CHAIN = "a feedforward network of Definition 4: K layers, no biases, activations of slope at most 1"
 NORMALIZED = "a feedforward network of Definition 8, a normalizer without γ and β behind every weight"
 PARTITION = (
-    "i.i.d. samples, m of them, a partition into N cells, C = sup f and 0 ≤ f (not written down), "
-    "f L_i-Lipschitz on cells with data"
+    "i.i.d. samples, m of them, a partition into N cells (read as fixed before the sample), C = sup f and 0 ≤ f (not written "
+    "down), f L_i-Lipschitz on cells with data"
 )
 
 STATEMENTS = {
@@ -209,8 +209,9 @@ STATEMENTS = {
     ),
     "T-S-adversarial": Statement(
         SLIDES, "slide on generalization, last item under Eq. (6)", FOR_ALL,
-        "read as: attacks whose radius is at least the cells' diameter, a small loss under attack",
-        "The bound (6) explains why many methods of adversarial training are reasonable: they make it small.",
+        "read as: attacks whose radius is at least the cells' diameter; a small loss under attack makes the sum small that (6) "
+        "bounds by F(D, h) + Σ (m_i/m) λ_i L_i",
+        "(6) gives a reason to train against attacks.",
     ),
     "T-S-errors": Statement(
         SLIDES, "slide on the errors of a trained model", FOR_ALL, "any family of models that has minimizers of both risks",
