@@ -34,7 +34,7 @@ ROUNDINGS, MANY_ROUNDINGS = 3, 12  # of few entries, three random roundings may 
 MOST_NOISE = 100_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
 SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
-REACHED = 1 - 1e-4  # of an upper bound: more rounds could not add more than the rest
+REACHED = 1 - 1e-6  # of an upper bound: more rounds could not add more than the rest
 
 
 @dataclass(frozen=True)

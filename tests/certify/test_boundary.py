@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import normscope as ns
+from normscope.core.deprecation import earlier
 from normscope.core.errors import InternalError, UnforeseenError, boundary
 from tests.cases import INFINITE, RULE_CASES, VARIANTS, Function, randn
 from tests.networks import network
@@ -228,6 +229,8 @@ PUBLIC = [
 
 @pytest.mark.parametrize("guarded", PUBLIC, ids=lambda function: function.__name__)
 def test_public_functions_are_inside_the_boundary(guarded):
+    if guarded.__code__ is earlier()(lambda: None).__code__:  # which renames arguments and does no more
+        guarded = guarded.__wrapped__
     assert guarded.__code__ is boundary(lambda: None).__code__ and callable(guarded.__wrapped__)
 
 
