@@ -73,7 +73,7 @@ class Trackio:
         theirs = known.current_run.get() if known is not None else None
         ended = getattr(theirs, "_stop_flag", None)  # it stays the current one when it has ended
         self.own = theirs is None or (ended is not None and ended.is_set())
-        self.run = trackio.init(project=PROJECT, name=run.name, resume="allow") if self.own else theirs
+        self.run: Any = trackio.init(project=PROJECT, name=run.name, resume="allow") if self.own else theirs
 
     def row(self, row: Row, layers: Sequence[str]) -> None:
         self.run.log(_numbers(row, layers), step=int(row["step"]))
