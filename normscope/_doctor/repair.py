@@ -18,7 +18,7 @@ from normscope._doctor.recalibration import recalibrate
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
 from normscope.findings.finding import Finding, Repair
-from normscope.findings.subject import BatchNorm, Subject
+from normscope.findings.subject import Subject
 from normscope.findings.training import HALF, harmed_by_decay
 
 CHANNELS_PER_GROUP = 16  # Wu & He 2018, table 3: as good as a fixed number of groups, and never down to two elements
@@ -96,7 +96,7 @@ def drop_parametrization(model: nn.Module, finding: Finding, subject: Subject) -
     return "parametrization removed, weight kept"
 
 
-class FrozenBatchNorm(BatchNorm):
+class FrozenBatchNorm(nn.modules.batchnorm._BatchNorm):
     """A batch normalizer that stays in eval mode and has no gradient, whatever `model.train()` says."""
 
     def train(self, mode: bool = True) -> FrozenBatchNorm:
