@@ -360,6 +360,8 @@ def _estimated_norm(found: LinearMap) -> float:
     assert isinstance(found.weight, Constant)
     value = found.weight.value.detach()
     matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
+    if not bool(matrix.isfinite().all()):  # NS209
+        return math.nan
     if not matrix.numel():
         return 0.0
     vectors = torch.randn(matrix.shape[1], POWER_VECTORS, generator=torch.Generator().manual_seed(0)).to(matrix)

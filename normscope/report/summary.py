@@ -186,7 +186,7 @@ def summarize(run: Recording, samples: int | None = None, steps: int | None = No
 
 def _taken(samples: np.ndarray) -> int:
     """In all recordings of a run: the count begins anew with each, and is missing in rows of older ones, which are samples each."""
-    known = samples[~np.isnan(samples)]
+    known = samples[np.isfinite(samples)]
     ends = np.append(known[1:] < known[:-1], True)[: len(known)]
     return int(known[ends].sum()) + (len(samples) - len(known) if len(known) else 0)
 

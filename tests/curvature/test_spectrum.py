@@ -14,7 +14,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.core.errors import InputError
-from normscope.core.progress import Progress
+from normscope.core.progress import Meter
 from normscope.curvature.estimators import Density, Quadrature, trace
 from normscope.curvature.lanczos import Krylov, extremes
 from tests.curvature.models import CASES, dense_hessian
@@ -48,7 +48,7 @@ def random_symmetric(eigenvalues: torch.Tensor, seed: int = 0) -> torch.Tensor:
 
 def search(operator: Given, count: int, which: str = "largest", tolerance: float = 1e-8, capacity: int = 40, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    return extremes(operator, count, which, tolerance, capacity, 3000, generator, Progress("", None))
+    return extremes(operator, count, which, tolerance, capacity, 3000, generator, Meter("", None))
 
 
 SPECTRUM = torch.cat([torch.linspace(-1, 1, 150), torch.tensor([3.0, 3.5, 8, 20]), torch.tensor([-2.5, -4])])
@@ -106,7 +106,7 @@ def test_an_interrupt_keeps_what_there_is_with_wider_errors():
     with pytest.raises(KeyboardInterrupt):
         search(Given(matrix, stop_after=1), 2)
     generator = torch.Generator().manual_seed(0)
-    assert len(Quadrature.of(Given(matrix, stop_after=70), 5, 30, generator, Progress("", None)).nodes) == 2
+    assert len(Quadrature.of(Given(matrix, stop_after=70), 5, 30, generator, Meter("", None)).nodes) == 2
 
 
 def stopped(made: ns.curvature.Curvature, at: int) -> ns.curvature.Curvature:
@@ -185,7 +185,7 @@ def assert_covered(matrix: torch.Tensor, products: int, confidence: float) -> No
     """The trace lies in its interval as often as stated: fewer hits would have a probability below 1 in 10,000."""
     true, inside = float(matrix.trace()), 0
     for seed in range(REPEATS):
-        estimate = trace(Given(matrix), products, confidence, torch.Generator().manual_seed(seed), Progress("", None))
+        estimate = trace(Given(matrix), products, confidence, torch.Generator().manual_seed(seed), Meter("", None))
         inside += estimate.low <= true <= estimate.high
     assert binomtest(inside, REPEATS, confidence, alternative="less").pvalue >= 1e-4, inside
 
@@ -254,7 +254,7 @@ def test_sampled_densities_of_every_model(name):
 def sampled_density(matrix: torch.Tensor, seed: int) -> Density:
     """From probes with so many entries together as a model with 800 parameters has in 10."""
     probes = -(-8000 // len(matrix))
-    return Density.of(Quadrature.sampled(Given(matrix), probes, 40, torch.Generator().manual_seed(seed), Progress("", None)))
+    return Density.of(Quadrature.sampled(Given(matrix), probes, 40, torch.Generator().manual_seed(seed), Meter("", None)))
 
 
 def test_spectral_sums(wide):

@@ -113,7 +113,7 @@ def test_layer_normalization_of_features_is_one_group() -> None:
         ),
         (lambda: resnet18(normalizer="bn"), "'bn': choose from none, batch"),
         (lambda: mlp(8, 3, 4, normalizer="instance"), "needs spatial axes"),
-        (lambda: normalizer("batch", 8, 4), "0 to 3 spatial axes, not 4"),
+        (lambda: normalizer("batch", 8, 4), "0 to 3 spatial axes, got 4"),
         (lambda: resnet18(stem="large"), "'large': choose from imagenet, small"),
         (lambda: mlp(depth=0), "at least 1"),
         (lambda: mlp(8, 3, 4, normalizer="batch", normalized=3), "from 0 to 2, the hidden layers"),

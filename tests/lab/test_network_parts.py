@@ -120,7 +120,7 @@ def test_a_linear_perceptron_is_linear_and_a_skip_adds_its_input() -> None:
     ("call", "words"),
     [
         (lambda: mlp(8, 3, 4, activation="gelu"), "'gelu': choose from relu, tanh, linear"),
-        (lambda: SeededDropout(1.0), "less than 1, not 1.0"),
+        (lambda: SeededDropout(1.0), "less than 1, got 1.0"),
         (lambda: SeededDropout(-0.1), "at least 0"),
     ],
 )

@@ -162,7 +162,7 @@ def test_spectral_norm_mutant_dies(module, monkeypatch):
 
 def test_every_user_of_spectral_norms_has_a_case():
     users = {name for name, module in sys.modules.items() if vars(module).get("spectral_norm") is dense.spectral_norm}
-    reporting = {"normscope.ledger", "normscope.certify.operator_norm", "normscope.findings.subject"}
+    reporting = {"normscope.ledger", "normscope.certify.operator_norm", "normscope.findings.subject", "normscope.findings.state"}
     reporting.add("normscope.operators.dense")  # where it is defined; tests/operators/test_dense.py
     reporting.add("normscope.certify.relaxation")  # used on regions only, see below
     reporting |= {"normscope.certify.totals", "normscope.certify.perturbed"}  # mutants in tests/certify/test_forms.py

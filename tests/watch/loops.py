@@ -113,7 +113,7 @@ class Loop:
     def watch(self, run: Path, **options: Any) -> ns.Watch:
         """Sampled on every step; into a directory that holds a run already it goes on, unless told otherwise."""
         return ns.watch(
-            self.model, self.optimizer, run, **{"every": 1, "quiet": True, "resume": "overwrite" not in options, **options}
+            self.model, self.optimizer, run=run, **{"every": 1, "quiet": True, "resume": "overwrite" not in options, **options}
         )
 
     def watched(self, run: Path, steps: int, **options: Any) -> Iterator[ns.Watch]:

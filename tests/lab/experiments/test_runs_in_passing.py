@@ -68,7 +68,7 @@ def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path
         ("radial-momentum", {"momenta": "0.5,1.0"}, "from 0 to below 1"),
         ("radial-momentum", {"steps": "0"}, "at least 1"),
         ("small-batches", {"sizes": "1,128"}, "at least 2"),
-        ("capacity-count", {"normalizers": "batch"}, "one for each network, so 2, not 1"),
+        ("capacity-count", {"normalizers": "batch"}, "one per network: 2, got 1"),
         ("dropout-batchnorm", {"rates": "1.0"}, "less than 1"),
         ("capacity-penalty", {"penalties": "0.1"}, "holds 0 and at least one other"),
         ("decay-and-normalizer", {"decays": "0.0"}, "holds 0 and at least one other"),
