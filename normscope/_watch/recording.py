@@ -173,14 +173,18 @@ class Watch:
         if self._life is not None and not again:
             self.guard.run("summary", self._say_closed, self._life)
         if self.writer is not None:
-            self.guard.insist(
-                "end of the run", self.writer.close, self._life, self._completion.end if self.every is not None else None
-            )
-        self.guard.run("sinks", self.sinks.close)
+            self.guard.insist("end of the run", self.writer.close, self._life, self._end)
+        self.guard.run("sinks", self.sinks.close)  # where nothing could be written
         self.closed = True  # only now: whoever interrupts it may close it again
         atexit.unregister(self._left)
         if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(in_words(self), file=sys.stderr))
+
+    def _end(self) -> None:
+        """On the writer's thread, when all rows are written: what sinks then fail at is still put on record."""
+        if self.every is not None:
+            self._completion.end()
+        self.guard.run("sinks", self.sinks.close)
 
     def _say_until(self) -> None:
         """What the last steps showed, and until when findings of single steps held."""

@@ -176,7 +176,7 @@ class Sinks:
 
     def __init__(self, sinks: Sequence[tuple[str, Sink]], guard: Guard) -> None:
         self.sinks, self.guard = sinks, guard
-        self.dropped, self._told = 0, set[str]()
+        self.dropped, self._told, self._closed = 0, set[str](), False
         self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="normscope sinks", daemon=True)
         if sinks:
@@ -193,8 +193,9 @@ class Sinks:
 
     def close(self) -> None:
         """Wait for what is still to be sent, but not for long."""
-        if not self._thread.is_alive():
+        if self._closed or not self._thread.is_alive():
             return
+        self._closed = True
         self._put(None)
         self._thread.join(PATIENCE)
         left = self._waiting.qsize() + self.dropped

@@ -125,9 +125,15 @@ class Writer:
                 self._try(self._beat)
             self.cost += time.thread_time() - start
             if items and items[-1] is None:
+                for item in self._left():
+                    self._try(item)
                 self._try(self._finish)
                 self._leave()
                 return
+
+    def _left(self) -> list[Callable[[], None]]:
+        """Events that came while the last things were written."""
+        return [item for _ in range(self._waiting.qsize()) if callable(item := self._waiting.get_nowait())]
 
     def _next(self) -> list[Item]:
         """The next thing to do, or all rows that wait in a row; nothing when a sign of life is due."""

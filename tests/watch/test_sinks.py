@@ -210,7 +210,8 @@ class Broken:
 @pytest.mark.filterwarnings("ignore:normscope.watch no longer records")
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 def test_a_sink_that_fails_or_hangs_costs_only_itself(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "PATIENCE", 0.1)
+    if how == "hangs":
+        monkeypatch.setattr(sinks, "PATIENCE", 0.1)
     broken, fine = Broken(how), Broken("")
     with warnings.catch_warnings(record=True) as warned:
         run = trained(tmp_path / "with", [broken, fine])
@@ -218,6 +219,17 @@ def test_a_sink_that_fails_or_hangs_costs_only_itself(how: str, tmp_path: Path, 
     plain = trained(tmp_path / "without", [])
     assert run.status == "finished" and run.table()["step"].to_pylist() == plain.table()["step"].to_pylist()
     assert [event["what"] for event in run.events("error")] == (["sink Broken"] if how == "raises" else [])
+
+
+@pytest.mark.filterwarnings("ignore:normscope.watch no longer records")
+def test_what_fails_when_all_rows_are_written_is_on_record(tmp_path: Path) -> None:
+    class Late(Broken):
+        def row(self, row: Any, layers: Any) -> None:
+            time.sleep(0.3)
+            raise RuntimeError("planted")
+
+    run = trained(tmp_path, [Late("")])
+    assert [event["what"] for event in run.events("error")] == ["sink Late"] and run.status == "finished"
 
 
 def test_what_cannot_be_opened_is_refused_or_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
