@@ -112,7 +112,7 @@ def bracket(
     above = proved_infinite(graph, above, seeds(graph, example, None), region)
     if not isinstance(above.refusal, NoConstant):
         searched = graph if region is None else above.graph  # the same function there, with its decisions made
-        found, witness = lower(searched, seeds(graph, example, data), effort, generator, region, above.bound)
+        found, witness = lower(searched, seeds(graph, example, data), effort, generator, region)
     bound = above.bound if above.refusal is None else None
 
     def again(other: Region) -> Bracket:

@@ -14,7 +14,7 @@ import torch
 
 from normscope.core.bracket import Witness
 from normscope.core.errors import InputError
-from normscope.core.magnitude import INFINITY, ZERO, Magnitude
+from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
 from normscope.graph.graph import Graph, Node
@@ -34,7 +34,6 @@ ROUNDINGS, MANY_ROUNDINGS = 3, 12  # of few entries, three random roundings may 
 MOST_NOISE = 100_000  # entries of a weight that are perturbed; larger ones are averaged over enough terms
 SMALLEST_CHANGE = 1e-290  # below it float64 loses digits, which random roundings do not show
 VERIFIED_PAIRS = 2
-REACHED = 1 - 1e-6  # of an upper bound: more rounds could not add more than the rest
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,10 @@ def lower(
     effort: float = 1.0,
     generator: torch.Generator | None = None,
     region: Region | None = None,
-    above: Magnitude = INFINITY,
 ) -> tuple[Magnitude, Witness | None]:
     """A lower bound on the Lipschitz constant with its witness, from a search that starts at `points` (count, d).
 
     effort multiplies the number of points and rounds. Both points of the witness lie in the region, if there is one.
-    above: an upper bound; a search that has reached it ends.
     """
     generator = generator_of(generator)
     check_effort(effort)
@@ -97,7 +94,7 @@ def lower(
     if space.dimension == 0:
         return ZERO, None
     search = _Search(space, generator, effort, region)
-    starts, directions, ends = search.run(points.to(graph.compute_dtype), REACHED * float(above))
+    starts, directions, ends = search.run(points.to(graph.compute_dtype))
     candidates = _candidate_pairs(starts, directions, ends, search.small, None if region is None else region.reach)
     if region is not None:
         candidates = [(region.project(a[None])[0], region.project(b[None])[0]) for a, b in candidates]
@@ -218,8 +215,8 @@ class _Search:
         if capture is not None:
             self.pre_activations = lambda points: torch.cat([part.flatten(1) for part in capture(*space.unflat(points))], 1)
 
-    def run(self, seeds: torch.Tensor, enough: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(points, directions, partners) of the most promising points, best first; no more rounds once a gain is `enough`."""
+    def run(self, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(points, directions, partners) of the most promising points, best first."""
         pool = self._pool(seeds)
         if self.small and self.pre_activations is not None:
             half = pool[len(pool) // 2 :]
@@ -229,8 +226,6 @@ class _Search:
         directions = self._noise(pool.shape)
         gains, directions = self._power(pool, directions, 6 if self.small else 2 if self.large else 3)
         for _ in range(int(12 * self.effort) if self.small else 0 if self.large else 1):
-            if float(gains.max()) >= enough:
-                break
             pool, directions, gains = self._generation(pool, directions, gains)
         order = gains.argsort(descending=True)[: 8 if self.small else 1 if self.large else 2]
         pool, directions = pool[order], directions[order]

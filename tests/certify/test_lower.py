@@ -216,3 +216,14 @@ def test_rounding_inside_of_a_kernel_is_no_difference(size):
     center = torch.full((3,), size, dtype=torch.float64)
     found = ns.lipschitz(torch.nn.Tanhshrink(), center[None], region=ns.Ball(center, size / 100))
     assert found.lower <= found.upper and float(found.upper) == pytest.approx(size**2, rel=0.05)
+
+
+def test_a_derivative_that_reaches_the_bound_does_not_end_the_search():
+    """Where values cancel, points that lie farther apart show more than those where the derivative is largest."""
+    torch.manual_seed(3)
+    example, linear, norm = torch.randn(2, 4, dtype=torch.float64), nn.Linear(4, 4).double(), nn.BatchNorm1d(4).double()
+    with torch.no_grad():
+        linear.bias.fill_(1e9)
+        norm.running_mean.fill_(1e9)
+    bracket = ns.lipschitz(nn.Sequential(linear, norm).eval(), example)
+    assert float(bracket.lower) > 0.9 * float(bracket.upper)
