@@ -92,8 +92,7 @@ def test_an_audit_and_a_comparison_are_as_good(browser, report, tmp_path):
             assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("options", [{"color_scheme": "dark"}, {"viewport": NARROW}])
-def test_results_are_as_good(browser, tmp_path, options):
+def test_results_are_as_good(browser, tmp_path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     paths = [tmp_path / "unknown.json"]
     paths[0].write_text("{}")
@@ -101,7 +100,7 @@ def test_results_are_as_good(browser, tmp_path, options):
         paths.append(tmp_path / f"{name}.json")
         paths[-1].write_text(json.dumps(content))
     write_report(paths, tmp_path / "report.html")
-    with opened(browser, tmp_path / "report.html", **options) as (page, heard):
+    with opened(browser, tmp_path / "report.html", color_scheme="dark", viewport=NARROW) as (page, heard):
         assert page.locator(".plot .main-svg").count() >= page.locator(".plot").count() == 5
         assert heard.said == [] and len(heard.asked) == 1
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]

@@ -69,10 +69,9 @@ UNPROVED = ("powers of zero", "softplus that turns down", "weights below zero", 
 def test_once_wrong(name):
     function, shape, reached = REGRESSIONS[name]
     model = copy.deepcopy(function) if isinstance(function, nn.Module) else Function(function)
-    for seed in range(3 if shape[-1] < 100 else 1):
-        found = ns.audit(model, randn(*shape, seed=seed), local=False).bracket
-        assert found.upper is None or (found.lower <= found.upper and float(found.upper) >= reached * (1 - 1e-9))
-        assert found.upper is not None or name in UNPROVED
+    found = ns.audit(model, randn(*shape), local=False).bracket
+    assert found.upper is None or (found.lower <= found.upper and float(found.upper) >= reached * (1 - 1e-9))
+    assert found.upper is not None or name in UNPROVED
 
 
 def test_a_number_beside_the_input_is_held_fixed():

@@ -26,7 +26,7 @@ def normalized():
         return nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 4)).double().eval()
 
 
-MODELS = {"ReLU": (MODEL, 12), "LayerNorm": (normalized(), 4)}
+MODELS = {"ReLU": (MODEL, 6), "LayerNorm": (normalized(), 2)}
 
 
 def former_rule(monkeypatch, model, data):

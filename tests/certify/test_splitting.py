@@ -46,7 +46,7 @@ def test_parts_cover_the_box():
     assert len(cut(bounded(point), bounded, 12)) == 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (0, *range(2, 12)))])
 def test_bounds_on_parts_are_sound_and_not_worse(seed, monkeypatch):
     model, x = network(seed)
     graph = trace(model, x[None], "eval", None)

@@ -46,6 +46,7 @@ def test_inputs_show_that_there_is_no_constant(name, seed):
     assert evidence(trace(Function(WITHOUT_CONSTANT[name]), randn(1, 4)), randn(1, 4, seed=seed)).startswith("shown by")
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", WITH_CONSTANT)
 def test_nothing_is_shown_of_a_function_with_a_constant(name, seed):

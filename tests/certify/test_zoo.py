@@ -101,6 +101,7 @@ def test_finite_on_a_ball(name):
     check_pairs(model, example, bracket, 0.01)
 
 
+@pytest.mark.full
 def test_squeeze_and_excite_needs_a_region_and_says_so():
     kind, settings, example = LOCAL_ONLY["EfficientNet"]
     with pytest.raises(ns.Refusal, match="region"):  # its outputs are so small that no growth shows

@@ -130,6 +130,7 @@ def test_sarif_has_text_not_links(name: str) -> None:
     assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == visible(name)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("names", GROUPS, ids=GROUP_IDS)
 def test_pages_and_json_stand_any_name(names: Names, tmp_path: Path) -> None:
     audit = ns.audit(network(names), randn(2, 4), effort=0.1)

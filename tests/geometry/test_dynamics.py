@@ -31,6 +31,7 @@ def random_walk(optimizer, layer, steps):
     return math.sqrt(torch.stack(angles).mean())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "kind, settings",
     [

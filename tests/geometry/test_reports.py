@@ -108,7 +108,7 @@ def test_charges_obey_their_laws(case):
     assert gradient_flow(model, nn.functional.cross_entropy, batch, duration=0.02, symmetries=report).defect <= 1e-4
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("make, shape", [(encoder, (2, 5, 16)), (vision, (2, 1, 8, 8))], ids=["encoder layer", "vision"])
 def test_representatives_of_transformers(make, shape, mode):

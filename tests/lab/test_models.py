@@ -167,7 +167,7 @@ def test_efficientnet_runs_with_every_normalizer(name: str) -> None:
     assert efficientnet_b3(10, name).train()(torch.rand(2, 3, 8, 8)).isfinite().all()
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("network", ["mlp", "vgg", "vit"])
 @pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "instance"])
 def test_networks_are_certified_or_refused_with_a_reason(network: str, name: str) -> None:

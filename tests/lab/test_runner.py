@@ -97,7 +97,7 @@ def test_trials_of_another_version_are_other_trials(tmp_path: Path, monkeypatch:
     assert again.asked == ["mlp none", "mlp batch"]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 10**5, b'{"numbers": {}}'], ids=repr)
 def test_a_damaged_trial_is_run_again(tmp_path: Path, content: bytes) -> None:
     name = "weight-norms"

@@ -45,6 +45,7 @@ def killed_at(workspace: Workspace, step: float) -> Workspace:
     return workspace
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("step", [0.4, 1.0, 1.4, 2.9])
 def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path, step: float) -> None:
     whole = trained_numbers(SMALL, Workspace(tmp_path / "whole", 0))

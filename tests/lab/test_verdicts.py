@@ -168,7 +168,7 @@ def tiny_results(name: str, out: Path) -> Results:
     return Results([TrialResult(record["label"], record["seed"], record["parameters"], record["numbers"]) for record in records])
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_experiment_runs_and_draws(name: str, out: Path) -> None:
     drawn = find(name).plots(tiny_results(name, out))
@@ -177,7 +177,7 @@ def test_an_experiment_runs_and_draws(name: str, out: Path) -> None:
     assert all(shown.series or shown.surface for shown in drawn.values())
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_verdict_follows_from_the_numbers(name: str, out: Path) -> None:
     results = tiny_results(name, out)

@@ -162,6 +162,7 @@ def test_there_is_a_failure_for_every_clean_line() -> None:
     assert set(PLANTS) | ELSEWHERE == set(CLEAN) == {id for id, rule in RULES.items() if rule.clean is not None}
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("rule", PLANTS)
 def test_the_failure_is_found_where_it_is_looked_for(rule: str, tmp_path: Path) -> None:
     bad = (50, STEPS) if rule == "NS403" else WINDOWS["after the last"]  # a trend takes a while
@@ -171,6 +172,7 @@ def test_the_failure_is_found_where_it_is_looked_for(rule: str, tmp_path: Path) 
     assert not any(CLEAN[rule].sentence in sentence for sentence in (*summary.fine, *summary.not_judged))
 
 
+@pytest.mark.quick(14)
 @pytest.mark.parametrize("where", WINDOWS)
 @pytest.mark.parametrize("rule", PLANTS)
 def test_a_failure_that_no_sample_saw_is_not_denied(rule: str, where: str, tmp_path: Path) -> None:

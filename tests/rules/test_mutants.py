@@ -53,7 +53,7 @@ def test_what_reads_only_a_shape_adds_nothing(op):
     assert bracket.lower <= bracket.upper <= bracket.lower * 1.001
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("name", CASES)
 def test_rule_is_tight_and_its_mutant_dies(name, monkeypatch):
     case, op = CASES[name], name.split(":")[0]

@@ -9,7 +9,7 @@ from tests.sweep.judge import judge
 QUICK, ALL, STRIDE = 24, 2000, 20
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("seed", range(QUICK))
 def test_no_pair_refutes_a_bound(seed):
     assert not judge(seed).wrong

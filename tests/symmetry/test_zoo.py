@@ -23,7 +23,7 @@ def report(name: str, mode: str) -> ns.SymmetryReport:
     return ns.symmetries(model_of(kind, settings), example, mode=mode)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_no_group_is_refuted(name):
     assert report(name, "eval").check() == []

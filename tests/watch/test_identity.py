@@ -48,6 +48,7 @@ def same(left: list[Any], right: list[Any]) -> bool:
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("options", LOOPS.values(), ids=LOOPS.keys())
 def test_training_is_bit_identical(options: dict[str, Any], tmp_path: Path) -> None:
     plain = Loop(**options)
