@@ -131,9 +131,11 @@ class Run(Result):
         return load_run(content["path"])
 
     def _figures(self) -> dict[str, Callable[..., Any]]:
-        """A heatmap of layers against steps for every metric, a line for every number, and "products" and "norm_angle"."""
+        """A heatmap of layers against steps for every metric, a line for every number, "products" and "norm_angle"; no row, no figure."""
         from normscope.report.runs import run_figure
 
+        if self._last_row is None:
+            return {}
         return {name: partial(run_figure, self, name) for name in (*METRICS, *SCALARS, "products", "norm_angle")}
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from normscope.report.result_sections import SECTIONS, Section, section_of
 FOLDER = "results"  # of a run's directory
 MOST_BYTES = 64 << 20
 HELD = 8  # times as much as that may what is read take in memory
-DAMAGED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, NormscopeError)  # of records unlike their schema
+# of records unlike their schema; RuntimeError: torch's, of shapes that do not fit
+DAMAGED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError, NormscopeError)
 
 
 @dataclass(frozen=True)

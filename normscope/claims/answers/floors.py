@@ -57,14 +57,18 @@ def layer_norm_chain(network: Chain, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def descended(network: Chain, value: Callable[[Chain], Tensor]) -> Chain:
-    """The chain after a descent of the value in its weights."""
+    """The chain after a descent of the value in its weights, as far as the value stays finite (no layer dies)."""
     weights = [weight.clone().requires_grad_() for weight in network.weights]
-    optimizer = torch.optim.Adam(weights, RATE)
+    optimizer, last = torch.optim.Adam(weights, RATE), network.weights
     for _ in range(STEPS):
         optimizer.zero_grad()
-        value(Chain(weights, network.gammas, network.betas, network.activation)).log().backward()
+        found = value(Chain(weights, network.gammas, network.betas, network.activation))
+        if not bool(found.isfinite()):
+            break
+        last = [weight.detach().clone() for weight in weights]
+        found.log().backward()
         optimizer.step()
-    return Chain([weight.detach() for weight in weights], network.gammas, network.betas, network.activation)
+    return Chain(last, network.gammas, network.betas, network.activation)
 
 
 def chains(generator: torch.Generator) -> Iterator[tuple[str, Chain]]:
