@@ -131,7 +131,7 @@ class Run(Result):
         return load_run(content["path"])
 
     def _figures(self) -> dict[str, Callable[..., Any]]:
-        """A heatmap of layers against steps for every metric, a line for every number, "products" and "norm_angle"; no row, no figure."""
+        """Heatmaps of layers against steps, one per metric, a line per number, "products" and "norm_angle"; none without rows."""
         from normscope.report.runs import run_figure
 
         if self._last_row is None:
