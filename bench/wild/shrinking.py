@@ -98,7 +98,7 @@ def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(small.get("per_layer_config"), dict):
         small["per_layer_config"] = {}
     count = next((name for name in ("num_hidden_layers", "n_layers", "num_layers") if isinstance(settings.get(name), int)), None)
-    if count is not None:
+    if count is not None and "depths" not in settings:  # which are of stages, not of layers
         for name, value in small.items():  # one entry per layer
             if isinstance(value, (list, tuple)) and len(value) == settings[count] > small[count]:
                 small[name] = value[: small[count]]
