@@ -52,7 +52,10 @@ SETTINGS: tuple[tuple[str, Shrink], ...] = (
     (r"(experts_per_tok(en)?|num_experts_per_.*|moe_topk|moe_top_k|top_k|n_activated_experts|experts_top_k)$", _each(2)),
     (r"(experts|n_routed_experts|num_local_experts|moe_num_experts)$", _each(4)),
     (r"(lora_rank|_rank)$", _at_most(8)),
-    (r"^(depths|layers|num_blocks|blocks|layer_repeats|num_conv_layers)$", _each(1)),
+    (r"^(num_feat_extract_layers|num_conv_layers)$", lambda value: value),  # as many as there are kernel sizes
+    (r"^attn_layer_period$", _at_most(2)),
+    (r"^attn_layer_offset$", _at_most(1)),
+    (r"^(depths|layers|num_blocks|blocks|layer_repeats)$", _each(1)),
     (r"(encoder_layers|decoder_layers|hidden_layers|_layers|^n_layers?|^depth|num_layers|^num_stages_layers)$", _each(2)),
     (r"^(hidden_sizes|embed_dims?|embedding_dims|dims|neck_hidden_sizes|encoder_hidden_dims|stem_channels)$", _scaled(8)),
     (r"^(hidden_dim|hidden_size|d_model|n_embd|dim|width|embed_dim|embedding_size|d_embed|emb_dim|embedding_dim)$", _each(WIDTH)),
@@ -94,6 +97,14 @@ def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
         small["attention_types"], small["num_layers"] = [[["global", "local"], 1]], 2
     if isinstance(small.get("per_layer_config"), dict):
         small["per_layer_config"] = {}
+    count = next((name for name in ("num_hidden_layers", "n_layers", "num_layers") if isinstance(settings.get(name), int)), None)
+    if count is not None and "depths" not in settings:  # which are of stages, not of layers
+        for name, value in small.items():  # one entry per layer
+            if isinstance(value, (list, tuple)) and len(value) == settings[count] > small[count]:
+                small[name] = value[: small[count]]
+    for name in ("width_coefficient", "depth_coefficient"):  # of EfficientNet
+        if isinstance(small.get(name), float):
+            small[name] = 0.25
     if isinstance(small.get("rope_parameters"), dict) and "mrope_section" in small["rope_parameters"]:
         small["rope_parameters"] = {**small["rope_parameters"], "mrope_section": [2, 1, 1]}
     return small
@@ -131,7 +142,17 @@ def narrow(settings: Mapping[str, Any], factor: int = 16) -> dict[str, Any]:
     }
 
 
-WAYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"by name": by_name, "narrow": narrow, "few layers": few_layers}
+def with_sections(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, with sections of rotary angles that the configuration leaves to the model."""
+    small = by_name(settings)
+    if isinstance(rotary := small.get("rope_parameters"), dict):
+        small["rope_parameters"] = {**rotary, "mrope_section": [2, 1, 1]}
+    return small
+
+
+WAYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "by name": by_name, "with sections": with_sections, "narrow": narrow, "few layers": few_layers
+}  # fmt: skip
 
 
 def ways() -> Iterator[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]]:

@@ -51,13 +51,16 @@ def build(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         except (Exception, SystemExit) as error:
             tried[way] = _line(error)
             continue
-        for example in examples(model, config):
-            try:
-                with torch.no_grad():
-                    model(**example)
-                return model, example
-            except Exception as error:
-                tried.setdefault(way, _line(error))
+        for cached in (config.use_cache, False) if getattr(config, "use_cache", False) else (None,):  # a cache may need attention
+            if cached is not None:
+                config.use_cache = cached
+            for example in examples(model, config):
+                try:
+                    with torch.no_grad():
+                        model(**example)
+                    return model, example
+                except Exception as error:
+                    tried.setdefault(way, _line(error))
         tried.setdefault(way, "no floating-point input is known for it")
     raise NotBuilt("; ".join(f"{way}: {why}" for way, why in tried.items()))
 
@@ -76,18 +79,30 @@ def _settings(config: Any, shrink: Callable[[Mapping[str, Any]], dict[str, Any]]
     }
     changed = {name: value for name, value in shrink(own).items() if value != own[name] or name in KEPT}
     for name, part in parts.items():
-        changed[name] = {**part.to_dict(), **_settings(part, shrink)} if part.model_type else _settings(part, shrink)
+        whole = {key: value for key, value in part.to_dict().items() if key not in STAGES}
+        changed[name] = {**whole, **_settings(part, shrink)} if part.model_type else _settings(part, shrink)
     return changed
 
 
-UNKEPT = ("architectures", "transformers_version", "model_type", "dtype", "torch_dtype", "_name_or_path", "id2label", "label2id")
+STAGES = ("out_features", "out_indices", "stage_names", "_out_features", "_out_indices")  # of layers that may be gone
+UNKEPT = (
+    *STAGES,
+    "architectures",
+    "transformers_version",
+    "model_type",
+    "dtype",
+    "torch_dtype",
+    "_name_or_path",
+    "id2label",
+    "label2id",
+)
 KEPT = ("use_timm_backbone", "use_pretrained_backbone")
 
 
 def examples(model: torch.nn.Module, config: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Keyword arguments with at least one floating-point tensor, from the names in the signature."""
     signature = inspect.signature(model.forward).parameters
-    known, further = set(signature), _further(set(signature))
+    known, further = set(signature), _further(signature)
     masks = [name for name, parameter in signature.items() if "mask" in name and parameter.default is parameter.empty]
     for name, values in _first_inputs(model, config, known):
         others = {key: make(model, config) for key, make in further.items() if key != name}
@@ -123,7 +138,9 @@ def _find(config: Any, *wanted: str) -> Any:
     return None
 
 
-def _further(known: set[str]) -> dict[str, Callable[[torch.nn.Module, Any], torch.Tensor]]:
+def _further(signature: Mapping[str, inspect.Parameter]) -> dict[str, Callable[[torch.nn.Module, Any], torch.Tensor]]:
+    known = set(signature)
+
     def decoder(model: torch.nn.Module, config: Any) -> torch.Tensor:
         return _random(LENGTH - 2, _embedding_width(model, config))
 
@@ -141,7 +158,8 @@ def _further(known: set[str]) -> dict[str, Callable[[torch.nn.Module, Any], torc
         table["encoder_hidden_states"] = encoded
     if "decoder_inputs_embeds" not in known:
         table["decoder_input_ids"] = ids
-    if "pixel_values" in known and "inputs_embeds" not in known:
+    required = signature["input_ids"].default is inspect.Parameter.empty if "input_ids" in known else False
+    if "pixel_values" in known and ("inputs_embeds" not in known or required):
         table["input_ids"] = ids
     return {name: make for name, make in table.items() if name in known}
 
