@@ -45,7 +45,7 @@ def weight_norms(generator: torch.Generator, stated: Sees = as_measured) -> Outc
 
 @claim("T-F2")
 def input_variance(generator: torch.Generator, stated: Sees = as_measured) -> Outcome:
-    """`input-variance`: variances before each activation, and the product of one 1/σ a layer."""
+    """`input-variance`: variances before each activation, and the product of one 1/σ per layer."""
     return observation("input-variance", generator.initial_seed(), RELU_NETWORK, stated)
 
 
@@ -89,7 +89,7 @@ def inverted_network(seed: int) -> Numbers:
 
 
 def norms_and_variances(numbers: Numbers) -> bool:
-    """Most norms exceed 1 and their product grows; variances grow, and the product of one 1/σ a layer ends below 1."""
+    """Most norms exceed 1 and their product grows; variances grow, and the product of one 1/σ per layer ends below 1."""
     grown = all(numbers[name] > numbers[f"start: {name}"] for name in ("log10 of spectral norms", "mean input variance"))
     return grown and numbers["layers with norm above 1"] > 0.5 and numbers["log10 of 1/σ, one σ per layer"] < 0
 
