@@ -88,9 +88,11 @@ class GapShare:
         """
         >>> print(GapShare("layer2.0", "relu", 31, 0.62))
         62 % of the gap comes from 31 ReLUs of layer2.0
+        >>> print(GapShare("relu", "relu", 2, 0.84))  # outside of any module
+        84 % of the gap comes from 2 ReLUs
         """
         kind = "ReLU" if self.operation == "relu" else f"{self.operation} unit"
-        of = f" of {self.where}" if self.where else ""
+        of = f" of {self.where}" if self.where not in ("", self.operation) else ""
         made = f"{self.units:,} {kind}{'s' if self.units != 1 else ''}" if self.units else self.operation
         return visible(f"{100 * self.share:.0f} % of the gap comes from {made}{of}")
 
