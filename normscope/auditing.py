@@ -19,7 +19,7 @@ from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
-from normscope.core.bracket import WORST_INPUT, Bracket
+from normscope.core.bracket import TOO_LOOSE, WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
@@ -37,7 +37,6 @@ from normscope.ledger import LayerRow
 if TYPE_CHECKING:
     from normscope.findings.finding import Findings
 
-LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
 WORSE = 2.0  # gain in the worst case against that on the data, from which the difference is told
 PRODUCTS = {
     "∏‖W‖": {"weights_spectral": "operators", "weights_matrix": "reshaped", "weights_frobenius": "Frobenius"},
@@ -160,15 +159,14 @@ class Audit(Result):
 
     @property
     def too_loose(self) -> str:
-        """What makes a finite bound useless, in words; empty where upper/lower is at most `LOOSE`."""
-        upper = self.bracket.upper
-        if upper is None or not upper.finite or not self.bracket.lower or self.bracket.ratio <= LOOSE:
+        """What makes a finite bound useless, in words; empty where it is not."""
+        if not self.bracket.loose:
             return ""
         shares: dict[str, list[float]] = {}
         for row in self.layers:
             if row.share_of_log_upper:
                 shares.setdefault(row.kind, []).append(row.share_of_log_upper)
-        said = f"too loose to use as a bound (upper/lower = {self.bracket.ratio})"
+        said = f"{TOO_LOOSE} (upper/lower = {self.bracket.ratio})"
         if not shares:
             return said
         kind, most = max(shares.items(), key=lambda item: sum(item[1]))
