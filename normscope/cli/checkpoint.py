@@ -36,9 +36,9 @@ def checkpoint(
 ) -> None:
     """Audit files of weights: proved norms, pairs of γ and weights, bounds on logits, findings."""
     if fail_on not in SEVERITIES:
-        raise InputError("--fail-on is error, warning, info or never")
+        raise InputError("--fail-on must be error, warning, info or never")
     if len(paths) > 1 and (html is not None or sarif is not None):
-        raise InputError("--html and --sarif are of one PATH: call it once for each")
+        raise InputError("--html and --sarif take one PATH: run the command once for each")
     check_writable(json, html, sarif, cache)
     from normscope._checkpoint.auditing import checkpoint as audit
     from normscope.findings.sarif import to_sarif

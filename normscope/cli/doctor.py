@@ -59,7 +59,7 @@ def doctor(
         print(explanation(explain))
         return
     if fail_on not in SEVERITIES or format not in ("text", "github"):
-        raise InputError("--fail-on is error, warning, info or never; --format is text or github")
+        raise InputError("--fail-on must be error, warning, info or never; --format must be text or github")
     if not model or not inputs:
         raise InputError("doctor needs a MODEL and its --input, such as: normscope doctor models.py:net --input 3x32x32")
     check_writable(json, sarif, write_baseline)
