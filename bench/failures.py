@@ -213,7 +213,7 @@ FAILURES = {
 
 
 def recorded(training: Training, path: Path, change: Change, bend: Bend, **options: int) -> ns.Run:
-    with ns.watch(training.model, training.optimizer, path, quiet=True, **options) as watch:
+    with ns.watch(training.model, training.optimizer, run=path, quiet=True, **options) as watch:
         for step in range(1, STEPS + 1):
             change(training, step)
             loss = bend(training, step, training.loss())

@@ -19,7 +19,7 @@ from normscope.certify.known import Known
 from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
-from normscope.core.bracket import WORST_INPUT, Bracket
+from normscope.core.bracket import TOO_LOOSE, WORST_INPUT, Bracket
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
@@ -37,8 +37,14 @@ from normscope.ledger import LayerRow
 if TYPE_CHECKING:
     from normscope.findings.finding import Findings
 
-LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
 WORSE = 2.0  # gain in the worst case against that on the data, from which the difference is told
+PRODUCTS = {
+    "∏‖W‖": {"weights_spectral": "operators", "weights_matrix": "reshaped", "weights_frobenius": "Frobenius"},
+    "∏ gain": {
+        "normalizers_tight": "tight", "normalizers_paper": "paper",
+        "normalizers_paper_affine": "paper with γ", "normalizers_layer": "1/σ per layer",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,19 +159,19 @@ class Audit(Result):
 
     @property
     def too_loose(self) -> str:
-        """What makes a finite bound useless, in words; empty where upper/lower is at most `LOOSE`."""
-        upper = self.bracket.upper
-        if upper is None or not upper.finite or not self.bracket.lower or self.bracket.ratio <= LOOSE:
+        """What makes a finite bound useless, in words; empty where it is not."""
+        if not self.bracket.loose:
             return ""
         shares: dict[str, list[float]] = {}
         for row in self.layers:
             if row.share_of_log_upper:
                 shares.setdefault(row.kind, []).append(row.share_of_log_upper)
-        said = f"too loose to use as a bound (upper/lower = {self.bracket.ratio})"
+        said = f"{TOO_LOOSE} (upper/lower = {self.bracket.ratio})"
         if not shares:
             return said
         kind, most = max(shares.items(), key=lambda item: sum(item[1]))
-        many = f"{len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {100 * sum(most):.0f}% of log(upper)"
+        share = f"{100 * sum(most):.0f}%" if sum(most) < 1 else "all"  # more than all of it where other layers shrink
+        many = f"{len(most)} × {kind} {'makes' if len(most) == 1 else 'make'} {share} of log(upper)"
         return f"{said}: {many}{self._worst_case(kind)}"
 
     def _worst_case(self, kind: str) -> str:
@@ -203,16 +209,11 @@ class Audit(Result):
         return table
 
     def _products(self) -> Text:
-        names = {
-            "weights_spectral": "∏‖W‖ (operators)", "weights_matrix": "∏‖W‖ (reshaped)", "weights_frobenius": "∏‖W‖_F",
-            "normalizers_tight": "∏ gain, tight", "normalizers_paper": "∏ gain, paper",
-            "normalizers_paper_affine": "∏ gain, paper with γ", "normalizers_layer": "∏ 1/σ per layer",
-        }  # fmt: skip
-        counts = ledgers.layers_in_products(self.layers)
-        shown = [f"{names[key]} = 10^{value:+z.1f} ({counts[key]})" for key, value in self.products.items() if counts[key]]
-        lines = ["", "products over layers (over how many):" if shown else "products over layers: there are none"]
-        for start in range(0, len(shown), 3):
-            lines.append("  " + "".join(f"{item:<32}" for item in shown[start : start + 3]).rstrip())
+        counts, lines = ledgers.layers_in_products(self.layers), [""]
+        for title, names in PRODUCTS.items():
+            for count in sorted({counts[key] for key in names} - {0}, reverse=True):
+                each = [f"{name} 10^{self.products[key]:z.1f}" for key, name in names.items() if counts[key] == count]
+                lines.append(f"{title} over {count} layer{'s'[: count > 1]}: {', '.join(each)}")
         if self.floor is not None:
             lines.append(f"  floor: {self.floor}")
         if self.residual:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -382,4 +383,8 @@ def test_a_bound_that_is_too_loose_says_so_and_why_after_the_local_one():
     assert " ".join(lines).index("too loose to use as a bound") > " ".join(lines).index("around the first input")
     page = audit_report(found)
     assert 'class="verdict bad"' in page and page.index("too loose") > page.index("first input")
-    assert ns.audit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)).too_loose == ""
+    tight = ns.audit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
+    assert tight.too_loose == "" and str(tight.bracket) == f"{tight.bracket.lower} ≤ L ≤ {tight.bracket.upper}"
+    assert str(found.bracket).endswith("(too loose to use as a bound; region= asks about inputs like yours)")
+    elsewhere = replace(found.bracket, everywhere=False)
+    assert str(elsewhere).endswith("(too loose to use as a bound; see .notes, or try a smaller region)")

@@ -40,13 +40,14 @@ def bracket() -> go.Figure:
     audit = ns.audit(network(nn.LayerNorm, depth=6), inputs()[:8], local=False)
     rows = [row for row in audit.layers if row.upper_here is not None and row.separation is not None]
     places = [float(place) for place in range(1, len(rows) + 1)]
-    return lines(
+    drawn = lines(
         {
             "proved: at most": (places, [float(row.upper_here) for row in rows if row.upper_here is not None]),
             "two inputs: at least": (places, [float(row.separation) for row in rows if row.separation is not None]),
         },
         title="The bracket at every layer", x="layer (Linear and LN alternate)", y="from the input to this layer", log_y=True,
     )  # fmt: skip
+    return drawn.update_xaxes(tickvals=places, ticktext=[f"{place:.0f}" for place in places])
 
 
 def region() -> go.Figure:

@@ -13,6 +13,7 @@ import nbformat
 from mkdocs.structure.files import File
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
+from traitlets.config import Config
 
 ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md")
@@ -33,7 +34,8 @@ def on_files(files: Any, config: Any) -> Any:
 def executed(path: Path) -> str:
     """A notebook as Markdown, with what its cells show now; a cell that fails fails the build."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=LONGEST, resources={"metadata": {"path": str(ROOT)}}).execute()
+    private = Config({"KernelManager": {"transport": "ipc"}})  # over TCP, kernels warn that others could listen
+    NotebookClient(notebook, timeout=LONGEST, config=private, resources={"metadata": {"path": str(ROOT)}}).execute()
     body, _ = MarkdownExporter().from_notebook_node(notebook)
     return str(body)
 
@@ -43,4 +45,4 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for name in OUTSIDE:
         markdown = re.sub(rf"\]\(((?:\.\./)*)\.\./{name}", lambda match, name=name: f"]({match[1]}{name.lower()}", markdown)
         markdown = markdown.replace(f"]({name}", f"]({name.lower()}")
-    return markdown
+    return re.sub(r"\]\(((?:\.\./)*)\.\./examples/([\w-]+)\.ipynb", r"](\1examples/\2.md", markdown)

@@ -1,4 +1,4 @@
-"""What a sample does in each cell: how many samples, how far apart, how steep the loss, one row a pair of cell and label."""
+"""What a sample does in each cell: how many samples, how far apart, how steep the loss, one row per pair of cell and label."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def flatness(
     """
     chosen = np.asarray(sigmas, dtype=np.float64)
     if chosen.ndim != 1 or not len(chosen) or not (chosen > 0).all() or not (np.diff(chosen) > 0).all():
-        raise InputError("sigmas are positive standard deviations in increasing order, at least one")
+        raise InputError("sigmas must be positive and increasing, and there must be at least one")
     unknown = [kind for kind in kinds if kind not in _KINDS]
     if unknown or not kinds:
         raise InputError(f"a kind of noise must be one of {', '.join(_KINDS)}, got {unknown[0] if unknown else 'none'!r}")

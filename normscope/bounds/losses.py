@@ -159,14 +159,14 @@ def loss_of(loss: Union[str, Loss, Values], loss_bound: float | None = None) -> 
     """The loss of a name, one made by this module, or a callable with its bound."""
     if isinstance(loss, str):
         if loss not in NAMED:
-            raise InputError(f"loss is one of {', '.join(NAMED)}, or a callable with loss_bound=; not {loss!r}")
+            raise InputError(f"loss must be one of {', '.join(NAMED)}, or a callable with loss_bound=, got {loss!r}")
         loss = NAMED[loss]()
     if isinstance(loss, Loss):
         if loss_bound is not None and loss_bound != loss.bound:
             raise InputError(f"the {loss.name} loss is at most {loss.bound:g}: leave out loss_bound, or give a callable")
         return loss
     if not callable(loss):
-        raise InputError(f"loss is one of {', '.join(NAMED)}, or a callable with loss_bound=; not a {type(loss).__name__}")
+        raise InputError(f"loss must be one of {', '.join(NAMED)}, or a callable with loss_bound=, got {type(loss).__name__}")
     if loss_bound is None:
         raise InputError("a loss of your own needs loss_bound=C, the largest value that it can take")
     return Loss(getattr(loss, "__name__", type(loss).__name__), float(loss_bound), loss)

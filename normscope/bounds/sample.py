@@ -109,16 +109,6 @@ class Sample:
         """The share of samples with a wrong answer."""
         return float((~(self.margins > 0)).double().mean())
 
-    def outputs(self, batch: Batch) -> Any:
-        """The model's outputs on a batch, without a tape."""
-        with torch.no_grad():
-            return run(self.model, batch.call)
-
-    def walk(self) -> Iterator[tuple[Batch, Any]]:
-        """Every batch with the model's outputs, one more pass."""
-        for batch in self.batches:
-            yield batch, self.outputs(batch)
-
     def _of_classes(self, name: str) -> torch.Tensor:
         if name not in self.columns:
             raise NotApplicable("it needs margins and labels: outputs (samples, classes) and integer targets")

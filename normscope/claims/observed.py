@@ -13,7 +13,7 @@ from normscope.lab.experiment import Comparison, Results, find
 from normscope.lab.runner import AGREES, run_trials, verdict
 
 Changes = Mapping[str, str]  # of an experiment's settings, as words on a command line
-Sees = Callable[[Results], Results]  # what the judgement is given of what was measured
+Alteration = Callable[[Results], Results]  # of what was measured, before it is judged: mutants state something else
 
 
 def as_measured(results: Results) -> Results:
@@ -31,7 +31,7 @@ def exchanged(results: Results) -> Results:
     return Results([replace(t, parameters={**t.parameters, "normalizer": said(t.parameters["normalizer"])}) for t in results])
 
 
-def observation(experiment: str, seed: int, changes: Changes, stated: Sees = as_measured) -> Outcome:
+def observation(experiment: str, seed: int, changes: Changes, stated: Alteration = as_measured) -> Outcome:
     """What the lab says of a small run: every row of its judgement, and whether all in which the paper says something agree."""
     results = run_trials(experiment, {**changes, "seeds": f"[{seed}]"}, directory())
     rows = find(experiment).judge(stated(results))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.examples import dtype_of, random_example
-from normscope.cli.options import MODULE, seed_of
-from normscope.cli.output import STDOUT, JsonFile, check_writable, errors, progress, terminal, write_json, writing
+from normscope.cli.options import INPUT, MODULE, Batch, HtmlFile, JsonFile, Output, Weights, seed_of
+from normscope.cli.output import STDOUT, check_writable, errors, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 from normscope.core.text import visible
 
@@ -21,14 +20,12 @@ if TYPE_CHECKING:
 
 def audit(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"file.pt2, {MODULE}")],
-    inputs: Annotated[
-        list[str], typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
-    ],
-    batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    inputs: Annotated[list[str], INPUT],
+    batch: Batch = 8,
+    weights: Weights = None,
     trust: Annotated[bool, typer.Option("--trust", help="Load a file.pt2: it is inspected, but treat it as code.")] = False,
     mode: Annotated[str, typer.Option(metavar="eval|batch|train", help="batch: the whole batch as one input.")] = "eval",
-    output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
+    output: Output = None,
     region: Annotated[
         str | None,
         typer.Option(
@@ -50,9 +47,9 @@ def audit(
         str | None, typer.Option(metavar="DATA", help="Certified radii of labelled data: digits, or module:callable.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="How many samples --certify-radius takes.")] = 100,
-    effort: Annotated[float, typer.Option(min=0.0, help="How long to search for the lower bound.")] = 1.0,
+    effort: Annotated[float, typer.Option(min=0.0, help="How long to search, and how much a bound on a region may cost.")] = 1.0,
     json: JsonFile = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
+    html: HtmlFile = None,
     seed: Annotated[int, seed_of("the example, the search and a model's random weights")] = 0,
 ) -> None:
     """Bracket a model's Lipschitz constant and say what each layer does to it."""

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.doctor import SEVERITIES, fails
-from normscope.cli.output import STDOUT, JsonFile, check_writable, progress_bar, terminal, write_json, writing
+from normscope.cli.options import FailOn, HtmlFile, JsonFile, SarifFile
+from normscope.cli.output import STDOUT, check_writable, progress_bar, terminal, write_json, writing
 from normscope.core.errors import InputError
 from normscope.core.text import visible
 
@@ -29,17 +30,15 @@ def checkpoint(
         Path | None, typer.Option(metavar="FILE", help="A file that keeps results; by default beside the first output.")
     ] = None,
     json: JsonFile = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a web page.")] = None,
-    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
-    fail_on: Annotated[
-        str, typer.Option(metavar="error|warning|info|never", help="Exit with code 1 if a finding is at least this severe.")
-    ] = "error",
+    html: HtmlFile = None,
+    sarif: SarifFile = None,
+    fail_on: FailOn = "error",
 ) -> None:
     """Audit files of weights: proved norms, pairs of γ and weights, bounds on logits, findings."""
     if fail_on not in SEVERITIES:
-        raise InputError("--fail-on is error, warning, info or never")
+        raise InputError("--fail-on must be error, warning, info or never")
     if len(paths) > 1 and (html is not None or sarif is not None):
-        raise InputError("--html and --sarif are of one PATH: call it once for each")
+        raise InputError("--html and --sarif take one PATH: run the command once for each")
     check_writable(json, html, sarif, cache)
     from normscope._checkpoint.auditing import checkpoint as audit
     from normscope.findings.sarif import to_sarif

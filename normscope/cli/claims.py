@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
+from normscope.cli.options import JsonFile, seed_of
+from normscope.cli.output import check_writable, progress, terminal, write_json
 
 
 def claims(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normscope.cli.examples import dtype_of
-from normscope.cli.options import MODULE, seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json
+from normscope.cli.options import DataBatch, JsonFile, Module, Weights, seed_of
+from normscope.cli.output import check_writable, progress, terminal, write_json
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ LOSSES = ("cross_entropy", "mse", "model")
 
 
 def curvature(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
+    model: Module,
     data: Annotated[str, typer.Option(metavar="DATA", help="digits, or a callable that returns a dataset: module:callable.")],
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    weights: Weights = None,
     mode: Annotated[str, typer.Option(metavar="train|eval", help="train: BN with the statistics of each batch.")] = "train",
     quotient: Annotated[bool, typer.Option("--quotient", help="Also compute it with the model's symmetries divided out.")] = False,
     matrix: Annotated[str, typer.Option(metavar="hessian|gauss-newton", help="The matrix to analyse.")] = "hessian",
@@ -40,7 +39,7 @@ def curvature(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the largest eigenvalues.")] = 5,
     density: Annotated[bool, typer.Option("--density", help="Also estimate the density of all eigenvalues, for a report.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, if the data are tensors or a Dataset.")] = 256,
+    batch: DataBatch = 256,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in double precision.")] = False,
     json: JsonFile = None,
     seed: Annotated[int, seed_of("a model's random weights, dropout and the estimates")] = 0,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from normscope.cli.examples import dtype_of, random_example
-from normscope.cli.options import MODULE, seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.options import INPUT, Batch, JsonFile, Module, Weights, seed_of
+from normscope.cli.output import check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 
@@ -31,13 +31,11 @@ def diff(
 
 
 def fold(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
+    model: Module,
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where the folded weights go: a .safetensors file.")],
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, or name=3x32x32; once per input.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 4,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    inputs: Annotated[list[str] | None, INPUT] = None,
+    batch: Batch = 4,
+    weights: Weights = None,
     seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Fold normalization into the weights beside it and write the new state dict."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.examples import dtype_of, ids_of, random_example
-from normscope.cli.options import MODULE, seed_of
-from normscope.cli.output import STDOUT, JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.options import INPUT, Batch, FailOn, JsonFile, Module, Output, SarifFile, Weights, seed_of
+from normscope.cli.output import STDOUT, check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,13 +23,10 @@ SEVERITIES = ("error", "warning", "info", "never")
 
 
 def doctor(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)] = "",
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="SHAPE", help="One sample: 3x32x32, name=3x32x32, or input_ids:16:int; once per input."),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in the random example.")] = 8,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    model: Module = "",
+    inputs: Annotated[list[str] | None, INPUT] = None,
+    batch: Batch = 8,
+    weights: Weights = None,
     data: Annotated[str | None, typer.Option(metavar="DATA", help="Data: digits, or module:callable that returns some.")] = None,
     optimizer: Annotated[
         str | None,
@@ -38,7 +35,7 @@ def doctor(
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Samples per device and forward pass in training.")] = None,
     accumulation: Annotated[int | None, typer.Option(min=1, help="How many micro-batches are accumulated per step.")] = None,
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="A recorded run.")] = None,
-    output: Annotated[str | None, typer.Option(metavar="NAME", help="Which output, if the model has several.")] = None,
+    output: Output = None,
     select: Annotated[str, typer.Option(metavar="IDS", help="Run only these rules: NS1,NS203.")] = "",
     ignore: Annotated[str, typer.Option(metavar="IDS", help="Leave out these rules.")] = "",
     explain: Annotated[str | None, typer.Option(metavar="ID", help="Explain one rule and stop.")] = None,
@@ -50,11 +47,9 @@ def doctor(
         Path | None, typer.Option(metavar="FILE", help="Write all findings to a file of known findings.")
     ] = None,
     json: JsonFile = None,
-    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0.")] = None,
+    sarif: SarifFile = None,
     format: Annotated[str, typer.Option(metavar="text|github", help="The format of printed findings.")] = "text",
-    fail_on: Annotated[
-        str, typer.Option(metavar="error|warning|info|never", help="Exit with code 1 if a finding is at least this severe.")
-    ] = "error",
+    fail_on: FailOn = "error",
     seed: Annotated[int, seed_of("the example and a model's random weights")] = 0,
 ) -> None:
     """Find what is wrong with a model's normalization and say how to fix it."""
@@ -64,7 +59,7 @@ def doctor(
         print(explanation(explain))
         return
     if fail_on not in SEVERITIES or format not in ("text", "github"):
-        raise InputError("--fail-on is error, warning, info or never; --format is text or github")
+        raise InputError("--fail-on must be error, warning, info or never; --format must be text or github")
     if not model or not inputs:
         raise InputError("doctor needs a MODEL and its --input, such as: normscope doctor models.py:net --input 3x32x32")
     check_writable(json, sarif, write_baseline)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.options import MODULE, seed_of
-from normscope.cli.output import JsonFile, check_writable, progress, terminal, write_json, writing
+from normscope.cli.options import DataBatch, JsonFile, Module, Weights, seed_of
+from normscope.cli.output import check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ LOSSES = ("zero-one", "ramp", "l1")
 
 
 def generalization(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODULE)],
+    model: Module,
     train: Annotated[str, typer.Option(metavar="DATA", help="Training data: digits, or a callable: module:callable.")],
     held_out: Annotated[str | None, typer.Option(metavar="DATA", help="Data that training has not seen, in the same form.")] = None,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights: .safetensors, .pt or .pth.")] = None,
+    weights: Weights = None,
     initial: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights before training, for the prior of PAC-Bayes.")
     ] = None,
@@ -34,7 +34,7 @@ def generalization(
         list[str] | None, typer.Option("--select", "--only", metavar="NAME", help="Compute only this bound; may be repeated.")
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="Print every ingredient and assumption of every bound.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples per batch, if the data are tensors or a Dataset.")] = 256,
+    batch: DataBatch = 256,
     json: JsonFile = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Bounds, margins and flatness as figures on one page.")] = None,
     seed: Annotated[int, seed_of("a model's random weights, partitions and noise")] = 0,

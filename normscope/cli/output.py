@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -19,8 +18,6 @@ from normscope.core.text import inert, visible
 
 WIDTH = 100  # of what is printed into a file or a pipe
 STDOUT = Path("-")
-
-JsonFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON; - prints it and nothing else.")]
 
 
 def check_writable(*paths: Path | None) -> None:

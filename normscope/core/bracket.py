@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from normscope.core.region import Region
 
 WORST_INPUT = "The bound over all inputs is about the worst input imaginable; region= asks about inputs like yours."
+TOO_LOOSE = "too loose to use as a bound"
+LOOSE = 1e3  # upper/lower from which the upper side says nothing about the network
 WIDE = 1.01  # upper/lower from which it is worth a sentence where the gap comes from
 
 
@@ -88,9 +90,11 @@ class GapShare:
         """
         >>> print(GapShare("layer2.0", "relu", 31, 0.62))
         62 % of the gap comes from 31 ReLUs of layer2.0
+        >>> print(GapShare("relu", "relu", 2, 0.84))  # outside of any module
+        84 % of the gap comes from 2 ReLUs
         """
         kind = "ReLU" if self.operation == "relu" else f"{self.operation} unit"
-        of = f" of {self.where}" if self.where else ""
+        of = f" of {self.where}" if self.where not in ("", self.operation) else ""
         made = f"{self.units:,} {kind}{'s' if self.units != 1 else ''}" if self.units else self.operation
         return visible(f"{100 * self.share:.0f} % of the gap comes from {made}{of}")
 
@@ -224,6 +228,11 @@ class Bracket(Result):
             text.append("\n").append(visible(f"· {note}"), "dim")
         return text
 
+    @property
+    def loose(self) -> bool:
+        """Whether the upper side is finite and says nothing about the network."""
+        return self.upper is not None and self.upper.finite and bool(self.lower) and self.ratio > LOOSE
+
     def about_gap(self) -> list[str]:
         """What costs most, where both sides are apart."""
         return [f"{self.gap[0]}"] if self.gap and self.ratio > WIDE else []
@@ -240,5 +249,6 @@ class Bracket(Result):
     def __str__(self) -> str:
         if self.upper is None:
             return inert(f"{self.lower} ≤ L; upper none: {visible(self.reason)}")
-        text = f"{self.lower} ≤ L ≤ {self.upper}"
-        return inert(f"{text} ({visible(self.reason)})") if self.reason else text
+        advice = "region= asks about inputs like yours" if self.everywhere else "see .notes, or try a smaller region"
+        remark = visible(self.reason) or (f"{TOO_LOOSE}; {advice}" if self.loose else "")
+        return inert(f"{self.lower} ≤ L ≤ {self.upper}" + (f" ({remark})" if remark else ""))

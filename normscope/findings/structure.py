@@ -35,7 +35,8 @@ def redundant_bias(subject: Subject) -> Iterator[Hit]:
             continue
         if all(_removes_shift(node, reader) for reader in readers):
             removers = ", ".join(reader.path or reader.op for reader in readers)
-            yield Hit.at(node, f"its bias is removed by {removers}", parameters=bias.value.numel(), removed_by=removers)
+            message = f"its bias is removed by the normalizer{'s'[: len(readers) > 1]} {removers}"
+            yield Hit.at(node, message, parameters=bias.value.numel(), removed_by=removers)
 
 
 def _removes_shift(node: Node, reader: Node) -> bool:

@@ -138,8 +138,8 @@ class Subject:
     def bound(self) -> Magnitude | None:
         """A certified bound from quick norms; None without rules for all operations.
 
-        A zero-padded kernel reads an entry at most once a tap, so its norm is at most √taps that of its matrix; other padding may
-        repeat entries and is left to the rule itself.
+        Each tap of a zero-padded kernel reads an entry at most once, so its norm is at most √taps that of its matrix; other
+        padding may repeat entries and is left to the rule itself.
         """
         assert self.graph is not None
         quick = Known()

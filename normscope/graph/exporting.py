@@ -101,7 +101,10 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
             copy.deepcopy(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}") from error
+        wants_ids = any(isinstance(part, torch.nn.Embedding) for part in model.modules())
+        advice = "; ids must be integers (on the command line, input_ids:16:int)"
+        advice = advice if wants_ids and all(tensor.is_floating_point() for tensor in call.tensors) else ""
+        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}{advice}") from error
 
 
 @contextmanager

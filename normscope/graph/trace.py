@@ -151,7 +151,8 @@ class Conversion:
         if not self.inputs:
             raise InputError(
                 "no input is a floating-point tensor: ids and masks are not a metric space; "
-                "pass embeddings (for transformers models, inputs_embeds) as the example"
+                "pass embeddings as the example (transformers models take inputs_embeds; on the command line, "
+                "--input inputs_embeds=TOKENSxWIDTH)"
             )
         return values
 

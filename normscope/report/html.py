@@ -22,6 +22,7 @@ from normscope.report.theme import SCHEMES, label
 from normscope.version import __version__
 
 CONFIG = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+MOST_OPEN = 5  # items of a list that may be folded, up to which it is open
 SHORT = 12  # characters of a layer's name on a narrow screen
 WITHOUT = "Drawing… Without scripts there is no picture; the table below has its numbers."
 
@@ -95,11 +96,14 @@ def columns(children: Sequence[Child]) -> Markup:
     return element("div", list(children), class_="columns")
 
 
-def titled(title: str, items: Sequence[Child], kind: str) -> Markup | None:
-    """A list under its title; nothing where it is empty."""
+def titled(title: str, items: Sequence[Child], kind: str, fold: bool = False) -> Markup | None:
+    """A list under its title; nothing where it is empty. fold: of a long one the title alone is seen until it is opened."""
     if not items:
         return None
-    return element("div", element("h3", title, class_=kind), element("ul", [element("li", item) for item in items]))
+    listed = element("ul", [element("li", item) for item in items])
+    if fold and len(items) > MOST_OPEN:
+        return element("details", element("summary", element("h3", f"{title} ({len(items)})", class_=kind)), listed)
+    return element("div", element("h3", title, class_=kind), listed)
 
 
 def number(value: float | None) -> str:

@@ -305,7 +305,7 @@ def run_section(records: Sequence[Record]) -> Section:
         element("p", str(record["extent"])),
         titled("Notes", list(map(str, record["notes"])), "notes"),
         titled("What is not fine", problems, "wrong"),
-        titled("What is fine", list(map(str, record["fine"])), "right"),
+        titled("What is fine", list(map(str, record["fine"])), "right", fold=True),
         titled("Not judged", list(map(str, record["not_judged"])), "apart"),
     ]
     return Section(f"Run {record['name']}", str(record["headline"]), parts)

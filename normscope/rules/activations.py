@@ -39,8 +39,8 @@ USUAL = (
 class Entrywise(Rule):
     """y_i = φ(x_i): the gain is the largest |slope| that the values of x allow."""
 
-    def __init__(self, scalar: Callable[[Node], Scalar]) -> None:
-        self.scalar = scalar
+    def __init__(self, scalar: Scalar | Callable[[Node], Scalar]) -> None:
+        self.scalar: Callable[[Node], Scalar] = (lambda node: scalar) if isinstance(scalar, Scalar) else scalar
 
     def reading(self, node: Node) -> Activation:
         return Activation(node.op in KINKED, node.op in ("relu", "leaky_relu"), node.op in USUAL, lambda: self.scalar(node))
@@ -178,7 +178,7 @@ class ParametricReLU(Entrywise):
     """prelu(x)_c = max(x, 0) + w_c min(x, 0)."""
 
     def __init__(self) -> None:
-        super().__init__(lambda node: relu_with_slope(0.0))
+        super().__init__(relu_with_slope(0.0))
 
     def form(self, node: Node, forms: Forms) -> Form:
         """Homogeneous in x, while every slope must stay as it is."""
@@ -215,15 +215,6 @@ def number(value: object, default: float) -> float:
     if value is None:
         return default
     return float(value.value) if isinstance(value, Constant) else float(value)  # type: ignore[arg-type]
-
-
-def _leaky(node: Node) -> Scalar:
-    return relu_with_slope(number(node.args[1], 0.01))
-
-
-def _hardtanh(node: Node) -> Scalar:
-    low, high = number(node.argument(1, "min_val"), -1.0), number(node.argument(2, "max_val"), 1.0)
-    return clamped(low, high)
 
 
 def _clamp(node: Node) -> Scalar:
@@ -305,50 +296,37 @@ def _hardswish(node: Node) -> Scalar:
     )
 
 
-FIXED: dict[str, Callable[[], Scalar]] = {
-    "relu": lambda: relu_with_slope(0.0),
-    "relu6": lambda: clamped(0.0, 6.0),
-    "sigmoid": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
-    "tanh": lambda: smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "silu": lambda: sigmoid_gate(1.0),
-    "mish": lambda: smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
-    "hardsigmoid": lambda: piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
-    "log_sigmoid": lambda: smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
-    "softsign": lambda: smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "tanhshrink": lambda: smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0)), value_error=SATURATED),
-    "abs": lambda: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
-    "neg": lambda: piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
-}
-
-
-class Fixed(Entrywise):
-    """A function without parameters, made once."""
-
-    def __init__(self, make: Callable[[], Scalar]) -> None:
-        made = make()
-        super().__init__(lambda node: made)
-
-
-for _name, _make in FIXED.items():
-    register(_name, Fixed(_make))
-
-
-register("leaky_relu", Entrywise(_leaky))
-register("softplus", Softplus(_softplus))
-for _names, _scalar in {
-    ("elu", "selu", "celu"): _elu,
-    ("gelu",): _gelu,
-    ("quick_gelu",): lambda node: sigmoid_gate(node.args[1]),
-    ("hardtanh",): _hardtanh,
-    ("hardswish",): _hardswish,
-    ("softshrink",): lambda node: piecewise_linear(
+ACTIVATIONS: dict[str, Scalar | Callable[[Node], Scalar]] = {  # or of the node, where its arguments matter
+    "relu": relu_with_slope(0.0),
+    "relu6": clamped(0.0, 6.0),
+    "sigmoid": smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "tanh": smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "silu": sigmoid_gate(1.0),
+    "mish": smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
+    "hardsigmoid": piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
+    "log_sigmoid": smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
+    "softsign": smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "tanhshrink": smooth(functional.tanhshrink, (0.0,), ends=((-math.inf, 1.0), (math.inf, 1.0)), value_error=SATURATED),
+    "abs": piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]),
+    "neg": piecewise_linear(torch.neg, [-1.0, -1.0], [0.0]),
+    "leaky_relu": lambda node: relu_with_slope(number(node.args[1], 0.01)),
+    "elu": _elu,
+    "selu": _elu,
+    "celu": _elu,
+    "gelu": _gelu,
+    "quick_gelu": lambda node: sigmoid_gate(node.args[1]),
+    "hardtanh": lambda node: clamped(number(node.argument(1, "min_val"), -1.0), number(node.argument(2, "max_val"), 1.0)),
+    "hardswish": _hardswish,
+    "softshrink": lambda node: piecewise_linear(
         lambda x: functional.softshrink(x, number(node.args[1], 0.5)),
         [1.0, 0.0, 1.0],
         [-number(node.args[1], 0.5), number(node.args[1], 0.5)],
     ),
-}.items():
-    for _name in _names:
-        register(_name, Entrywise(_scalar))
+}
+
+for _name, _scalar in ACTIVATIONS.items():
+    register(_name, Entrywise(_scalar))
+register("softplus", Softplus(_softplus))
 
 
 class Clamp(Entrywise):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -11,7 +10,7 @@ from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
 from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below
 from normscope.graph.graph import Constant, Node
-from normscope.rules.activations import Entrywise, Fixed, number
+from normscope.rules.activations import Entrywise, number
 from normscope.rules.registry import Context, register
 from normscope.rules.scalars import UNBOUNDED, Function, Scalar, exponential, piecewise_linear, power, smooth
 
@@ -71,40 +70,40 @@ def _logit(node: Node) -> Scalar:
     return Scalar(lambda x: torch.logit(x, epsilon), clamped, turns, ends=((-top, 0.0), (top, 0.0)))
 
 
-FUNCTIONS: dict[str, Callable[[], Scalar]] = {
-    "erf": lambda: smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
-    "erfc": lambda: smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
-    "special_expit": lambda: smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
-    "deg2rad": lambda: Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
-    "rad2deg": lambda: Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
-    "sinh": lambda: Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
-    "cosh": lambda: Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
-    "exp2": lambda: exponential(2.0),
-    "log2": lambda: _logarithm(torch.log2, 2.0),
-    "log10": lambda: _logarithm(torch.log10, 10.0),
-    "atan": lambda: smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
-    "asinh": lambda: smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
-    "exp": lambda: Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
-    "expm1": lambda: Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
-    "log": lambda: _logarithm(torch.log, math.e),
-    "log1p": lambda: Scalar(
+FUNCTIONS: dict[str, Scalar] = {
+    "erf": smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
+    "erfc": smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
+    "special_expit": smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "deg2rad": Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
+    "rad2deg": Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
+    "sinh": Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
+    "cosh": Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
+    "exp2": exponential(2.0),
+    "log2": _logarithm(torch.log2, 2.0),
+    "log10": _logarithm(torch.log10, 10.0),
+    "atan": smooth(torch.atan, (0.0,), ends=((-math.pi / 2, 0.0), (math.pi / 2, 0.0))),
+    "asinh": smooth(torch.asinh, (0.0,), ends=((-math.inf, 0.0), (math.inf, 0.0))),
+    "exp": Scalar(torch.exp, torch.exp, ends=((0.0, 0.0), (math.inf, math.inf))),
+    "expm1": Scalar(torch.expm1, torch.exp, ends=((-1.0, 0.0), (math.inf, math.inf))),
+    "log": _logarithm(torch.log, math.e),
+    "log1p": Scalar(
         torch.log1p, lambda x: 1 / (1 + x), ends=((math.nan, math.nan), (math.inf, 0.0)), domain=(-1 + 2**-53, math.inf)
     ),
-    "asin": lambda: _inverse_sine(torch.asin, 1.0),
-    "acos": lambda: _inverse_sine(torch.acos, -1.0),
-    "atanh": lambda: Scalar(
+    "asin": _inverse_sine(torch.asin, 1.0),
+    "acos": _inverse_sine(torch.acos, -1.0),
+    "atanh": Scalar(
         torch.atanh,
         lambda x: ((1 - x) * (1 + x)).reciprocal(),
         turns=[(0.0, 1.0, 1.0)],
         ends=NOWHERE,
         domain=(-BELOW_ONE, BELOW_ONE),
     ),
-    "acosh": lambda: Scalar(
+    "acosh": Scalar(
         torch.acosh, lambda x: ((x - 1) * (x + 1)).rsqrt(), ends=(NOWHERE[0], (math.inf, 0.0)), domain=(1 + 2.0**-52, math.inf)
     ),
 }
-for _name, _make in FUNCTIONS.items():
-    register(_name, Fixed(_make))
+for _name, _scalar in FUNCTIONS.items():
+    register(_name, Entrywise(_scalar))
 for _name in ("pow", "square", "sqrt", "rsqrt", "reciprocal"):
     register(_name, Entrywise(_power))
 for _name in ("logit", "special_logit"):
@@ -115,7 +114,7 @@ class Wave(Entrywise):
     """sin and cos: slopes and values in [−1, 1], not followed any closer."""
 
     def __init__(self) -> None:
-        super().__init__(lambda node: piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
+        super().__init__(piecewise_linear(torch.abs, [-1.0, 1.0], [0.0]))
 
     def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full(bounds.shape, -1.0, dtype=torch.float64), torch.full(bounds.shape, 1.0, dtype=torch.float64)
@@ -131,7 +130,7 @@ class Tangent(Entrywise):
     """tan between two of its poles, with the slope 1 + tan²; nothing is bounded where values may reach a pole."""
 
     def __init__(self) -> None:
-        super().__init__(lambda node: UNBOUNDED)
+        super().__init__(UNBOUNDED)
 
     @staticmethod
     def _between_poles(bounds: Interval) -> torch.Tensor:

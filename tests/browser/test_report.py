@@ -117,9 +117,11 @@ def test_the_keyboard_reaches_everything(view):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.tagName + ' ' + document.activeElement.textContent.slice(0, 40)"))
     assert reached[:2] == ["BUTTON Light or dark", "A Summary"] and any(name.startswith("SUMMARY") for name in reached)
-    page.locator("summary").first.focus()
-    page.keyboard.press("Enter")
-    assert page.locator("details table").first.is_visible()
+    for place, inside in (("figure", "table"), (".verdict", "li")):
+        assert not page.locator(f"{place} details {inside}").first.is_visible()
+        page.locator(f"{place} summary").first.focus()
+        page.keyboard.press("Enter")
+        assert page.locator(f"{place} details {inside}").first.is_visible()
 
 
 def test_the_scheme_follows_the_reader_and_paper(view):

@@ -75,10 +75,10 @@ REGIONS = {
 }
 ENTRY_POINTS = {
     "audit": lambda model, x: ns.audit(model, x, effort=0.01),
-    "local_brackets": lambda model, x: ns.certify.local_brackets(model, x, x, 0.1, effort=0.01),
-    "certify_radius": lambda model, x: ns.certify.certify_radius(model, x, (x, torch.zeros(len(x), dtype=torch.long)), (0.1,)),
-    "weight_sensitivities": lambda model, x: ns.certify.weight_sensitivities(model, x, ns.Ball(x[0], 0.1)),
-    "wrt weights": lambda model, x: ns.lipschitz(model, x, ns.Ball(x[0], 0.1), wrt="weights"),
+    "local_brackets": lambda model, x: ns.certify.local_brackets(model, x, x, radius=0.1, effort=0.01),
+    "certify_radius": lambda model, x: ns.certify.certify_radius(model, x, (x, torch.zeros(len(x), dtype=torch.long)), radii=(0.1,)),
+    "weight_sensitivities": lambda model, x: ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1)),
+    "wrt weights": lambda model, x: ns.lipschitz(model, x, region=ns.Ball(x[0], 0.1), wrt="weights"),
     "normalizer_ablation": lambda model, x: ns.certify.normalizer_ablation(model, x, effort=0.01),
     "operator_norm": lambda model, x: ns.certify.operator_norm(model, tuple(x.shape[1:])),
     "symmetries": lambda model, x: ns.symmetries(model, x).check(),
@@ -126,7 +126,7 @@ COVERED = [
 def test_these_are_foreseen(name, region):
     """An answer, or an error that says what is wrong with the model."""
     try:
-        ns.lipschitz(MODELS[name], SAMPLE[None], REGIONS[region], effort=0.01)
+        ns.lipschitz(MODELS[name], SAMPLE[None], region=REGIONS[region], effort=0.01)
     except ns.NormscopeError as error:
         assert not isinstance(error, UnforeseenError)
 

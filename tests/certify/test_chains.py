@@ -249,7 +249,9 @@ def test_narrow_autoencoders_have_a_bracket(dims):
 def test_entrywise_functions_that_broadcast_are_no_part_of_a_chain():
     limits, first, second = torch.full((50, 5), -100.0), nn.Linear(4, 5), nn.Linear(5, 2)
     for region in (None, ns.Ball(torch.zeros(4), 0.1)):
-        found = ns.lipschitz(Function(lambda x: second(torch.clamp(first(x[:, None]), min=limits))), torch.zeros(1, 4), region)
+        found = ns.lipschitz(
+            Function(lambda x: second(torch.clamp(first(x[:, None]), min=limits))), torch.zeros(1, 4), region=region
+        )
         copies = math.sqrt(50) * float(torch.linalg.matrix_norm((second.weight @ first.weight).double(), 2))
         assert float(found.upper) >= copies * (1 - 1e-6)
 

@@ -37,9 +37,9 @@ def tripled(monkeypatch):
 
 ROADS = {
     "lipschitz": lambda model: ns.lipschitz(model, X),
-    "lipschitz on a region": lambda model: ns.lipschitz(model, X, ns.Ball(X[0], 0.1)),
+    "lipschitz on a region": lambda model: ns.lipschitz(model, X, region=ns.Ball(X[0], 0.1)),
     "audit": lambda model: ns.audit(model, X),
-    "local_brackets": lambda model: ns.certify.local_brackets(model, X, X, 0.1),
+    "local_brackets": lambda model: ns.certify.local_brackets(model, X, X, radius=0.1),
     "certify_radius": lambda model: ns.certify.certify_radius(model, X, (X, model(X).argmax(1))),
     "normalizer_ablation": lambda model: ns.certify.normalizer_ablation(model, X),
     "training_cost": lambda model: ns.bounds.training_cost(model, X),
@@ -56,7 +56,7 @@ def test_a_wrong_rule_is_caught(tripled, road):
 def test_a_wrong_sensitivity_is_caught(monkeypatch):
     monkeypatch.setattr(weights, "_input_size", lambda *_: Magnitude(1e-3))
     with pytest.raises(InternalError, match=r"weight exceeds the certified bound"):
-        ns.certify.weight_sensitivities(nn.Linear(3, 2), X, ns.Ball(X[0], 0.1))
+        ns.certify.weight_sensitivities(nn.Linear(3, 2), X, region=ns.Ball(X[0], 0.1))
 
 
 def test_a_contradiction_is_no_bare_assertion():
@@ -135,7 +135,7 @@ def test_labels_that_are_none_are_wrong_inputs(labels):
 @pytest.mark.parametrize("radii", [(-1.0,), (0.0,), (math.nan,), (math.inf,)])
 def test_radii_that_are_none_are_wrong_inputs(radii):
     with pytest.raises(ns.InputError, match="radii"):
-        ns.certify.certify_radius(nn.Linear(2, 2), torch.zeros(1, 2), (torch.zeros(1, 2), LABELS[:1]), radii)
+        ns.certify.certify_radius(nn.Linear(2, 2), torch.zeros(1, 2), (torch.zeros(1, 2), LABELS[:1]), radii=radii)
 
 
 def test_one_class_has_no_margin():

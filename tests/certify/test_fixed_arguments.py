@@ -31,10 +31,10 @@ POINTS, IDS = torch.zeros(2, 2), torch.tensor([0, 1])
     "ask",
     [
         lambda: ns.certify.certify_radius(Chosen(), (POINTS[:1], IDS[:1]), (POINTS, IDS, torch.tensor([0, 0]))),
-        lambda: ns.certify.local_brackets(Chosen(), (POINTS[:1], IDS[:1]), [(POINTS, IDS)], 0.1),
+        lambda: ns.certify.local_brackets(Chosen(), (POINTS[:1], IDS[:1]), [(POINTS, IDS)], radius=0.1),
         lambda: ns.audit(Chosen(), (POINTS[:1], IDS[:1]), data=[(POINTS, IDS)]),
-        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], torch.tensor(1.0)), [(POINTS, torch.tensor(70.0))], 0.1),
-        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], 1.0), [(POINTS, 70.0)], 0.1),
+        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], torch.tensor(1.0)), [(POINTS, torch.tensor(70.0))], radius=0.1),
+        lambda: ns.certify.local_brackets(Scaled(), (POINTS[:1], 1.0), [(POINTS, 70.0)], radius=0.1),
     ],
 )
 def test_samples_with_another_fixed_argument_are_refused(ask):

@@ -290,19 +290,15 @@ def forgets_other_owners(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Together, "sets", lambda self, columns, sets: 0 * self._norms(*self._split(columns, sets)).sum(1))
 
 
-@pytest.mark.parametrize("change", [gives_all_to_one_token, forgets_other_owners])
-def test_mutants_of_tokens_are_caught(change, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = tokens_in_heads(), torch.zeros(1, 3, 6, dtype=torch.float64)
-    graph, region = trace(model, x, "eval", None), Ball(x[0], 0.5)
-    found = affine_forms(graph, region)
-    assert found.plan.relays and not violations(graph, model, region, found, pairs=6, steps=30)
-    change(monkeypatch)
-    assert violations(graph, model, region, affine_forms(graph, region), pairs=6, steps=30)
-
-
-@pytest.mark.parametrize("change", [forgets_columns, halves_blocks])
-def test_mutants_are_caught(change, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = behind_a_relay(), torch.zeros(1, 2, 3, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("change", "make", "shape"),
+    [
+        (gives_all_to_one_token, tokens_in_heads, (3, 6)), (forgets_other_owners, tokens_in_heads, (3, 6)),
+        (forgets_columns, behind_a_relay, (2, 3)), (halves_blocks, behind_a_relay, (2, 3)),
+    ],
+)  # fmt: skip
+def test_mutants_are_caught(change, make, shape, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make(), torch.zeros(1, *shape, dtype=torch.float64)
     graph, region = trace(model, x, "eval", None), Ball(x[0], 0.5)
     found = affine_forms(graph, region)
     assert found.plan.relays and not violations(graph, model, region, found, pairs=6, steps=30)

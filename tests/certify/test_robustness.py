@@ -63,7 +63,7 @@ def test_the_search_finds_the_radius_from_any_start(radii):
     model = nn.Linear(6, 2, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.eye(2, 6))
-    found = ns.certify.certify_radius(model, X[:1], (X[:3], model(X[:3]).argmax(1)), radii)
+    found = ns.certify.certify_radius(model, X[:1], (X[:3], model(X[:3]).argmax(1)), radii=radii)
     for radius, margin in zip(found.radius, found.margin, strict=True):
         assert math.isclose(radius, margin / math.sqrt(2), rel_tol=1e-6)
 
@@ -72,7 +72,7 @@ def test_a_ball_without_a_bound_is_followed_by_smaller_ones():
     """1/x has no constant on a ball that holds 0."""
     model = nn.Sequential(Function(lambda x: 1 / x), nn.Linear(2, 2, bias=False)).double()
     x = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
-    found = ns.certify.certify_radius(model, x, (x, model(x).argmax(1)), [10.0])
+    found = ns.certify.certify_radius(model, x, (x, model(x).argmax(1)), radii=[10.0])
     assert 0 < found.radius[0] < 0.5
 
 
@@ -88,7 +88,7 @@ def test_samples_without_numbers_are_named(value):
     model = torch.nn.Linear(8, 3)
     for certify in (
         lambda: ns.certify.certify_radius(model, data, (data, torch.zeros(3))),
-        lambda: ns.certify.local_brackets(model, data, data, 0.1),
+        lambda: ns.certify.local_brackets(model, data, data, radius=0.1),
     ):
         with pytest.raises(ns.InputError, match="sample 2 of the data holds NaN or infinity"):
             certify()

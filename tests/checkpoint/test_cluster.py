@@ -40,7 +40,7 @@ def test_a_killed_node_loses_nothing(cluster: Any, tmp_path: Path) -> None:
 
     def kill() -> None:
         while not at_the_kill and not ended.wait(0.05):
-            at_the_kill.extend(at_work(raylet))
+            at_the_kill.extend(children(raylet, b"_on_node"))
         cluster.remove_node(node, allow_graceful=False)
 
     thread = threading.Thread(target=kill, daemon=True)
@@ -54,8 +54,8 @@ def test_a_killed_node_loses_nothing(cluster: Any, tmp_path: Path) -> None:
     assert found.to_dict() == ns.checkpoint(path).to_dict()
 
 
-def at_work(raylet: int) -> list[int]:
-    """Workers of a node that work on a tensor now: Ray names its processes after what they do."""
+def children(parent: int, word: bytes) -> list[int]:
+    """Processes of a parent that live and have this word in their command line: Ray names its own after what they do."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -63,7 +63,8 @@ def at_work(raylet: int) -> list[int]:
             title = (path.parent / "cmdline").read_bytes()
         except OSError:  # it ended meanwhile
             continue
-        if int(rest.split()[1]) == raylet and b"_on_node" in title:
+        state, started_by = rest.split()[:2]
+        if int(started_by) == parent and state != "Z" and word in title:
             found.append(int(path.parent.name))
     return found
 
@@ -79,7 +80,7 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
 
     def done(name: str, *_: int) -> None:
         names.append(name)
-        alive = workers()  # none where what was done before the last kill is still being told
+        alive = children(os.getpid(), b"spawn_main")  # none where what was done before the last kill is still being told
         if len(killed) < 3 and alive:
             killed.append(alive[0])
             os.kill(alive[0], signal.SIGKILL)
@@ -88,20 +89,6 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     assert len(set(killed)) == 3
     assert sorted(names) == sorted(state)
     assert found.to_dict() == ns.checkpoint(path).to_dict()
-
-
-def workers() -> list[int]:
-    """Processes that this one spawned to work."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            _, _, rest = path.read_text().rpartition(")")
-            title = (path.parent / "cmdline").read_bytes()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(rest.split()[1]) == os.getpid() and rest.split()[0] != "Z" and b"spawn_main" in title:
-            found.append(int(path.parent.name))
-    return found
 
 
 @pytest.mark.full

@@ -78,7 +78,7 @@ def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
     make, example = MODELS[name]
     model = make().train()
     twin, any_moved = moved(model, example, 1)
-    found = ns.diff(model.double(), twin, example, mode="train")
+    found = ns.diff(model.double(), twin, example=example, mode="train")
     assert any_moved and found.same is True and found.first is None, found.explanation
     assert "train" in found.mode and found.defect < 0.01
     weights = [
@@ -90,7 +90,7 @@ def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
     with torch.no_grad():
         value = dict(twin.named_parameters())[chosen].view(-1)
         value[int(value.abs().argmax())] *= 1.01
-    changed = ns.diff(model, twin, example, mode="train")
+    changed = ns.diff(model, twin, example=example, mode="train")
     assert changed.same is False and changed.first == chosen, (chosen, changed.explanation)
 
 
@@ -109,9 +109,9 @@ def test_rows_of_a_vocabulary_that_no_input_reads_are_not_called_the_same():
     with torch.no_grad():
         twin[0].weight[40] += torch.randn(8)
     ids = torch.arange(10).reshape(2, 5)
-    assert ns.diff(model, twin, ids).same is not True
+    assert ns.diff(model, twin, example=ids).same is not True
     twin = copy.deepcopy(model)
-    assert ns.diff(model, twin, ids).same is True
+    assert ns.diff(model, twin, example=ids).same is True
 
 
 def test_a_dead_unit_is_not_called_the_same():
@@ -121,14 +121,14 @@ def test_a_dead_unit_is_not_called_the_same():
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin[2].weight[:, 0] += 1.0
-    assert ns.diff(model, twin, torch.randn(4, 4)).same is not True
+    assert ns.diff(model, twin, example=torch.randn(4, 4)).same is not True
 
 
 def test_another_epsilon_is_another_function():
     model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
     twin = copy.deepcopy(model)
     twin[1].eps = 1e-3
-    found = ns.diff(model, twin, torch.randn(4, 4))
+    found = ns.diff(model, twin, example=torch.randn(4, 4))
     assert found.same is False and found.first == "1"
 
 
@@ -137,10 +137,10 @@ def test_the_first_layer_that_adds_an_error_is_named():
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin[2].weight += 1e-3
-    found = ns.diff(model, twin, torch.randn(4, 4), mode="eval")
+    found = ns.diff(model, twin, example=torch.randn(4, 4), mode="eval")
     assert found.first == "2.weight" and any("adds an error" in note and note.endswith("2") for note in found.notes)
 
 
 def test_an_example_is_for_modules(tmp_path):
     with pytest.raises(ns.InputError, match="two modules"):
-        ns.diff(tmp_path, tmp_path, torch.randn(1, 4))
+        ns.diff(tmp_path, tmp_path, example=torch.randn(1, 4))

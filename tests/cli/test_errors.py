@@ -26,12 +26,17 @@ class Two(nn.Module):
 
 def broken():
     raise RuntimeError("no data today")
+
+def words():
+    return nn.Embedding(5, 4)
 """
 
 MISTAKES = {  # command line → what the error says
     "audit network.py:made --input 64": "has no 'made': did you mean make?",
     "audit network.py:make --input 6,2": "is not a shape",
     "audit network.py:make --input 7": "does not run on inputs of shape",
+    "audit network.py:words --input 3": "ids must be integers",
+    "audit network.py:words --input input:3:int": "--input inputs_embeds=TOKENSxWIDTH",
     "audit network.py:make --input 64 --mode test": "mode must be one of",
     "audit network.py:make": "--input",
     "audit network.py:make --input 64 --batch 0": "--batch",

@@ -18,6 +18,7 @@ from torch import nn
 import normscope as ns
 from normscope._watch.columns import METRICS, SCALARS
 from normscope.cli import app
+from normscope.report.html import MOST_OPEN, titled
 from normscope.report.markup import element, table
 from normscope.report.run_page import COLUMNS, distinct_names, run_report
 from normscope.report.snapshot import Snapshot
@@ -93,6 +94,13 @@ def test_words_come_first_and_name_the_layer(tmp_path):
     ]
     assert order == sorted(order)
     assert "finished" in words and "SGD" in words and "normscope" in words
+
+
+def test_a_long_list_of_what_is_fine_is_folded():
+    assert "<details" not in str(titled("What is fine", ["a"] * MOST_OPEN, "right", fold=True))
+    folded = str(titled("What is fine", ["a"] * (MOST_OPEN + 1), "right", fold=True))
+    assert folded.startswith("<details>") and f"What is fine ({MOST_OPEN + 1})" in folded
+    assert "<details" not in str(titled("What is not fine", ["a"] * 50, "wrong"))
 
 
 def renamed(path: Path, names: list[str]) -> Path:

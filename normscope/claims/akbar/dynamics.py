@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from normscope.claims.akbar.derivatives import scale_free_loss
-from normscope.claims.akbar.symmetry import LAYER_AXIS, Layer, parameters, random_layer, weight_norm_output, with_parameters
+from normscope.claims.akbar.symmetry import (
+    LAYER_AXIS,
+    Normalized,
+    parameters,
+    random_layer,
+    weight_norm_output,
+    with_parameters,
+)
 from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
 from normscope.claims.ledger import claim
 from normscope.claims.verdicts import Case, Outcome, identity, presence, upper_bound
@@ -81,7 +88,7 @@ def flow(loss: Map, start: Tensor) -> Tensor:
     return integrated(lambda w: -gradient(loss, w), start)
 
 
-def layer_norm_loss(generator: torch.Generator) -> tuple[Layer, Map]:
+def layer_norm_loss(generator: torch.Generator) -> tuple[Normalized, Map]:
     """A layer with LN, tanh (smooth, so that the flow can be integrated to high order) and a readout: the loss of (W, b)."""
     layer, x = random_layer(generator, LAYER_AXIS), normal(generator, 12, 5)
     readout, targets = normal(generator, 4), normal(generator, 12)

@@ -21,7 +21,7 @@ VISIBLE = 1e-6  # a relative change that counts
 
 
 @dataclass(frozen=True)
-class Layer:
+class Normalized:
     """a = γ · normalize(xWᵀ + b) + β, along the batch (BN) or along the features (LN)."""
 
     weight: Tensor
@@ -33,27 +33,27 @@ class Layer:
     def __call__(self, x: Tensor, epsilon: float = 0.0) -> Tensor:
         return self.gamma * standardize(x @ self.weight.T + self.bias, self.axis, epsilon) + self.beta
 
-    def scaled(self, c: float | Tensor) -> Layer:
+    def scaled(self, c: float | Tensor) -> Normalized:
         """(W, b) → (cW, cb); a tensor c has one factor per neuron."""
         rows = c[:, None] if isinstance(c, Tensor) else c
         return replace(self, weight=rows * self.weight, bias=c * self.bias)
 
 
-def random_layer(generator: torch.Generator, axis: int) -> Layer:
+def random_layer(generator: torch.Generator, axis: int) -> Normalized:
     weight = normal(generator, OUTPUTS, INPUTS)
     bias, gamma, beta = normal(generator, 3, OUTPUTS)
-    return Layer(weight, bias, gamma, beta, axis)
+    return Normalized(weight, bias, gamma, beta, axis)
 
 
-Change = Callable[[Layer, float], Layer]
+Change = Callable[[Normalized, float], Normalized]
 
 
-def scale_all(layer: Layer, c: float) -> Layer:
+def scale_all(layer: Normalized, c: float) -> Normalized:
     """(W, b) → (cW, cb)."""
     return layer.scaled(c)
 
 
-def scale_and_divide_gamma(layer: Layer, c: float) -> Layer:
+def scale_and_divide_gamma(layer: Normalized, c: float) -> Normalized:
     """(W, b, γ) → (cW, cb, γ/c)."""
     return replace(layer.scaled(c), gamma=layer.gamma / c)
 
@@ -68,7 +68,7 @@ def invariance_cases(generator: torch.Generator, axis: int, stated: Change, corr
     return cases
 
 
-def defect(layer: Layer, x: Tensor, c: float) -> float:
+def defect(layer: Normalized, x: Tensor, c: float) -> float:
     """How much the output changes with ε = 1e-5 when (W, b) is scaled by c."""
     before = layer(x, EPSILON)
     return float((layer.scaled(c)(x, EPSILON) - before).norm() / before.norm())
@@ -156,21 +156,21 @@ def gradient_is_orthogonal(
     return identity(cases)
 
 
-def layer_gradient(layer: Layer, x: Tensor, generator: torch.Generator) -> Tensor:
+def layer_gradient(layer: Normalized, x: Tensor, generator: torch.Generator) -> Tensor:
     """∇ of a random loss of relu(layer(x)) with respect to (W, b), as one vector."""
     readout, targets = normal(generator, OUTPUTS), normal(generator, len(x))
     return gradient(lambda p: (with_parameters(layer, p)(x).relu() @ readout - targets).square().mean(), parameters(layer))
 
 
-def parameters(layer: Layer) -> Tensor:
+def parameters(layer: Normalized) -> Tensor:
     return torch.cat([layer.weight.flatten(), layer.bias])
 
 
-def with_parameters(layer: Layer, vector: Tensor) -> Layer:
+def with_parameters(layer: Normalized, vector: Tensor) -> Normalized:
     return replace(layer, weight=vector[: -len(layer.bias)].reshape(layer.weight.shape), bias=vector[-len(layer.bias) :])
 
 
-def scale_and_shift(layer: Layer, c: float) -> Layer:
+def scale_and_shift(layer: Normalized, c: float) -> Normalized:
     """(W, b) → (cW, cb + c)."""
     return replace(layer.scaled(c), bias=c * layer.bias + c)
 
@@ -243,7 +243,7 @@ def nullity(matrix: Tensor) -> int:
 
 def _jacobian_of_layer(x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:
     ones = torch.ones_like(bias)
-    layer = Layer(weight, bias, ones, 0 * ones, axis)
+    layer = Normalized(weight, bias, ones, 0 * ones, axis)
     return jacobian(lambda p: with_parameters(layer, p)(x), parameters(layer))
 
 

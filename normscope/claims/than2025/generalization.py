@@ -217,11 +217,6 @@ def chosen_after(size: int, risk: float) -> float:
     return uncertainty(1, 2, size)
 
 
-def chosen_before(size: int, risk: float) -> float:
-    """(13) on one cell, fixed beforehand: f jumps inside of it, no L exists, and the bound is C."""
-    return LOSS_BOUND
-
-
 @claim("T-T20-partition")
 def partition_from_the_sample(generator: torch.Generator, stated: Callable[[int, float], float] = chosen_after) -> Outcome:
     """P uniform on [0, 1], m samples, X_1 = balls of radius 1/(200 m) around them, X_2 = the rest, f = 0 on X_1 and 1 on X_2.

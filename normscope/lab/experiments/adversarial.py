@@ -44,7 +44,7 @@ class AttackSettings(TrainingSettings):
 
 def trials(settings: AttackSettings, seed: int) -> dict[str, Attacked]:
     if min(settings.attacked, settings.certified) < 1:
-        raise InputError("attacked and certified are at least 1 sample")
+        raise InputError("attacked and certified must be at least 1")
     return {
         label: Attacked(**vars(training), attacked=settings.attacked, certified=settings.certified)
         for label, training in with_and_without(settings, seed).items()

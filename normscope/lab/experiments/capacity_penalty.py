@@ -43,7 +43,7 @@ class PenaltySettings(TrainingSettings):
 
 def trials(settings: PenaltySettings, seed: int) -> dict[str, Penalized]:
     if 0.0 not in settings.penalties or len(settings.penalties) < 2:
-        raise InputError("penalties holds 0 and at least one other: they are compared")
+        raise InputError("penalties must hold 0 and at least one other: they are compared")
     return {
         f"{network} {normalizer}, penalty {penalty:g}": Penalized(
             **vars(settings.training(network, normalizer, seed)), penalty=penalty

@@ -53,7 +53,7 @@ class Descent:
 
 def trials(settings: ConditioningSettings, seed: int) -> dict[str, Descent]:
     if "none" not in settings.normalizers or len(settings.normalizers) < 2:
-        raise InputError("normalizers holds none and at least one other, such as none,batch: they are compared")
+        raise InputError("normalizers must hold none and at least one other, such as none,batch: they are compared")
     pairs = [(kind, rate) for kind in settings.normalizers for rate in settings.learning_rates]
     recipe = (settings.data, settings.width, settings.depth, settings.steps)
     return {f"{kind} rate {rate:g}": Descent(kind, rate, *recipe) for kind, rate in pairs}

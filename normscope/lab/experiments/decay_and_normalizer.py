@@ -31,7 +31,7 @@ class DecaySettings(TrainingSettings):
 
 def trials(settings: DecaySettings, seed: int) -> dict[str, Training]:
     if 0.0 not in settings.decays or len(settings.decays) < 2 or not {"none", "batch"} <= set(settings.normalizers):
-        raise InputError("decays holds 0 and at least one other, and normalizers holds none and batch: they are compared")
+        raise InputError("decays must hold 0 and at least one other, and normalizers must hold none and batch: they are compared")
     return {
         f"{network} {normalizer}, λ = {decay:g}": settings.training(network, normalizer, seed, weight_decay=decay)
         for network in settings.networks

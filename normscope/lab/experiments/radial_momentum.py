@@ -51,7 +51,7 @@ class MomentumSettings(Settings):
 
 def trials(settings: MomentumSettings, seed: int) -> dict[str, Coasting]:
     if settings.steps < 1 or not settings.momenta or not all(0 <= momentum < 1 for momentum in settings.momenta):
-        raise InputError("steps is at least 1, and momenta are numbers from 0 to below 1")
+        raise InputError("steps must be at least 1, and momenta must be from 0 to below 1")
     usual = Coasting(data=settings.data, width=settings.width, depth=settings.depth, steps=settings.steps, rate=settings.rate)
     found = {f"momentum {momentum:g}": replace(usual, momentum=momentum) for momentum in settings.momenta}
     largest = max(settings.momenta)

@@ -27,7 +27,7 @@ class BatchSettings(TrainingSettings):
 
 def trials(settings: BatchSettings, seed: int) -> dict[str, Training]:
     if min(settings.sizes, default=0) < 2:
-        raise InputError("sizes are at least 2: a batch of one has no batch statistics")
+        raise InputError("sizes must be at least 2: a batch of one has no batch statistics")
     pairs = [(normalizer, size) for normalizer in settings.normalizers for size in settings.sizes]
     return {f"{normalizer}, {size}": settings.training("mlp", normalizer, seed, batch_size=size) for normalizer, size in pairs}
 

@@ -39,9 +39,9 @@ def mlp(
     enters each linear layer but the first. generator: of the weights, and of what drops; without one they are the same every time.
     """
     if min(width, depth, inputs, classes) < 1:
-        raise InputError(f"width, depth, inputs and classes are at least 1; got {width}, {depth}, {inputs} and {classes}")
+        raise InputError(f"width, depth, inputs and classes must be at least 1, got {width}, {depth}, {inputs} and {classes}")
     if normalized is not None and not (0 <= normalized < depth and (normalizer == "none" or has_layer(normalizer))):
-        raise InputError(f"normalized is from 0 to {depth - 1}, the hidden layers, with a normalizer that is a layer")
+        raise InputError(f"normalized must be from 0 to {depth - 1}, the hidden layers, with a normalizer that is a layer")
     if activation not in ACTIVATIONS:
         raise InputError(f"no activation {activation!r}: choose from {', '.join(ACTIVATIONS)}")
     generator = generator or torch.Generator().manual_seed(0)

@@ -62,7 +62,7 @@ def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("adversarial", {"certified": "0"}, "at least 1 sample"),
+        ("adversarial", {"certified": "0"}, "must be at least 1"),
         ("gradient-explosion", {"depth": "4"}, "depth of at least 6"),
         ("gradient-explosion", {"small_batch": "3"}, "batches of at least 4"),
         ("radial-momentum", {"momenta": "0.5,1.0"}, "from 0 to below 1"),
@@ -70,10 +70,10 @@ def test_a_normalizer_that_is_left_out_decides_nothing(name: str, tmp_path: Path
         ("small-batches", {"sizes": "1,128"}, "at least 2"),
         ("capacity-count", {"normalizers": "batch"}, "one per network: 2, got 1"),
         ("dropout-batchnorm", {"rates": "1.0"}, "less than 1"),
-        ("capacity-penalty", {"penalties": "0.1"}, "holds 0 and at least one other"),
-        ("decay-and-normalizer", {"decays": "0.0"}, "holds 0 and at least one other"),
+        ("capacity-penalty", {"penalties": "0.1"}, "must hold 0 and at least one other"),
+        ("decay-and-normalizer", {"decays": "0.0"}, "must hold 0 and at least one other"),
         ("prenorm-depth", {"networks": '{"mlp":{}}'}, "about transformers, gpt and vit, not mlp"),
-        ("conditioning", {"normalizers": "batch"}, "holds none and at least one other"),
+        ("conditioning", {"normalizers": "batch"}, "must hold none and at least one other"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(name: str, changes: dict[str, str], words: str, tmp_path: Path) -> None:
