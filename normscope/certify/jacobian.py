@@ -91,7 +91,7 @@ def carried(
 
         units = torch.zeros(last - first, total, dtype=torch.float64)
         units[torch.arange(last - first), torch.arange(first, last)] = 1.0
-        columns = _split(linearized, units)
+        columns = split(linearized, units)
         for node, part in columns.items():
             visit(node, part)
         linearized.carry(columns, reached, visit)
@@ -131,14 +131,14 @@ def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, 
         if node in nodes:
             found[node] = columns.square().mean(0).sqrt()
 
-    starts = _split(linearized, columns)
+    starts = split(linearized, columns)
     for node, part in starts.items():
         visit(node, part)
     linearized.carry(starts, behind(graph, graph.inputs), visit)
     return found
 
 
-def _split(linearized: Linearized, columns: torch.Tensor) -> dict[Node, torch.Tensor]:
+def split(linearized: Linearized, columns: torch.Tensor) -> dict[Node, torch.Tensor]:
     """Columns over all inputs, as those of each."""
     inputs = linearized.graph.inputs
     parts = columns.split([math.prod(node.shape) for node in inputs], 1)

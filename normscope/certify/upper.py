@@ -100,15 +100,22 @@ def forward_pass(
     partial: bool = False,
     forms: AffineForms | None = None,
 ) -> Pass:
-    """The facts of every node, on a region with what relaxations and affine forms know better."""
-    unknown = None
+    """The facts of every node, on a region with what relaxations and affine forms know better.
+
+    Forms that cost much are rehearsed, and left out where they cannot give less than the pass without them.
+    """
+    unknown, forms = None, AffineForms(graph) if forms is None else forms
     try:
         check_rules(graph)
     except Refusal as refusal:
         if not partial:
             raise
         unknown = refusal
-    return Pass(graph, region, known, report, (relaxation(graph), forms or AffineForms(graph)), partial, unknown)
+    if region is not None and forms.dear:
+        without = Pass(graph, region, known, report, (relaxation(graph),), partial, unknown)
+        if not forms.rehearse(without):
+            return without
+    return Pass(graph, region, known, report, (relaxation(graph), forms), partial, unknown)
 
 
 def checked_pass(graph: Graph, region: Region | None = None, forms: AffineForms | None = None) -> Pass:

@@ -89,6 +89,8 @@ def euclidean_norm(values: torch.Tensor, dim: int | tuple[int, ...] | None = Non
     if not values.numel():
         return torch.linalg.vector_norm(values, dim=axes)
     largest = values.abs().amax(axes, keepdim=True)
+    if bool(((largest == 0) | ((largest > 1e-120) & (largest < 1e120))).all()):  # no square that counts is lost as it is
+        return torch.linalg.vector_norm(values, dim=axes)
     exponents = torch.frexp(torch.where((largest > 0) & largest.isfinite(), largest, 1.0)).exponent
     scaled = torch.ldexp(torch.ldexp(values, -(exponents // 2)), exponents // 2 - exponents)  # 2^1074 alone overflows
     found = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True)
