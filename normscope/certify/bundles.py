@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.symbols import SUMMED, Symbols
-from normscope.core.rounding import SQUARES_LOST
+from normscope.certify.symbols import Symbols
+from normscope.core.rounding import SQUARES_LOST, SUMMED
 from normscope.rules.remainder import Sets
 
 

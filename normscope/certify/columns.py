@@ -264,12 +264,21 @@ class Linearized:
         chunks = -(-columns // self.chunk(nodes, wanted))
         return sum(columns * self.costs[node] + chunks * CALL for node in nodes)
 
-    def carry(self, starts: Mapping[Node, torch.Tensor], behind: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:
+    def carry_inputs(self, columns: torch.Tensor, visit: Visit) -> None:
+        """Show `visit` columns over all inputs, (columns, entries), there and at every node behind."""
+        inputs = self.graph.inputs
+        parts = columns.split([math.prod(node.shape) for node in inputs], 1)
+        starts = {node: part.reshape(-1, *node.shape) for node, part in zip(inputs, parts, strict=True)}
+        for node, part in starts.items():
+            visit(node, part)
+        self.carry(starts, behind(self.graph, inputs), visit)
+
+    def carry(self, starts: Mapping[Node, torch.Tensor], nodes: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:
         """Show `visit` the columns at every node behind the starting ones; return those that something else may read."""
         values = dict(starts)
         count = len(next(iter(values.values())))
         with torch.no_grad():
-            for node in behind:
+            for node in nodes:
                 arriving = [
                     values[source] if source in values else torch.zeros((count, *source.shape), dtype=torch.float64)
                     for source in dict.fromkeys(node.inputs)

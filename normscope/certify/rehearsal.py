@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from normscope.certify.columns import behind, rule_of
-from normscope.certify.jacobian import split
+from normscope.certify.columns import rule_of
 from normscope.certify.passing import Pass
 from normscope.graph.graph import Node
 from normscope.rules.remainder import Remainder, Sets
@@ -80,11 +79,8 @@ def rehearsed(facts: Pass) -> Rehearsal:
 
     columns = torch.zeros(3 * PROBES, sum(math.prod(node.shape) for node in graph.inputs), dtype=torch.float64)
     columns[kinds[0]].normal_(generator=generator)
-    starts = split(linearized, columns)
-    for node, part in starts.items():
-        visit(node, part)
     try:
-        linearized.carry(starts, behind(graph, graph.inputs), visit)
+        linearized.carry_inputs(columns, visit)
     except _Unknown:
         return Rehearsal()
     return made if math.isfinite(made.bound) else Rehearsal()

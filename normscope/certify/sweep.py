@@ -23,9 +23,9 @@ from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
-from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
+from normscope.certify.symbols import Part, Symbols, Tally, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
-from normscope.core.rounding import above, length
+from normscope.core.rounding import SUMMED, above, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
 from normscope.rules.registry import Rule
