@@ -53,7 +53,7 @@ def rehearsed(facts: Pass) -> Rehearsal:
     assert region is not None
     linearized = facts.known.derivative_at(graph, region.middle, facts).linearized
     generator = torch.Generator().manual_seed(0)
-    curved = [node for node in graph.nodes if not node.is_input and not rule_of(node).linear(node)]
+    curved = {node for node in graph.nodes if not node.is_input and not rule_of(node).linear(node)}
     read = {graph.output, *(source for node in curved for source in node.inputs)}
     away, moves = _Guessed(), _Guessed()
     kinds = slice(0, PROBES), slice(PROBES, 2 * PROBES), slice(2 * PROBES, 3 * PROBES)  # of J, of symbols in both sweeps
@@ -66,7 +66,7 @@ def rehearsed(facts: Pass) -> Rehearsal:
                 if remainder is None:
                     raise _Unknown
                 columns[kind] += _symbols(remainder, generator)
-            made.shares[node] = float((remainder.scale * remainder.entries != 0).double().mean())
+                made.shares[node] = float((remainder.scale * remainder.entries != 0).double().mean())
         if node in read:
             straight = columns[kinds[0]].square().mean(0).sqrt()
             far, wide = (columns[kind].abs().median(0).values for kind in kinds[1:])
