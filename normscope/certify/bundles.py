@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.symbols import SUMMED, Symbols
-from normscope.core.rounding import SQUARES_LOST
+from normscope.certify.symbols import Symbols
+from normscope.core.rounding import SQUARES_LOST, SUMMED
 from normscope.rules.remainder import Sets
 
 
@@ -49,9 +49,7 @@ class Apart:
         return cls(sizes, limits, member)
 
     def size(self, flat: torch.Tensor) -> float:
-        norms = torch.linalg.vector_norm(flat, dim=1) + SQUARES_LOST
-        norms = norms if self.member is None else (self.member @ norms.square()).sqrt() + SQUARES_LOST
-        return float(self.limits @ norms) * SUMMED
+        return float(self.limits @ self._norms(flat)) * SUMMED
 
     def entries(self, flat: torch.Tensor) -> torch.Tensor:
         found = self.sizes @ flat.abs()
@@ -63,7 +61,7 @@ class Apart:
         return self.limits @ self._norms(sets.split(columns))
 
     def _norms(self, split: torch.Tensor) -> torch.Tensor:
-        """Frobenius norms of blocks, (sets here, sets there), of (symbols, sets there, size)."""
+        """Frobenius norms of blocks, (sets here, …), of (symbols, …, size)."""
         norms = torch.linalg.vector_norm(split, dim=-1) + SQUARES_LOST
         return norms if self.member is None else (self.member @ norms.square()).sqrt() + SQUARES_LOST
 

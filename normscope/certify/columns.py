@@ -20,9 +20,11 @@ from normscope.rules.attention import probabilities
 from normscope.rules.normalizers import channel_tensor
 from normscope.rules.readings import Attention, LinearMap, Normalizer
 from normscope.rules.registry import Context, Rule, registry
+from normscope.rules.remainder import Sizes
 
 CALL = 30_000  # entries that cost as much as one call of a node's map
 PRODUCTS = 40  # of a sum, that cost as much as an entry
+MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
 CACHED = 250_000  # entries of columns that are carried together, if that is enough: they stay in the cache
 PATCHES = 600_000  # entries of the patches that are multiplied by a kernel in one go: they stay in the cache
 
@@ -93,7 +95,7 @@ def _convolution_map(product: LinearMap) -> Map:
     how, weight = product.kernel, product.matrix()
     assert how is not None
     (down, right), (top, left), (rows, columns) = how.stride, how.padding, product.weight.shape[2:]
-    matrix = weight.reshape(len(weight), -1, rows, columns).permute(2, 3, 1, 0).reshape(-1, len(weight)).contiguous()
+    matrix = weight.reshape(len(weight), -1, rows, columns).permute(0, 2, 3, 1).reshape(len(weight), -1).T
 
     def convolved(batch: torch.Tensor) -> torch.Tensor:
         """(columns, 1, channels, height, width), kept in memory with channels last."""
@@ -245,30 +247,38 @@ def cost(node: Node) -> float:
 class Linearized:
     """A graph whose every node is replaced by a linear map."""
 
-    def __init__(self, graph: Graph, maps: Mapping[Node, Map], most_entries: int) -> None:
-        """most_entries: of all columns of one node together, in one go."""
-        self.graph, self.maps = graph, maps
+    def __init__(self, graph: Graph, facts: Context, away: Sizes | None = None) -> None:
+        """By its derivative at the middle, or, given distances from there, by the middle of the slopes that they leave possible."""
+        self.graph, self.maps = graph, {node: _map(node, facts, away) for node in graph.nodes if not node.is_input}
         self.last_reader = {source: node for node in graph.nodes for source in node.inputs}
-        self.most_entries = most_entries
         self.costs = {node: cost(node) for node in graph.nodes}
         self.products = sum(products(node) for node in graph.nodes)
 
     def chunk(self, nodes: Sequence[Node], wanted: int = 1) -> int:
         """How many columns go together: as many as the cache holds, or as many as are wanted if memory allows it."""
         entries = max((math.prod(node.shape) for node in nodes), default=1)
-        return max(1, CACHED // entries, min(wanted, self.most_entries // entries))
+        return max(1, CACHED // entries, min(wanted, MOST_ENTRIES // entries))
 
     def work(self, columns: int, nodes: Sequence[Node], wanted: int = 1) -> float:
         """What it costs to carry so many columns through these nodes, in entries: those of all columns, and a fee per call."""
         chunks = -(-columns // self.chunk(nodes, wanted))
         return sum(columns * self.costs[node] + chunks * CALL for node in nodes)
 
-    def carry(self, starts: Mapping[Node, torch.Tensor], behind: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:
+    def carry_inputs(self, columns: torch.Tensor, visit: Visit) -> None:
+        """Show `visit` columns over all inputs, (columns, entries), there and at every node behind."""
+        inputs = self.graph.inputs
+        parts = columns.split([math.prod(node.shape) for node in inputs], 1)
+        starts = {node: part.reshape(-1, *node.shape) for node, part in zip(inputs, parts, strict=True)}
+        for node, part in starts.items():
+            visit(node, part)
+        self.carry(starts, behind(self.graph, inputs), visit)
+
+    def carry(self, starts: Mapping[Node, torch.Tensor], nodes: Sequence[Node], visit: Visit) -> dict[Node, torch.Tensor]:
         """Show `visit` the columns at every node behind the starting ones; return those that something else may read."""
         values = dict(starts)
         count = len(next(iter(values.values())))
         with torch.no_grad():
-            for node in behind:
+            for node in nodes:
                 arriving = [
                     values[source] if source in values else torch.zeros((count, *source.shape), dtype=torch.float64)
                     for source in dict.fromkeys(node.inputs)
@@ -279,6 +289,15 @@ class Linearized:
                     if self.last_reader[source] is node:
                         values.pop(source, None)
         return values
+
+
+def _map(node: Node, facts: Context, away: Sizes | None) -> Map:
+    rule = rule_of(node)
+    own = rule.linear_part(node, facts, away)
+    if own is not None:
+        return own
+    curves = type(rule).remainder is not Rule.remainder or type(rule).curvature is not Rule.curvature
+    return derivative_map(node, facts.center) if rule.linear(node) or curves else zero_map(node)
 
 
 def behind(graph: Graph, starts: Sequence[Node], last: Node | None = None) -> list[Node]:

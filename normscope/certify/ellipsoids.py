@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from normscope.core.rounding import SQUARES_LOST, gamma
+from normscope.core.rounding import SQUARES_LOST, SUMMED, gamma
 from normscope.graph.graph import Shape
 from normscope.operators.dense import gram_norms
 from normscope.rules.remainder import Sets
 
-SUMMED = 1 + 1e-9
 SMALL = 1e-130  # sizes below which products of columns underflow: then a ball is taken
 MOST_WIDTH = 512  # of a set: its ellipsoid costs as much as a dense layer of that width
 MOST_ROOM = 40_000_000  # entries of all shapes of one node

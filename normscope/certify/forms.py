@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 
-from normscope.certify.columns import middle_of, rule_of
+from normscope.certify.columns import cost, middle_of, rule_of
 from normscope.certify.known import Known
 from normscope.certify.passing import Pass, Refinement
+from normscope.certify.rehearsal import Rehearsal, rehearsed
 from normscope.certify.relays import Plan, estimate, plan
 from normscope.certify.sweep import MOST_SYMBOLS, Sweep
 from normscope.certify.symbols import Part
@@ -39,6 +40,7 @@ MOST_WORK = 1.5e10  # of all sweeps together, with effort = 1 (`Linearized.work`
 PLANNED = 0.4  # of which one sweep shall cost at most, by an estimate; relays see to that
 CLOSE = 1.02  # times the norm of J, up to which a bound is not made smaller
 LITTLE_WORK = 5e8  # a few seconds of one core
+HOPELESS = 10  # times the bound without forms: they are not made if a rehearsal gives more, and a larger effort is not asked for
 LEAST_EFFORT = 0.1  # however little the search for the lower bound shall cost, small networks have forms
 
 
@@ -55,7 +57,7 @@ class AffineForms:
     def __init__(self, graph: Graph, most_symbols: int = MOST_SYMBOLS, effort: float = 1.0, report: Report | None = None) -> None:
         """effort: how much they may cost, in multiples of `MOST_WORK`; beyond it there are none. report: is told of the work."""
         self.graph, self.most_symbols, self.effort, self.report = graph, most_symbols, max(effort, LEAST_EFFORT), report
-        self.work, self.plan = 0.0, Plan()
+        self.work, self.plan, self.rehearsal = 0.0, Plan(), Rehearsal()
         self.away: Sweep | None = None
         self.moves: Sweep | None = None
         self.bound, self.straight = INFINITY, math.inf
@@ -76,6 +78,30 @@ class AffineForms:
     @property
     def symbols(self) -> int:
         return sum(len(part.symbols.places) for part in self.parts)
+
+    @property
+    def dear(self) -> bool:
+        """Whether they cost so much, and are affordable, that they are rehearsed first."""
+        if self.missing:
+            return False
+        inputs = sum(math.prod(node.shape) for node in self.graph.inputs)
+        return LITTLE_WORK < inputs * sum(map(cost, self.graph.nodes)) < MOST_WORK * self.effort
+
+    def rehearse(self, without: Pass) -> bool:
+        """Whether they may give a smaller bound than a pass without them."""
+        if any(without.center(node) is None for node in self.graph):
+            return True
+        try:
+            self.rehearsal, least = rehearsed(without), float(without.at(self.graph.output))
+        except KeyboardInterrupt:
+            self._leave_out("interrupted")
+            return False
+        except Exception:  # of a rule, which may be a user's own: the forms meet the same, and say so
+            return True
+        if self.effort > 1 or not self.rehearsal.bound > HOPELESS * least:
+            return True
+        self._leave_out(f"they would give about {self.rehearsal.bound:.1g}, by a guess; an effort above 1 makes them")
+        return False
 
     def __call__(self, facts: Pass, node: Node) -> Refinement | None:
         if self.missing or facts.region is None:
@@ -114,7 +140,7 @@ class AffineForms:
             if odd:
                 self._leave_out(f"{odd[0]} is not a tensor of finite numbers at the middle")
                 return None
-            self.plan = plan(self.graph, MOST_WORK * self.effort * PLANNED)
+            self.plan = plan(self.graph, MOST_WORK * self.effort * PLANNED, self.rehearsal.shares)
             self._afford(estimate(self.graph, self.plan.relays, bent=0.0))
             self.away = Sweep(facts, None, self.most_symbols, self._spend, self.plan)
             self.away.carry_inputs()

@@ -7,7 +7,7 @@ import math
 import torch
 
 from normscope.certify.columns import Linearized
-from normscope.core.rounding import length
+from normscope.core.rounding import SUMMED, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
 from normscope.rules.remainder import Sets
@@ -19,7 +19,6 @@ SHARE, SINGLE_SHARE = 0.05, 0.4  # if that is more, this part of those of all li
 BATCH, WAITING = 128, 1_000_000  # columns, or their entries, that are added in one go: a matrix may be larger than the cache
 SINGLE_ROUNDOFF = 2.0**-24
 SINGLE_LOST = 1e-30  # what products below 2^-126 take from sums of up to 10^7 of them, each factor at most 1
-SUMMED = 1 + 1e-9
 
 
 class Grams:

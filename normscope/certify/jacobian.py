@@ -11,12 +11,11 @@ import torch
 from normscope.certify.columns import Linearized, behind
 from normscope.certify.grams import Grams
 from normscope.core.region import Ball, Region
-from normscope.core.rounding import SQUARES_LOST, above, length
+from normscope.core.rounding import SQUARES_LOST, SUMMED, above, length
 from normscope.graph.graph import Node
 from normscope.rules.remainder import Sets
 
 MOST_OUTPUTS = 640  # up to which columns at the output are kept
-SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
 PROBES = 6  # random columns that tell about how long rows are
 
 
@@ -91,10 +90,7 @@ def carried(
 
         units = torch.zeros(last - first, total, dtype=torch.float64)
         units[torch.arange(last - first), torch.arange(first, last)] = 1.0
-        columns = _split(linearized, units)
-        for node, part in columns.items():
-            visit(node, part)
-        linearized.carry(columns, reached, visit)
+        linearized.carry_inputs(units, visit)
     made.size = {node: size * SUMMED for node, size in made.size.items()}
     for node in watched:
         nothing = torch.zeros(math.prod(node.shape), dtype=torch.float64)
@@ -123,23 +119,13 @@ def half_widths(region: Region) -> torch.Tensor | None:
 
 def guessed_rows(linearized: Linearized, nodes: Collection[Node]) -> dict[Node, torch.Tensor]:
     """About how long the rows of J at some nodes are, from a few random columns: no bound."""
-    graph, found = linearized.graph, dict[Node, torch.Tensor]()
-    total = sum(math.prod(node.shape) for node in graph.inputs)
+    found = dict[Node, torch.Tensor]()
+    total = sum(math.prod(node.shape) for node in linearized.graph.inputs)
     columns = torch.randn(PROBES, total, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def visit(node: Node, columns: torch.Tensor) -> None:
         if node in nodes:
             found[node] = columns.square().mean(0).sqrt()
 
-    starts = _split(linearized, columns)
-    for node, part in starts.items():
-        visit(node, part)
-    linearized.carry(starts, behind(graph, graph.inputs), visit)
+    linearized.carry_inputs(columns, visit)
     return found
-
-
-def _split(linearized: Linearized, columns: torch.Tensor) -> dict[Node, torch.Tensor]:
-    """Columns over all inputs, as those of each."""
-    inputs = linearized.graph.inputs
-    parts = columns.split([math.prod(node.shape) for node in inputs], 1)
-    return {node: part.reshape(-1, *node.shape) for node, part in zip(inputs, parts, strict=True)}

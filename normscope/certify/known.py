@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from normscope.certify.columns import Linearized
 from normscope.certify.jacobian import Jacobian
 from normscope.graph.graph import Graph
-from normscope.rules.registry import Gain
+from normscope.rules.registry import Context, Gain
 
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A graph linearized at a point, and J there: they depend on the point, not on the region around it."""
+    """A graph linearized at a point, and J there, once it was made: they depend on the point, not on the region around it."""
 
     graph: Graph
     middle: Sequence[torch.Tensor]
     linearized: Linearized
-    jacobian: Jacobian
+    jacobian: Jacobian = field(default_factory=Jacobian)
 
     def of(self, graph: Graph, middle: Sequence[torch.Tensor]) -> bool:
         """Whether it is the one of this graph at this point."""
@@ -31,6 +31,12 @@ class Known(dict[object, Gain]):
     """Gains of linear maps by signature, and the derivative that was made last, of which a search over radii needs only one."""
 
     derivative: Derivative | None = None
+
+    def derivative_at(self, graph: Graph, middle: Sequence[torch.Tensor], facts: Context) -> Derivative:
+        """As far as it was made, or made now as far as its linear parts."""
+        if self.derivative is None or not self.derivative.of(graph, middle):
+            self.derivative = Derivative(graph, middle, Linearized(graph, facts))
+        return self.derivative
 
     def forget(self) -> None:
         """Let go of the derivative, which may be large."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -27,6 +28,7 @@ from normscope.rules.remainder import Sets
 from normscope.rules.shape import entries_read
 
 BENT = 0.02  # of the entries of a kinked activation: as many may change their slope, by a guess
+NOTHING: Mapping[Node, float] = MappingProxyType({})
 STRIDES = (0, 6, 4, 3, 2, 1)  # of the places where a relay could be, every so many are one; 0: none
 
 
@@ -45,23 +47,23 @@ class Plan:
         return next((relay for relay in self.relays if order[relay] > order[node]), None)
 
 
-def plan(graph: Graph, most: float) -> Plan:
+def plan(graph: Graph, most: float, shares: Mapping[Node, float] = NOTHING) -> Plan:
     """The cheapest relays that keep the shape of what arrives; where one sweep would cost more than `most`, any that are cheapest.
 
-    Other relays lose more: they are taken only then, the fewest with which it costs no more.
+    Other relays lose more: they are taken only then, the fewest with which it costs no more. shares: as in `estimate`.
     """
     places = cut_vertices(graph)
     shaped = [node for node in places if framed(node)]
-    best = min(_plans(graph, shaped, STRIDES), key=lambda made: made.work)
+    best = min(_plans(graph, shaped, shares), key=lambda made: made.work)
     if best.work <= most or len(shaped) == len(places):
         return best
-    plans = _plans(graph, places, STRIDES)
+    plans = _plans(graph, places, shares)
     return next((made for made in plans if made.work <= most), min(plans, key=lambda made: made.work))
 
 
-def _plans(graph: Graph, places: Sequence[Node], strides: Sequence[int]) -> list[Plan]:
-    chosen = dict.fromkeys(tuple(places[stride - 1 :: stride]) if stride else () for stride in strides)
-    return [Plan(relays, estimate(graph, relays)) for relays in chosen]
+def _plans(graph: Graph, places: Sequence[Node], shares: Mapping[Node, float]) -> list[Plan]:
+    chosen = dict.fromkeys(tuple(places[stride - 1 :: stride]) if stride else () for stride in STRIDES)
+    return [Plan(relays, estimate(graph, relays, shares=shares)) for relays in chosen]
 
 
 def framed(node: Node) -> bool:
@@ -123,8 +125,11 @@ def _tokenwise(node: Node, rule: Rule) -> bool:
     return rule.tokenwise(node) or (product is not None and product.kernel is None and product.input_axis == -1)
 
 
-def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT) -> float:
-    """About what the columns of one sweep cost. bent: the share of entries of a kinked activation that have symbols."""
+def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT, shares: Mapping[Node, float] = NOTHING) -> float:
+    """About what the columns of one sweep cost.
+
+    shares: of a node's entries, those that have symbols, as far as it is guessed; else all, and `bent` of a kinked activation's.
+    """
     made, costs = Plan(tuple(relays)), {node: cost(node) for node in graph.nodes}
     total = sum(math.prod(node.shape) for node in graph.inputs) * sum(costs.values())
     for node in graph.nodes:
@@ -135,5 +140,6 @@ def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT) -> f
         columns, reached = math.prod(node.shape), behind(graph, [node], made.last(graph, node))
         few = 0 if kinked else len(owners(node, reached)) - 1
         total += node.shape[-1] * sum(costs[one] for one in reached[:few]) + CALL * len(reached) * (not kinked)
-        total += columns * (bent if kinked else 1.0) * sum(costs[one] for one in reached[few:])
+        share = 1.0 if node in made.relays else shares.get(node, bent if kinked else 1.0)
+        total += columns * share * sum(costs[one] for one in reached[few:])
     return total

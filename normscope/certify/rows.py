@@ -11,7 +11,8 @@ import torch
 from normscope.certify.columns import Linearized, middle_of, rule_of
 from normscope.certify.jacobian import Jacobian, guessed_rows
 from normscope.certify.passing import Pass
-from normscope.certify.symbols import SUMMED, Part
+from normscope.certify.symbols import Part
+from normscope.core.rounding import SUMMED
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
 from normscope.rules.registry import registry

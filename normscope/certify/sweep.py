@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
-from normscope.certify.columns import Linearized, Map, behind, derivative_map, middle_of, rule_of, zero_map
+from normscope.certify.columns import Linearized, behind, middle_of, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
 from normscope.certify.kernels import column_error, linear_map, middle_error
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
-from normscope.certify.symbols import SUMMED, Part, Symbols, Tally, never_nan, symbols_of
+from normscope.certify.symbols import Part, Symbols, Tally, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
-from normscope.core.rounding import above, length
+from normscope.core.rounding import SUMMED, above, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
 from normscope.rules.registry import Rule
 from normscope.rules.remainder import Remainder, Sets
 
-MOST_ENTRIES = 2_000_000  # of the columns of one node that are carried together
 MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
 MOST_SYMBOLS = 60_000  # per node
 COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
@@ -87,12 +87,10 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
-        if away is None and self._derivative is not None:
+        if away is None:
             self.linearized = self._derivative.linearized
-        elif away is None or chords:
-            self.linearized = Linearized(self.graph, self._maps(), MOST_ENTRIES)
         else:
-            self.linearized = away.linearized
+            self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
 
     # sizes -------------------------------------------------------------------------------------------------------------
 
@@ -128,19 +126,6 @@ class Sweep:
                 found = torch.minimum(found, length(self.bent_in(node, smaller).reshape(len(found), -1), 1))
         return found
 
-    # linear parts --------------------------------------------------------------------------------------------------------
-
-    def _maps(self) -> dict[Node, Map]:
-        return {node: self._map(node) for node in self.graph.nodes if not node.is_input}
-
-    def _map(self, node: Node) -> Map:
-        rule = rule_of(node)
-        own = rule.linear_part(node, self.facts, self.away if self.chords else None)
-        if own is not None:
-            return own
-        curves = type(rule).remainder is not Rule.remainder or type(rule).curvature is not Rule.curvature
-        return derivative_map(node, self.facts.center) if rule.linear(node) or curves else zero_map(node)
-
     # the sweep -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> Sweep:
@@ -165,21 +150,19 @@ class Sweep:
                 self.bent_sets[node, sets] = torch.zeros_like(self.jacobian.sets[node, sets])
 
     @property
-    def _derivative(self) -> Derivative | None:
-        """What an earlier sweep found, if it was of the same graph at the same middle."""
-        known = self.facts.known.derivative
-        return known if known is not None and known.of(self.graph, self.region.middle) else None
+    def _derivative(self) -> Derivative:
+        return self.facts.known.derivative_at(self.graph, self.region.middle, self.facts)
 
     def _at_the_middle(self) -> Jacobian:
         """J at the middle: that of an earlier region around it, if it has all that is asked for."""
         known, widths = self._derivative, half_widths(self.region)
-        if widths is None and known is not None and known.jacobian.has(self.watched, self.carried, rows.GUESSED * self.unit):
+        if widths is None and known.jacobian.has(self.watched, self.carried, rows.GUESSED * self.unit):
             return known.jacobian
         wanted, enough = rows.guessed(self)
         found = carried(self.linearized, self.watched, self.carried, widths, wanted, self.spend)
         found.enough = enough
         if widths is None:
-            self.facts.known.derivative = Derivative(self.graph, self.region.middle, self.linearized, found)
+            self.facts.known.derivative = replace(known, jacobian=found)
         return found
 
     def _straight(self, node: Node) -> torch.Tensor:

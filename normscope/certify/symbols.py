@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from normscope.certify.jacobian import SUMMED
-from normscope.core.rounding import SQUARES_LOST, length
+from normscope.core.rounding import SQUARES_LOST, SUMMED, length
 from normscope.graph.graph import Node, Shape
 from normscope.operators.dense import gram_norms
 from normscope.rules.remainder import Remainder, Sets

@@ -8,8 +8,8 @@ import torch
 
 from normscope.certify.perturbed import perturbed_norm
 from normscope.certify.sweep import Sweep
-from normscope.certify.symbols import SUMMED, Part, Symbols, added
-from normscope.core.rounding import SQUARES_LOST, gamma, length
+from normscope.certify.symbols import Part, Symbols, added
+from normscope.core.rounding import SQUARES_LOST, SUMMED, gamma, length
 from normscope.operators.dense import spectral_norm
 
 

@@ -99,16 +99,24 @@ def forward_pass(
     known: Known | None = None,
     partial: bool = False,
     forms: AffineForms | None = None,
+    whole: bool = False,
 ) -> Pass:
-    """The facts of every node, on a region with what relaxations and affine forms know better."""
-    unknown = None
+    """The facts of every node, on a region with what relaxations and affine forms know better.
+
+    whole: only the constant at the output is asked for; forms that cost much and cannot lower it are left out, by a rehearsal.
+    """
+    unknown, forms = None, AffineForms(graph) if forms is None else forms
     try:
         check_rules(graph)
     except Refusal as refusal:
         if not partial:
             raise
         unknown = refusal
-    return Pass(graph, region, known, report, (relaxation(graph), forms or AffineForms(graph)), partial, unknown)
+    if whole and region is not None and forms.dear:
+        without = Pass(graph, region, known, report, (relaxation(graph),), partial, unknown)
+        if not forms.rehearse(without):
+            return without
+    return Pass(graph, region, known, report, (relaxation(graph), forms), partial, unknown)
 
 
 def checked_pass(graph: Graph, region: Region | None = None, forms: AffineForms | None = None) -> Pass:
@@ -134,16 +142,16 @@ def upper(
     """
     check_effort(effort)
     known = Known() if known is None else known
-    whole, (graph, asked) = graph, settled(graph, region)
+    original, (graph, asked) = graph, settled(graph, region)
     forms, doubt = AffineForms(graph, effort=effort, report=report), ""
-    facts = forward_pass(graph, report, region, known, partial, forms)
+    facts = forward_pass(graph, report, region, known, partial, forms, whole=True)
     if asked and (doubt := uncertain(asked, facts)):
-        graph, forms = whole, AffineForms(whole, effort=effort, report=report)
-        facts = forward_pass(graph, report, region, known, partial, forms)
+        graph, forms = original, AffineForms(original, effort=effort, report=report)
+        facts = forward_pass(graph, report, region, known, partial, forms, whole=True)
     found = composed(facts)
     if isinstance(region, Box) and found.bound.finite and most_parts(region, forms) > 1:
         _cut(found, region, forms, known)
-    check_bound(whole, found.bound, region)
+    check_bound(original, found.bound, region)
     doubts = (f"{doubt} may answer otherwise elsewhere in the region: take a smaller one",) if doubt else ()
     found.notes = (*forms.notes, *doubts)
     if [step.method for step in found.certificate.steps] == [forms.method]:

@@ -14,6 +14,7 @@ import torch
 UNIT_ROUNDOFF = 2.0**-53
 UNDERFLOW = 5e-324  # η
 FEW, FUNCTION = 16, 8  # roundings: of a short expression, and what one function of torch or Python counts as (within 4 ulps)
+SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
 SQUARES_LOST = 1e-150  # what squares that underflow take from the root of their sum, at most, of up to 10^7 of them
 SMALLEST_NORMAL = 2.0**-1022  # below it rounding is absolute, at most η
 LARGEST = torch.finfo(torch.float64).max
@@ -89,6 +90,8 @@ def euclidean_norm(values: torch.Tensor, dim: int | tuple[int, ...] | None = Non
     if not values.numel():
         return torch.linalg.vector_norm(values, dim=axes)
     largest = values.abs().amax(axes, keepdim=True)
+    if bool(((largest == 0) | ((largest > 1e-120) & (largest < 1e120))).all()):  # no square that counts is lost as it is
+        return torch.linalg.vector_norm(values, dim=axes)
     exponents = torch.frexp(torch.where((largest > 0) & largest.isfinite(), largest, 1.0)).exponent
     scaled = torch.ldexp(torch.ldexp(values, -(exponents // 2)), exponents // 2 - exponents)  # 2^1074 alone overflows
     found = torch.linalg.vector_norm(scaled, dim=axes, keepdim=True)

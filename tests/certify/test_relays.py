@@ -67,7 +67,7 @@ def drawn(name: str, seed: int) -> tuple[nn.Module, torch.Tensor, Graph]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay wherever one can be, whatever it costs in tightness."""
-    monkeypatch.setattr(forms, "plan", lambda graph, most: Plan(tuple(cut_vertices(graph))))
+    monkeypatch.setattr(forms, "plan", lambda graph, most, shares: Plan(tuple(cut_vertices(graph))))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 12))])
@@ -84,7 +84,7 @@ def test_no_pair_of_points_exceeds_a_bound(name: str, seed: int, always: None) -
 def test_relays_cost_little_where_nothing_bends(name: str, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, graph = drawn(name, 0)
     with_relays = affine_forms(graph, Ball(x[0], 1e-7))
-    monkeypatch.setattr(forms, "plan", lambda graph, most: Plan())
+    monkeypatch.setattr(forms, "plan", lambda graph, most, shares: Plan())
     without = affine_forms(graph, Ball(x[0], 1e-7))
     assert with_relays.plan.relays and not without.plan.relays
     assert float(with_relays.bound) == pytest.approx(float(without.bound), rel=1e-3)
