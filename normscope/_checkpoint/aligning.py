@@ -25,7 +25,8 @@ HOLDS = 1e4  # how much more weight entries have that are held
 LONGEST = 1.0  # amount of a step
 FACTOR = 0.3  # by which δ shrinks
 FITTED = 1e-10  # to what a fit in float64 is exact, relative
-MARGIN = 4.0  # roundings: of A, of B, and of the fit to both
+MARGIN = 3.0  # roundings: of A, of B, and of the fit to both
+FINE, FINE_SUMS = 2.0**-10, 2.0**-20  # coarser types can hide a change of 1 %: a sum is rounded by more than its own share
 
 Values = dict[str, torch.Tensor]
 
@@ -34,12 +35,12 @@ Values = dict[str, torch.Tensor]
 class Alignment:
     """values: A's parameters, moved to B's as far as a symmetry can. left: parameters that still differ, in their order.
 
-    storage: whether some agree with B's only as the coarser of both types stores them.
+    hiding: the first parameter that agrees with B's only to a rounding which could hide a change of 1 % as well, if any.
     """
 
     values: Values
     left: tuple[str, ...]
-    storage: bool
+    hiding: str | None
 
 
 def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float = UNIT_ROUNDOFF) -> Alignment:
@@ -56,7 +57,7 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
         if here and size <= MOST_ENTRIES and any(name in moved for name in names):
             values.update(_Fit(parts, names, values, other, max(roundoff, UNIT_ROUNDOFF)).found())
             mixed |= {name for group in parts if _adds(group) for name in group.parameters}
-    left, storage = [], False
+    left, hiding = [], []
     for name in moved:
         if name not in values or values[name].shape != other[name].shape:
             left.append(name)
@@ -66,8 +67,9 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
         scale = size_of + float(size_of.square().mean().sqrt()) if name in mixed else size_of
         if bool((gap > max(FITTED, MARGIN * roundoff) * scale).any()):
             left.append(name)
-        storage |= bool((gap > FITTED * scale).any())
-    return Alignment(values, tuple(left), storage)
+        elif roundoff > (FINE_SUMS if name in mixed else FINE) and bool((gap > FITTED * scale).any()):
+            hiding.append(name)
+    return Alignment(values, tuple(left), hiding[0] if hiding else None)
 
 
 def _adds(group: Group) -> bool:

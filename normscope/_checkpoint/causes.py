@@ -98,7 +98,7 @@ def _explained(model: nn.Module, calls: list[Call], name: str, wanted: torch.Ten
 
 def layer_note(one: nn.Module, other: nn.Module, call: Call) -> tuple[str, ...]:
     found = adding(one, other, call)
-    return (f"the first layer that adds an error of its own to what it inherits: {found}",) if found else ()
+    return (f"the first layer that adds an error of its own to the one it inherits: {found}",) if found else ()
 
 
 def adding(one: nn.Module, other: nn.Module, call: Call) -> str | None:

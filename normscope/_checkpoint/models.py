@@ -43,7 +43,7 @@ Masks = dict[str, torch.Tensor]
 def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> Difference:
     """Run both on the example and on random inputs like it."""
     if mode not in ("train", "eval"):
-        raise InputError(f"mode is train or eval, not {mode!r}")
+        raise InputError(f"mode must be train or eval, not {mode!r}")
     if any(parameter.is_meta for model in (a, b) for parameter in model.parameters()):
         raise InputError("a model has shapes but no values (device meta): load its weights first")
     one, other = in_mode(a, mode), in_mode(b, mode)
@@ -77,6 +77,10 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         found = aligned(groups, _detached(one), _detached(other), roundoff)
         exact = _apart(one, found, calls, outputs[0])
         if not found.left and exact <= TOLERANCE and with_epsilon <= MOST_EPSILON and not _buffers_apart(rows, other):
+            made["mode"] = f"weights up to symmetry and storage, and {basis}"
+            if found.hiding:
+                said = f"not decided: {found.hiding} differs by no more than its rounding, which could hide a change of 1 %"
+                return Difference(None, said, first=None, defect=max(defect, with_epsilon), notes=notes, **made)
             stored = f"{len(moved)} parameters differ by a symmetry and by how they are stored (unit roundoff {roundoff:.1g})"
             said = (
                 f"the same function up to storage: {stored}; outputs differ by {defect:.1g} with ε → 0, {with_epsilon:.1g} with ε"
@@ -88,14 +92,15 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         said = f"not the same function: outputs differ by {defect:.2g} of their size{explains}"
         return Difference(False, said, first=cause, defect=defect, notes=(*notes, *layer_note(one, other, calls[0])), **made)
     if blind:
-        said = f"not decided: outputs agree to {defect:.1g}, but no input reached all entries of {blind[0]} that differ"
-        return Difference(None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches them"), **made)
-    if with_epsilon > MOST_EPSILON:
-        said = (
-            f"not decided: the same function with ε → 0 (defect {defect:.1g}), but with ε the outputs differ by {with_epsilon:.1g}"
+        said = f"not decided: outputs agree to {defect:.1g}, but no input reached every entry of {blind[0]} that differs"
+        return Difference(
+            None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches these entries"), **made
         )
+    if with_epsilon > MOST_EPSILON:
+        agree = f"the functions agree as ε → 0 (defect {defect:.1g})"
+        said = f"not decided: {agree}, but with the real ε the outputs differ by {with_epsilon:.1g}"
         return Difference(None, said, first=None, defect=with_epsilon, notes=notes, **made)
-    changed = f"{len(moved)} parameters differ, and no output sees it" if moved else "all parameters are equal"
+    changed = f"{len(moved)} parameters differ, but the outputs do not" if moved else "all parameters are equal"
     said = f"the same function: {changed} (defect {defect:.1g} with ε → 0, {with_epsilon:.1g} with ε)"
     return Difference(True, said, first=None, defect=with_epsilon, notes=notes, **made)
 
@@ -107,7 +112,7 @@ def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
     rows = []
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in mine or name not in theirs:
-            rows.append(DiffRow(name, "parameter", None, f"in {'B' if name not in mine else 'A'} alone"))
+            rows.append(DiffRow(name, "parameter", None, f"only in {'B' if name not in mine else 'A'}"))
         elif mine[name].shape != theirs[name].shape:
             rows.append(DiffRow(name, "parameter", False, f"{tuple(mine[name].shape)} in A, {tuple(theirs[name].shape)} in B"))
         else:
@@ -128,7 +133,7 @@ def _groups(model: nn.Module, call: Call, mode: str) -> tuple[tuple[Group, ...],
     try:
         return tuple(symmetries(model, call.args or call.kwargs, mode=mode).groups), ()
     except NormscopeError as error:
-        return (), (f"symmetries were not looked for: {first_line(error)}",)
+        return (), (f"the search for symmetries failed: {first_line(error)}",)
 
 
 def _shifted(groups: Sequence[Group], one: nn.Module, other: nn.Module, moved: list[str]) -> Masks:
