@@ -20,6 +20,7 @@ from normscope.symmetry.groups import Group, ScaleGroup
 
 MOST_ENTRIES = 20_000_000  # of the tangents of groups that meet: more are not fitted
 APPROACH = 30  # steps, at most
+SLOW, FAST = 0.9, 0.6  # what a step leaves at most, from afar and where the end is near if there is one
 NEARBY = 0.01  # how far, relative to a parameter's size, tangents may be used
 HOLDS = 1e4  # how much more weight entries have that are held
 LONGEST = 1.0  # amount of a step
@@ -115,7 +116,7 @@ class _Fit:
             if left_out is not None:
                 held = ~held
                 held[self.places[left_out] : self.places[left_out] + near[left_out].numel()] = False
-                if not self._approach(held.astype(float)) <= self.tolerance:
+                if not self._approach(held.astype(float), FAST) <= self.tolerance:
                     continue  # the others do not agree among themselves
             self._settle(held)
             gap = np.abs(self._residual())
@@ -125,28 +126,29 @@ class _Fit:
                 break
         return {name: best[1][name] for name in self.names}
 
-    def _approach(self, weights: np.ndarray) -> float:
-        """Least squares until it gets no better; the largest weighted residual."""
-        size = np.inf
+    def _approach(self, weights: np.ndarray, pace: float = SLOW) -> float:
+        """Least squares as long as a step leaves less than a share of the residual; the largest weighted residual."""
+        size = float(np.linalg.norm(weights * self._residual()))
         for _ in range(APPROACH):
             kept = dict(self.values)
             new = float(np.linalg.norm(weights * self._step(weights)))
             if not new < size:
                 self.values = kept
                 break
-            settled, size = new > 0.9 * size or new <= self.roundoff, new
+            settled, size = new > pace * size or new <= self.roundoff, new
             if settled:
                 break
         return float(np.abs(weights * self._residual()).max())
 
     def _settle(self, held: np.ndarray) -> None:
         """As many entries as possible agree, those that are held before all, and others as little as they like."""
-        gap = self._residual()
-        delta = float(np.abs(gap).max())
-        while delta > 0.1 * self.tolerance:
-            delta *= FACTOR
-            weights = 1 / np.sqrt(gap**2 + delta**2)
-            gap = self._step(np.where(held, HOLDS * weights.max(), weights))
+        for power in (0.25, 0.5):  # the sum of all gaps, which has no false minima; then their number
+            gap = self._residual()
+            delta = float(np.abs(gap).max())
+            while delta > 0.1 * self.tolerance:
+                delta *= FACTOR
+                weights = (gap**2 + delta**2) ** -power
+                gap = self._step(np.where(held, HOLDS * weights.max(), weights))
 
     def _residual(self) -> np.ndarray:
         return (self.target - self._flat(self.values)) / self.unit
