@@ -121,7 +121,7 @@ class _Fit:
             self._settle(held)
             gap = np.abs(self._residual())
             apart = np.add.reduceat(gap > self.tolerance, list(self.places.values()), dtype=int)
-            best = min(best, ((np.count_nonzero(apart), int(apart.sum()), float(gap.sum())), self.values), key=lambda one: one[0])
+            best = min(best, ((int((apart > 0).sum()), int(apart.sum()), float(gap.sum())), self.values), key=lambda one: one[0])
             if best[0][1] <= 1:
                 break
         return {name: best[1][name] for name in self.names}
