@@ -1,8 +1,11 @@
 """Synthetic Llamas in bfloat16 shards: what `normscope checkpoint` costs, against reading, against torch's norm, and as they grow.
 
-python -m bench checkpoint_scale                 # one width at two depths, then twice the width
-LLAMA=7B python -m bench checkpoint_scale        # 7 billion: 13.5 GB on disk, about 20 minutes of a core
-LLAMA=7B LLAMA_DIR=D python -m bench …           # in D, which is kept: an interrupted run goes on with the norms that it lacks
+python -m bench checkpoint_scale                   # one width at two depths, then twice the width
+LLAMA=20M,60M,240M python -m bench checkpoint_scale # sizes of your choice
+LLAMA=7B python -m bench checkpoint_scale          # 7 billion: 13.5 GB on disk, about 20 minutes of a core
+LLAMA=7B LLAMA_DIR=D python -m bench …             # in D, which is kept: an interrupted run goes on with the norms that it lacks
+
+The ratios to reading and to torch's norm, on the first shard, are printed before the long run, which may be cut.
 
 A norm is one Gram matrix, some products with it and one Cholesky factorization; each γ takes the last two once more. For an m × n
 matrix, n ≤ m, that is m n² + (1 + γs) (n³/3 + 2 n² steps) operations for 2 m n bytes: seconds per gigabyte are the same for every
@@ -29,12 +32,15 @@ from normscope._checkpoint.norms import measured as ours
 
 SIZES = {  # hidden, layers, intermediate, heads, key heads, vocabulary
     "20M": (512, 4, 1376, 8, 8, 4_000),
+    "30M": (512, 8, 1376, 8, 8, 4_000),
     "60M": (512, 16, 1376, 8, 8, 4_000),
+    "120M": (1024, 8, 2752, 16, 16, 8_000),
     "240M": (1024, 16, 2752, 16, 16, 8_000),
+    "460M": (1024, 32, 2752, 16, 16, 8_000),
     "1B": (2048, 16, 8192, 32, 8, 32_000),
     "7B": (4096, 32, 11008, 32, 32, 32_000),
 }
-GROWING = ("20M", "60M", "240M")
+GROWING = ("20M", "60M", "240M")  # one width at two depths, then twice the width
 STEPS = 100  # of Lanczos, about
 COMPARED = 2.0e10  # m n² up to which torch's norm is taken of every tensor of a shard; of larger ones, of the smallest alone
 
@@ -74,18 +80,20 @@ def write(folder: Path, size: str) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def measured(size: str, folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        write(folder, size)
-    files = sorted(folder.glob("*.safetensors"))
-    gigabytes = sum(path.stat().st_size for path in files) / 1e9
+def read_through(files: list[Path]) -> float:
+    """Seconds of a core to read files once."""
     began = time.process_time()
     for path in files:
         with path.open("rb") as file:
             while file.read(1 << 24):
                 pass
-    reading = time.process_time() - began
+    return time.process_time() - began
+
+
+def measured(size: str, folder: Path) -> None:
+    """What the command takes for all files, once without and once with known norms."""
+    files = sorted(folder.glob("*.safetensors"))
+    gigabytes = sum(path.stat().st_size for path in files) / 1e9
     cache = folder / "norms.cache"
     known = len(cache.read_text().splitlines()) if cache.exists() else 0
     command = [sys.executable, "-m", "normscope", "checkpoint", str(folder), "--json", str(folder / "report.json")]
@@ -93,19 +101,21 @@ def measured(size: str, folder: Path) -> None:
     began = time.perf_counter()
     whole = children(command)
     passed = time.perf_counter() - began
-    rest = children(command)  # all norms are in the cache: what is left is imports, the graph, reading and hashing
     report = json.loads((folder / "report.json").read_text())
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    norms, work = whole - rest, operations(report)
     proved = sum(row["certified"] and row["spectral_norm"] is not None for row in report["tensors"])
     pairs = sum(row["norm"] is not None for row in report["pairs"])
     print(
-        f"{size}: {gigabytes:.2f} GB, {whole:.1f} s of a core ({passed:.1f} s passed), at most {largest:.2f} GiB resident; "
-        f"{proved} of {len(report['tensors'])} norms and {pairs} of {len(report['pairs'])} pairs proved"
+        f"{size}: {gigabytes:.2f} GB, {whole:.1f} s of a core ({passed:.1f} s passed), {whole / gigabytes:.1f} s per GB, at most "
+        f"{largest:.2f} GiB resident; {proved} of {len(report['tensors'])} norms, {pairs} of {len(report['pairs'])} pairs proved",
+        flush=True,
     )
     if known:
         print(f"{size}: {known} norms were known from an earlier run; times are those of the rest")
         return
+    rest = children(command)  # all norms are in the cache: what is left is imports, the graph, reading and hashing
+    reading = read_through(files)
+    norms, work = whole - rest, operations(report)
     print(
         f"{size}: norms take {norms:.1f} s of a core: {norms / gigabytes:.1f} s per GB, {norms / reading:.0f} × reading; "
         f"{work / 1e12:.2f}e12 operations, {work / gigabytes / 1e9:.0f} per byte, {work / norms / 1e9:.0f}e9 per second",
@@ -127,8 +137,10 @@ def operations(report: dict[str, Any]) -> float:
 
 
 def compared(size: str, folder: Path) -> None:
-    """Seconds of a core for spectral norms, ours and torch's, on tensors of the first shard."""
-    matrices = {n: v for n, v in load_file(sorted(folder.glob("*.safetensors"))[0]).items() if v.dim() == 2}
+    """Seconds of a core for spectral norms, ours and torch's, and for reading, on tensors of the first shard."""
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    reading = read_through([shard]) / shard.stat().st_size
+    matrices = {n: v for n, v in load_file(shard).items() if v.dim() == 2}
     cost = {name: max(value.shape) * min(value.shape) ** 2 for name, value in matrices.items()}
     chosen = [name for name in matrices if cost[name] <= COMPARED] or [min(cost, key=cost.__getitem__)]
     began = time.process_time()
@@ -140,7 +152,8 @@ def compared(size: str, folder: Path) -> None:
     apart = max(one / other - 1 for one, other in zip(proved, theirs, strict=True) if one is not None)
     which = f"{len(chosen)} of the {len(matrices)} matrices of the first shard"
     print(
-        f"{size}: on {which}: {mine:.1f} s of a core, torch.linalg.matrix_norm {their:.1f} s: {mine / their:.2f} × that; "
+        f"{size}: on {which}: {mine:.1f} s of a core, torch.linalg.matrix_norm {their:.1f} s: {mine / their:.2f} × that, "
+        f"{mine / max(reading * sum(matrices[name].nbytes for name in chosen), 1e-9):.0f} × reading; "
         f"proved bounds are at most {apart:.1e} above torch's values",
         flush=True,
     )
@@ -155,11 +168,13 @@ def children(command: list[str]) -> float:
 
 
 def main() -> None:
-    for size in [os.environ["LLAMA"]] if "LLAMA" in os.environ else GROWING:
+    for size in os.environ["LLAMA"].split(",") if "LLAMA" in os.environ else GROWING:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(os.environ.get("LLAMA_DIR", name))
-            measured(size, folder)
+            if not (folder / "model.safetensors.index.json").exists():
+                write(folder, size)
             compared(size, folder)
+            measured(size, folder)
 
 
 if __name__ == "__main__":

@@ -67,10 +67,10 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
     kinds = config.get("architectures")
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise Unknown("config.json names no model_type")
+        raise Unknown("config.json has no model_type")
     deep = [name for name in DEPTHS if isinstance(config.get(name), (int, float)) and config[name] > tensors]
     if deep:
-        raise Unknown(f"config.json says {deep[0]} = {config[deep[0]]}, more than the file has tensors")
+        raise Unknown(f"config.json says {deep[0]} = {config[deep[0]]}, more than the number of tensors in the file")
     try:
         import transformers
     except ImportError:
@@ -99,7 +99,7 @@ def _prefix(model: nn.Module, entries: Mapping[str, Entry]) -> tuple[str, str]:
         common = [name for name in renamed if name in entries]
         if 2 * len(common) > len(own) and all(renamed[name] == entries[name].shape for name in common):
             return removed, added
-    raise Unknown("the tensors are not those of the architecture that config.json names")
+    raise Unknown("the tensors do not match the architecture named in config.json")
 
 
 def _example(model: nn.Module) -> Call:
@@ -110,7 +110,7 @@ def _example(model: nn.Module) -> Call:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return Call((), {main: torch.zeros(1, getattr(config, "num_channels", 3), height, width, device="meta")})
     if main != "input_ids":
-        raise Unknown(f"the architecture takes {main}, for which there is no example")
+        raise Unknown(f"the architecture takes {main}, and there is no example input for that")
     ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     extra = {"decoder_input_ids": ids.clone()} if getattr(config, "is_encoder_decoder", False) else {}
     return Call((), {main: ids, **extra})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,24 +33,22 @@ def cause_of(
     model: nn.Module,
     calls: list[Call],
     outputs: tuple[list[Outputs], list[Outputs]],
-    moved: list[str],
-    covered: Mapping[str, torch.Tensor],
+    candidates: list[str],
 ) -> str | None:
     """The parameter of B whose change alone explains the difference of outputs best.
 
-    A parameter that differs though no symmetry moves it is the cause; else min ‖J δ − d‖ over changes δ of each that differs, d the
-    difference of outputs and J their derivative, by conjugate gradients; of those that explain it, the one that moves least.
+    min ‖J δ − d‖ over changes δ of each candidate, d the difference of outputs and J their derivative, by conjugate gradients; of
+    those that explain it, the one that moves least.
     """
     own = dict(model.named_parameters())
-    listed = [name for name in moved if name in own]
-    outright = [name for name in listed if name not in covered]
-    if len(outright) == 1:
-        return outright[0]
+    listed = [name for name in candidates if name in own]
+    if len(listed) == 1:
+        return listed[0]
     wanted = torch.cat([(x - y).flatten() for one, other in zip(*outputs, strict=True) for x, y in zip(one, other, strict=True)])
     if not bool(wanted.isfinite().all()) or not len(wanted):
         return None
     scored = []
-    for name in outright or listed:
+    for name in listed:
         if own[name].numel() <= MOST_SOLVED:
             residual, size = _explained(model, calls, name, wanted)
             scored.append((residual, size, name))
@@ -101,7 +98,7 @@ def _explained(model: nn.Module, calls: list[Call], name: str, wanted: torch.Ten
 
 def layer_note(one: nn.Module, other: nn.Module, call: Call) -> tuple[str, ...]:
     found = adding(one, other, call)
-    return (f"the first layer that adds an error of its own to what it inherits: {found}",) if found else ()
+    return (f"the first layer that adds an error of its own to the one it inherits: {found}",) if found else ()
 
 
 def adding(one: nn.Module, other: nn.Module, call: Call) -> str | None:

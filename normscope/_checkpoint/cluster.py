@@ -26,7 +26,7 @@ def execute(works: Sequence[Work], known: Mapping[str, Result], workers: int = 0
     """All works, wherever they are done. workers: processes, 0 for none. ray: a cluster's address, "" for one of this machine."""
     order = sorted(range(len(works)), key=lambda place: -works[place].cost)
     if (workers or ray is not None) and any(isinstance(work.entry, Held) for work in works):
-        raise InputError("the tensors of a module are in this process: leave out workers and ray, or save it to a file")
+        raise InputError("a module's tensors live in this process: leave out workers and ray, or save the module to a file")
     if ray is not None:
         return _on_ray(works, order, known, ray)
     return _in_processes(works, order, known, workers) if workers else _here(works, order, known)
@@ -59,7 +59,7 @@ def _in_processes(works: Sequence[Work], order: Sequence[int], known: Mapping[st
             lost += 1
             if lost >= ATTEMPTS:
                 raise InputError(
-                    f"a worker was killed {ATTEMPTS} times while it worked on {works[left[0]].entry.name} or one after it: "
+                    f"a worker was killed {ATTEMPTS} times while working on {works[left[0]].entry.name} or a later tensor: "
                     "take fewer --workers, or a machine with more memory"
                 ) from None
         finally:

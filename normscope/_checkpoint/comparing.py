@@ -50,7 +50,7 @@ def diff(
     """
     if example is not None:
         if not isinstance(a, torch.nn.Module) or not isinstance(b, torch.nn.Module):
-            raise InputError("an example runs models: pass two modules, or leave it out to compare files")
+            raise InputError("an example needs two modules to run: pass two modules, or leave out the example to compare files")
         from normscope._checkpoint.models import compare_models
 
         return compare_models(a, b, example, mode)
@@ -116,7 +116,7 @@ def _judged(found: Comparison, structure: Structure) -> Difference:
             )
             rows.append(DiffRow(name, role, True, found.how[name], **moved))
         elif one is None or other is None:
-            rows.append(DiffRow(name, role, None, f"in {'B' if one is None else 'A'} alone"))
+            rows.append(DiffRow(name, role, None, f"only in {'B' if one is None else 'A'}"))
             alone.append(name)
         else:
             why = found.against.get(name) or (
@@ -127,7 +127,7 @@ def _judged(found: Comparison, structure: Structure) -> Difference:
     certain, possible = configured_apart(found.a, found.b)
     notes = [*found.conditions, *found.unsaid, *possible]
     if (not found.a.config and not found.a.about) or (not found.b.config and not found.b.about):
-        notes.append("configurations are not compared, as one is missing: heads, ε and rotary bases may differ")
+        notes.append("one configuration is missing, so the number of heads, ε and rotary bases were not compared")
     first = apart[0] if apart else certain[0].split(" ")[0] if certain else None
     same = False if apart or certain else None if alone or possible or found.unsaid else True
     return Difference(
@@ -167,11 +167,11 @@ def _sentence(
     if found.unsaid and not alone:
         return f"not decided: the same function if {' and '.join(found.unsaid)}: {said}"
     what = (
-        f"{alone[0]} stands on one side alone" + (f", as do {len(alone) - 1} more" if len(alone) > 1 else "")
+        f"{alone[0]} is on one side only" + (f", and so are {len(alone) - 1} more" if len(alone) > 1 else "")
         if alone
-        else "settings differ"
+        else "some settings differ"
     )
-    return f"not decided: {what}; what is in both agrees" + (f" ({said})" if said else "")
+    return f"not decided: {what}; everything that is in both agrees" + (f" ({said})" if said else "")
 
 
 def _shape(view: View) -> str:

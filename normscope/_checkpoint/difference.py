@@ -90,7 +90,7 @@ class Difference(Result):
             table.add_row(name, _shown(row.change), _shown(row.spectral_change), _shown(row.rotation), row.how)
         more = [Text(f"… and {len(apart) - SHOWN} more (--json)")] if len(apart) > SHOWN else []
         counted = f"{sum(row.same is True for row in self.rows)} of {len(self.rows)} tensors agree"
-        lines = [self.explanation, f"basis: {self.mode}; {counted}; largest defect {self.defect:.2g}", ""]
+        lines = [self.explanation, f"basis: {self.mode}; {counted}; largest measured defect {self.defect:.2g}", ""]
         return Group(Text.of_lines(lines), *([table] if apart else []), *more, *(Text(f"· {note}") for note in self.notes))
 
 

@@ -61,7 +61,9 @@ class Plain:
     def tensor(self) -> torch.Tensor:
         kind = DTYPES.get(self.dtype)
         if kind is None:
-            raise InputError(f"{self.name} in {self.path} is stored as {self.dtype}, which is not read: convert it to BF16 or F32")
+            raise InputError(
+                f"{self.name} in {self.path} is stored as {self.dtype}, which normscope cannot read: convert it to BF16 or F32"
+            )
         if not self.nbytes:
             return torch.empty(self.shape, dtype=kind)
         return torch.frombuffer(read_bytes(self.path, self.offset, self.nbytes), dtype=kind).reshape(self.shape)
@@ -118,7 +120,7 @@ def read_bytes(path: Path, offset: int, count: int) -> bytearray:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except MemoryError:
-        raise InputError(f"{path} holds a tensor of {count:,} bytes, more than this machine has memory for") from None
+        raise InputError(f"{path} holds a tensor of {count:,} bytes, which does not fit in the memory of this machine") from None
     if found != count:
         raise InputError(f"{path} is {count - (found or 0):,} bytes shorter than its header says: it is truncated; fetch it again")
     return content

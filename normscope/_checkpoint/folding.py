@@ -57,7 +57,7 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
     if not isinstance(model, nn.Module):
         raise InputError(f"fold takes a module, not {type(model).__name__}")
     if not kinds or any(kind not in KINDS for kind in kinds):
-        raise InputError(f"kinds are some of {', '.join(KINDS)}, not {kinds!r}")
+        raise InputError(f"kinds must be some of {', '.join(KINDS)}, not {kinds!r}")
     made = copy.deepcopy(model).eval()
     work = made.double()
     call = Call.of(example)
@@ -72,7 +72,9 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
     if "mean" in kinds:
         _fold_means(work, calls, done, refused)
     if not done:
-        raise Refusal("nothing can be folded", [f"{path}: {why}" for path, why in refused.items()] or ["there is no normalizer"])
+        raise Refusal(
+            "nothing can be folded", [f"{path}: {why}" for path, why in refused.items()] or ["the model has no normalizer"]
+        )
     defect = outputs_apart(before, [ran(work, one) for one in calls])
     if not defect <= TOLERANCE:
         raise InternalError(f"folding changes the outputs by {defect:.2g} of their size")
@@ -110,12 +112,12 @@ def _fold_batch_norms(model: nn.Module, found: Found, done: dict[str, str], refu
             continue
         path = _path(node)
         if node not in possible:
-            refused[path] = "something else reads what it normalizes, or no linear map stands right before it"
+            refused[path] = "its input does not come straight from a linear map, or something else reads that input too"
             continue
         reading = registry.reading(possible[node], LinearMap)
         owner, module = _owner(found, reading), _submodule(model, path)
         if type(module) not in BATCH:
-            refused[path] = f"it is a {type(module).__name__}, which may do more than normalize"
+            refused[path] = f"its type is {type(module).__name__}, which may do more than normalize its input"
         elif owner is None or reading is None:
             refused[path] = "the map before it is no plain layer with a weight of its own"
         else:
@@ -175,17 +177,17 @@ def _not_affine(model: nn.Module, pair: Pair) -> str:
     if not pair.readers:
         return "no weight reads its output directly"
     if not pair.complete:
-        return "something else reads its output too, or a weight that is used elsewhere (tied)"
+        return "something else reads its output too, or a weight that reads it is used elsewhere (tied)"
     if pair.plus_one is None:
         return "it is not known whether it stores γ or γ − 1"
     for reader in pair.readers:
         layer = model.get_submodule(reader.rpartition(".")[0])
         plain = type(layer) in PLAIN[:4] or (type(layer).__name__ == "Conv1D" and reader in pair.transposed)
         if not plain or not reader.endswith(".weight"):
-            return f"{reader} belongs to a {type(layer).__name__}, which may do more than multiply"
+            return f"{reader} belongs to a layer of type {type(layer).__name__}, which may do more than multiply by its weight"
         padded = any(getattr(layer, "padding", (0,))) if not isinstance(getattr(layer, "padding", 0), (int, str)) else False
         if padded and pair.beta is not None and bool(dict(model.named_parameters())[pair.beta].any()):
-            return f"{reader} pads with zeros, where β would have to be"
+            return f"{reader} pads its input with zeros, where β would be needed"
     return ""
 
 
@@ -202,7 +204,9 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
     try:
         report = symmetries(model, calls[0].args or calls[0].kwargs, mode="eval")  # type: ignore[arg-type]
     except NormscopeError as error:
-        refused |= {path: f"its mean stays: symmetries were not found ({first_line(error)})" for path in norms if path not in done}
+        refused |= {
+            path: f"its mean stays: the search for symmetries failed ({first_line(error)})" for path in norms if path not in done
+        }
         return
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -224,14 +228,14 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
             refused.setdefault(path, "its mean stays: something that writes to its input cannot be centered")
             continue
         if module.bias is not None and bool(module.bias.any()):
-            refused.setdefault(path, "its mean stays: it has a β, which RMSNorm has not")
+            refused.setdefault(path, "its mean stays: it has a β, and RMSNorm has none")
             continue
         new = nn.RMSNorm(module.normalized_shape[0], eps=module.eps, elementwise_affine=module.weight is not None).double()
         if module.weight is not None:
             new.weight = module.weight
         _replace(model, path, new.train(module.training))
         refused.pop(path, None)
-        done[path] = f"{done[path]}; " * (path in done) + "LN is RMSNorm, as what it is given has no mean"
+        done[path] = f"{done[path]}; " * (path in done) + "LN became RMSNorm, because its input now has zero mean"
 
 
 def _means(model: nn.Module, norms: Mapping[str, nn.Module], calls: list[Call]) -> dict[str, float]:

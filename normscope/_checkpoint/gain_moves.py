@@ -42,9 +42,9 @@ def folded(found: Comparison) -> None:
                     found.accept(name, "γ is folded into the weights that read it", _defect(found, pair, reader))
             if not fits:
                 found.how.pop(reader, None)
-                found.against[reader] = "differs, also with γ folded into it"
+                found.against[reader] = "differs, even with γ folded into it"
     if moved:
-        found.said.append(f"γ of {moved} norms is moved into the weights that read it")
+        found.said.append(f"γ of {moved} norms moved into the weights that read it")
 
 
 def _effective(found: Comparison, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:

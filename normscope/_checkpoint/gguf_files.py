@@ -72,7 +72,7 @@ class Cursor:
         self.check(count)
         content = self.file.read(count)
         if len(content) != count:
-            raise InputError(f"{self.path} was cut while it was read; {AGAIN}")
+            raise InputError(f"{self.path} was truncated while it was being read; {AGAIN}")
         self.place += count
         return content
 
@@ -83,7 +83,9 @@ class Cursor:
 
     def check(self, count: int) -> None:
         if count > self.size - self.place:
-            raise InputError(f"the header of {self.path} claims {count:,} bytes where {self.size - self.place:,} are left; {AGAIN}")
+            raise InputError(
+                f"the header of {self.path} claims {count:,} bytes, but only {self.size - self.place:,} are left; {AGAIN}"
+            )
 
     def number(self, how: str) -> Any:
         return struct.unpack(how, self.take(struct.calcsize(how)))[0]
@@ -126,21 +128,21 @@ def read_gguf(path: Path) -> tuple[list[Plain | Quantized], dict[str, Any]]:
             raise InputError(f"{path} is not a GGUF file; {AGAIN}")
         version, tensors, keys = cursor.number("<I"), cursor.number("<Q"), cursor.number("<Q")
         if version not in VERSIONS:
-            raise InputError(f"{path} is GGUF of version {version}: versions {VERSIONS[0]} and {VERSIONS[1]} are read")
+            raise InputError(f"{path} is GGUF version {version}; normscope reads versions {VERSIONS[0]} and {VERSIONS[1]}")
         cursor.check(keys * 13 + tensors * 24)  # what each takes at least
         about: dict[str, Any] = {}
         for _ in range(keys):
             name = cursor.text()
             value = cursor.value(cursor.number("<I"))
             if name in about:
-                raise InputError(f"{name[:80]!r} stands twice in the header of {path}; {AGAIN}")
+                raise InputError(f"{name[:80]!r} appears twice in the header of {path}; {AGAIN}")
             about[name] = value
         listed = [_listed(cursor) for _ in range(tensors)]
     if len({name for name, *_ in listed}) < len(listed):
-        raise InputError(f"a tensor stands twice in the header of {path}; {AGAIN}")
+        raise InputError(f"a tensor appears twice in the header of {path}; {AGAIN}")
     alignment = about.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise InputError(f"{path} has the alignment {alignment!r}, which is no power of two; {AGAIN}")
+        raise InputError(f"{path} has alignment {alignment!r}, which is not a power of two; {AGAIN}")
     start = -(-cursor.place // alignment) * alignment
     return _placed(listed, path, start, size), about
 
@@ -163,13 +165,13 @@ def _placed(listed: list[tuple[str, tuple[int, ...], int, int]], path: Path, sta
             raise InputError(f"{where} has the unknown type {kind}; convert it to F16 or BF16")
         label, per_block, block_bytes = (PLAIN[kind], 1, DTYPES[PLAIN[kind]].itemsize) if kind in PLAIN else BLOCKS[kind]
         if count >= LARGEST_SIZE or (shape[-1] if shape else 1) % per_block:
-            raise InputError(f"{where} has the shape {list(shape)}, which {label} cannot have; {AGAIN}")
+            raise InputError(f"{where} has the shape {list(shape)}, which is impossible for {label}; {AGAIN}")
         nbytes = count // per_block * block_bytes
         if start + offset < end:
             raise InputError(f"{where} overlaps the tensor before it; {AGAIN}")
         if start + offset + nbytes > size:
             raise InputError(
-                f"{where} ends {start + offset + nbytes - size:,} bytes behind the file's end: it is truncated; {AGAIN}"
+                f"{where} ends {start + offset + nbytes - size:,} bytes past the end of the file: the file is truncated; {AGAIN}"
             )
         end = start + offset + nbytes
         if kind in PLAIN:

@@ -38,7 +38,9 @@ def parsed(content: bytes, path: Path, times: int = MOST_TIMES) -> dict[str, Any
     """The JSON object in a text: every name once, and no more in memory than `times` its size."""
     nested = 64 * (content.count(b",") + content.count(b"[")) + 256 * content.count(b"{")  # bytes, about, as objects of Python
     if nested > times * len(content) + (1 << 16):
-        raise InputError(f"the header of {path} is nested so that it would take more than {times} times its size; {AGAIN}")
+        raise InputError(
+            f"the header of {path} is nested so deeply that it would take more than {times} times its size in memory; {AGAIN}"
+        )
     try:
         found = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -51,7 +53,7 @@ def parsed(content: bytes, path: Path, times: int = MOST_TIMES) -> dict[str, Any
 def file_size(path: Path) -> int:
     try:
         if not path.is_file():
-            raise InputError(f"no file {path}")
+            raise InputError(f"there is no file {path}")
         return path.stat().st_size
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {str(path)[:200]!r}: {first_line(error)}") from error
@@ -69,20 +71,20 @@ def _entry(name: str, given: Any, path: Path, start: int, size: int) -> Plain:
     if len(name) > MOST_NAME:
         raise InputError(f"{where} has a name of {len(name):,} characters; {AGAIN}")
     if not isinstance(given, dict) or given.keys() != {"dtype", "shape", "data_offsets"}:
-        raise InputError(f"{where} has no dtype, shape and data_offsets, or more than these; {AGAIN}")
+        raise InputError(f"{where} must have dtype, shape and data_offsets, and nothing else; {AGAIN}")
     dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
     if not isinstance(dtype, str) or dtype not in {*DTYPES, *BITS}:
-        raise InputError(f"{where} has the unknown dtype {str(dtype)[:20]!r}: known are {', '.join((*DTYPES, *BITS))}")
+        raise InputError(f"{where} has the unknown dtype {str(dtype)[:20]!r}; the known ones are {', '.join((*DTYPES, *BITS))}")
     if not _sizes(shape) or len(shape) > MOST_AXES:
-        raise InputError(f"{where} has a shape that is no list of up to {MOST_AXES} sizes; {AGAIN}")
+        raise InputError(f"{where} has a shape that is not a list of at most {MOST_AXES} sizes; {AGAIN}")
     if not _sizes(offsets) or len(offsets) != 2:
-        raise InputError(f"{where} has data_offsets that are not two numbers; {AGAIN}")
+        raise InputError(f"{where} has data_offsets that are not two whole numbers; {AGAIN}")
     begin, end = offsets
     expected = size_in_bytes(tuple(shape), dtype)
     if not begin <= end <= size - start:
-        raise InputError(f"{where} lies at {begin:,} to {end:,} of {size - start:,} bytes: the file is truncated; {AGAIN}")
+        raise InputError(f"{where} occupies bytes {begin:,} to {end:,} of {size - start:,}: the file is truncated; {AGAIN}")
     if expected != end - begin:
-        raise InputError(f"{where} has {end - begin:,} bytes, which is not {dtype} of shape {shape}; {AGAIN}")
+        raise InputError(f"{where} has {end - begin:,} bytes, which does not fit {dtype} of shape {shape}; {AGAIN}")
     return Plain(name, tuple(shape), dtype, path, start + begin, end - begin)
 
 

@@ -74,7 +74,7 @@ def plainly(found: Comparison) -> None:
         one, other = found.one[name], found.other[name]
         same, defect = same_numbers(one, other)
         if same and defect and max(one.roundoff, other.roundoff) > COARSE:
-            found.against[name] = f"is rounded from {one.dtype} to {other.dtype}"
+            found.against[name] = f"is stored as {one.dtype} in A and {other.dtype} in B, which is too coarse"
         elif same:
             found.accept(name, "equal" if not defect else f"rounded: {one.dtype} in A, {other.dtype} in B", defect)
             if defect:
@@ -115,7 +115,7 @@ def conventions(found: Comparison) -> None:
         reads = found.gammas[name]
         if name in found.how and None not in reads and reads[0] != reads[1]:
             said = ["1 + w" if read else "w" for read in reads]
-            found.contradict(name, f"equal numbers, which A reads as γ = {said[0]} and B as γ = {said[1]}")
+            found.contradict(name, f"holds equal numbers, but A reads γ = {said[0]} and B reads γ = {said[1]}")
     moved: dict[int, list[str]] = {1: [], -1: []}
     for names in by_group(shared).values():
         for shift in (1, -1):
@@ -123,7 +123,7 @@ def conventions(found: Comparison) -> None:
             if not all(same for same, _ in outcomes):
                 continue
             if not all(_allowed(found, name, shift) for name in names):
-                alike = "γ differs by exactly 1, and both are read alike: w is taken for 1 + w, or 1 + w for w"
+                alike = "γ differs by exactly 1, but both sides read it the same way: one side mistakes w for 1 + w"
                 found.against |= {name: alike for name in names if name not in found.how}
             else:
                 moved[shift] += names
@@ -135,7 +135,7 @@ def conventions(found: Comparison) -> None:
             found.said.append(f"γ of {len(names)} norms is stored as {_forms(shift)}")
             if any(None in found.gammas[name] for name in names):
                 zero, plain = ("B", "A") if shift > 0 else ("A", "B")
-                found.unsaid.append(f"{zero} is read with γ = 1 + w and {plain} with γ = w, which no configuration says")
+                found.unsaid.append(f"{zero} is read with γ = 1 + w and {plain} with γ = w, which no configuration confirms")
 
 
 def _forms(shift: int) -> str:
@@ -182,11 +182,11 @@ def rotary(found: Comparison) -> None:
             found.accept(name, f"rotary dimensions are {expected[0]} in A and {expected[1]} in B", outcomes[name][1])
         found.said.append(f"rotary dimensions of {len(names)} tensors are paired as {expected[0]} in A and {expected[1]} in B")
         if None in reads:
-            found.unsaid.append("each is read with its own pairing of rotary dimensions, which no configuration says")
+            found.unsaid.append("each is read with its own pairing of rotary dimensions, which no configuration confirms")
         return
     if None not in reads and reads[0] != reads[1]:
         for name in names:
-            found.contradict(name, f"equal numbers, whose rotary dimensions A pairs as {reads[0]} and B as {reads[1]}")
+            found.contradict(name, f"holds equal numbers, but A pairs rotary dimensions as {reads[0]} and B as {reads[1]}")
 
 
 def _pairing(opened: Checkpoint) -> str | None:

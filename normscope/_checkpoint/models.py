@@ -7,17 +7,20 @@ say nothing about entries that no input reached: where such entries differ, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from normscope._checkpoint.aligning import Alignment, aligned
 from normscope._checkpoint.causes import MOST_INPUTS, adding, cause_of, enough_inputs, layer_note
 from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.entries import Held
 from normscope._checkpoint.equality import change
 from normscope._checkpoint.running import (
     TOLERANCE,
+    Outputs,
     differing_epsilons,
     in_mode,
     inputs_like,
@@ -30,7 +33,7 @@ from normscope._checkpoint.views import View
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, NormscopeError, first_line
 from normscope.symmetry.detect import symmetries
-from normscope.symmetry.groups import ShiftGroup
+from normscope.symmetry.groups import Group, ShiftGroup
 
 MOST_EPSILON = 0.01  # how far ε may move outputs that are called the same
 WIDER = 3.0  # the spread of inputs that shall wake units which no input like the example wakes
@@ -40,7 +43,7 @@ Masks = dict[str, torch.Tensor]
 def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> Difference:
     """Run both on the example and on random inputs like it."""
     if mode not in ("train", "eval"):
-        raise InputError(f"mode is train or eval, not {mode!r}")
+        raise InputError(f"mode must be train or eval, not {mode!r}")
     if any(parameter.is_meta for model in (a, b) for parameter in model.parameters()):
         raise InputError("a model has shapes but no values (device meta): load its weights first")
     one, other = in_mode(a, mode), in_mode(b, mode)
@@ -54,7 +57,8 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
     defect = outputs_apart(*outputs)
     rows = _rows(one, other)
     moved = [row.name for row in rows if not row.same]
-    covered, shifted, notes = _covered(one, other, calls[0], mode, moved)
+    groups, notes = _groups(one, calls[0], mode) if moved else ((), ())
+    shifted = _shifted(groups, one, other, moved)
     blind = _unseen(other, one, calls, moved, shifted) if defect <= TOLERANCE else []
     if blind:
         calls = [*calls, *inputs_like(Call.of(example), MOST_INPUTS, WIDER)[1:]]
@@ -69,20 +73,34 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
             False, f"not the same function: ε of {first} differs", first=first, defect=with_epsilon, notes=notes, **made
         )
     if not defect <= TOLERANCE:
-        calls, outputs = enough_inputs(one, other, Call.of(example), outputs, moved)
-        cause = cause_of(other, calls, outputs, moved, covered) or adding(one, other, calls[0])
-        explains = f", which {cause} explains best" if cause else ""
+        roundoff = max(_roundoff(a), _roundoff(b))
+        found = aligned(groups, _detached(one), _detached(other), roundoff)
+        exact = _apart(one, found, calls, outputs[0])
+        if not found.left and exact <= TOLERANCE and with_epsilon <= MOST_EPSILON and not _buffers_apart(rows, other):
+            made["mode"] = f"weights up to symmetry and storage, and {basis}"
+            if found.hiding:
+                said = f"not decided: {found.hiding} differs by no more than its rounding, which could hide a change of 1 %"
+                return Difference(None, said, first=None, defect=max(defect, with_epsilon), notes=notes, **made)
+            stored = f"{len(moved)} parameters differ by a symmetry and by how they are stored (unit roundoff {roundoff:.1g})"
+            said = (
+                f"the same function up to storage: {stored}; outputs differ by {defect:.1g} with ε → 0, {with_epsilon:.1g} with ε"
+            )
+            made["mode"] = f"weights up to symmetry and storage, and {basis}"
+            return Difference(True, said, first=None, defect=max(defect, with_epsilon), notes=notes, **made)
+        cause = _cause(one, other, Call.of(example), outputs, found, moved)
+        explains = f", which {cause} explains" if cause else ""
         said = f"not the same function: outputs differ by {defect:.2g} of their size{explains}"
         return Difference(False, said, first=cause, defect=defect, notes=(*notes, *layer_note(one, other, calls[0])), **made)
     if blind:
-        said = f"not decided: outputs agree to {defect:.1g}, but no input reached all entries of {blind[0]} that differ"
-        return Difference(None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches them"), **made)
-    if with_epsilon > MOST_EPSILON:
-        said = (
-            f"not decided: the same function with ε → 0 (defect {defect:.1g}), but with ε the outputs differ by {with_epsilon:.1g}"
+        said = f"not decided: outputs agree to {defect:.1g}, but no input reached every entry of {blind[0]} that differs"
+        return Difference(
+            None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches these entries"), **made
         )
+    if with_epsilon > MOST_EPSILON:
+        agree = f"the functions agree as ε → 0 (defect {defect:.1g})"
+        said = f"not decided: {agree}, but with the real ε the outputs differ by {with_epsilon:.1g}"
         return Difference(None, said, first=None, defect=with_epsilon, notes=notes, **made)
-    changed = f"{len(moved)} parameters differ, and no output sees it" if moved else "all parameters are equal"
+    changed = f"{len(moved)} parameters differ, but the outputs do not" if moved else "all parameters are equal"
     said = f"the same function: {changed} (defect {defect:.1g} with ε → 0, {with_epsilon:.1g} with ε)"
     return Difference(True, said, first=None, defect=with_epsilon, notes=notes, **made)
 
@@ -94,7 +112,7 @@ def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
     rows = []
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in mine or name not in theirs:
-            rows.append(DiffRow(name, "parameter", None, f"in {'B' if name not in mine else 'A'} alone"))
+            rows.append(DiffRow(name, "parameter", None, f"only in {'B' if name not in mine else 'A'}"))
         elif mine[name].shape != theirs[name].shape:
             rows.append(DiffRow(name, "parameter", False, f"{tuple(mine[name].shape)} in A, {tuple(theirs[name].shape)} in B"))
         else:
@@ -110,32 +128,64 @@ def _changes(name: str, one: torch.Tensor, other: torch.Tensor) -> dict[str, flo
     return {} if torch.equal(one, other) or not one.numel() else change(*sides)
 
 
-def _covered(one: nn.Module, other: nn.Module, call: Call, mode: str, moved: list[str]) -> tuple[Masks, Masks, tuple[str, ...]]:
-    """Which entries some symmetry of A moves, and which of them differ by a shift that no output sees: by one number per member."""
-    if not moved:
-        return {}, {}, ()
+def _groups(model: nn.Module, call: Call, mode: str) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """The symmetries of a model, and a note where they cannot be found."""
     try:
-        report = symmetries(one, call.args or call.kwargs, mode=mode)
+        return tuple(symmetries(model, call.args or call.kwargs, mode=mode).groups), ()
     except NormscopeError as error:
-        return {}, {}, (f"symmetries were not looked for: {first_line(error)}",)
+        return (), (f"the search for symmetries failed: {first_line(error)}",)
+
+
+def _shifted(groups: Sequence[Group], one: nn.Module, other: nn.Module, moved: list[str]) -> Masks:
+    """Which entries differ by a shift that no output sees: by one number per member."""
     mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
-    found: Masks = {}
     shifted: Masks = {}
-    for group in report.groups:
-        for action in group.actions:
-            name = action.parameter
-            members = torch.tensor(action.members).expand(action.shape).clone()
-            found[name] = found.get(name, torch.zeros(action.shape, dtype=torch.bool)) | (members >= 0)
-            first = isinstance(group, ShiftGroup) and group.normal is None and action is group.actions[0]
-            if first and name in moved and name in theirs and theirs[name].shape == mine[name].shape:
-                step = (theirs[name] - mine[name]).detach()
-                flat, places = step.flatten(), members.flatten().clamp(min=0)
-                size = int(places.max()) + 1
-                low = torch.full((size,), math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amin")
-                high = torch.full((size,), -math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amax")
-                alike = (high - low <= 1e-12 * (1 + mine[name].detach().abs().max()))[places].reshape(step.shape)
-                shifted[name] = shifted.get(name, torch.zeros_like(alike)) | (alike & (members >= 0))
-    return found, shifted, ()
+    for group in groups:
+        action = group.actions[0]
+        name = action.parameter
+        free = isinstance(group, ShiftGroup) and group.normal is None
+        if free and name in moved and name in theirs and theirs[name].shape == mine[name].shape:
+            members = torch.tensor(action.members).expand(action.shape)
+            step = (theirs[name] - mine[name]).detach()
+            flat, places = step.flatten(), members.flatten().clamp(min=0)
+            size = int(places.max()) + 1
+            low = torch.full((size,), math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amin")
+            high = torch.full((size,), -math.inf, dtype=flat.dtype).scatter_reduce(0, places, flat, "amax")
+            alike = (high - low <= 1e-12 * (1 + mine[name].detach().abs().max()))[places].reshape(step.shape)
+            shifted[name] = shifted.get(name, torch.zeros_like(alike)) | (alike & (members >= 0))
+    return shifted
+
+
+def _detached(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def _roundoff(model: nn.Module) -> float:
+    """The largest unit roundoff among a model's parameters."""
+    kinds = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    return max((torch.finfo(kind).eps / 2 for kind in kinds), default=0.0)
+
+
+def _apart(model: nn.Module, found: Alignment, calls: list[Call], outputs: list[Outputs]) -> float:
+    """How far a model's outputs move when its parameters are replaced by those that a symmetry makes of them."""
+    with torch.no_grad(), plain_attention():
+        return outputs_apart(outputs, [ran(model, call, found.values) for call in calls])
+
+
+def _buffers_apart(rows: list[DiffRow], other: nn.Module) -> bool:
+    parameters = {name for name, _ in other.named_parameters()}
+    return any(not row.same and row.name not in parameters for row in rows)
+
+
+def _cause(
+    one: nn.Module, other: nn.Module, call: Call, outputs: tuple[list[Outputs], list[Outputs]], found: Alignment, moved: list[str]
+) -> str | None:
+    """The parameter that no symmetry explains; of several, the one whose change explains the difference of outputs best."""
+    if len(found.left) == 1:
+        return found.left[0]
+    candidates = list(found.left) or moved
+    calls, outputs = enough_inputs(one, other, call, outputs, candidates)
+    return cause_of(other, calls, outputs, candidates) or adding(one, other, calls[0])
 
 
 def _unseen(model: nn.Module, against: nn.Module, calls: list[Call], moved: list[str], shifted: Masks) -> list[str]:

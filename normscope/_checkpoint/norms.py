@@ -184,7 +184,7 @@ def _spectral(matrix: Matrix, sample: bool, frobenius: float) -> tuple[float | N
     if sample:
         return _estimate(matrix), False, "an estimate, by a few products in float32"
     if matrix.narrow > MOST_GRAM:
-        return None, False, f"more than {MOST_GRAM:,} rows and columns: no spectral norm is proved; --sample estimates it"
+        return None, False, f"more than {MOST_GRAM:,} rows and columns: too large to prove a spectral norm; --sample estimates it"
     return gram_norm(matrix.gram, matrix.terms), True, ""
 
 

@@ -57,7 +57,7 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
 def _of_module(module: torch.nn.Module) -> Checkpoint:
     state = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
     if not state:
-        raise InputError(f"{type(module).__name__} has no parameters and no buffers: there is nothing to look at")
+        raise InputError(f"{type(module).__name__} has no parameters and no buffers: there is nothing to audit")
     unusable = [name for name, value in state.items() if value.is_meta]
     if unusable:
         raise InputError(f"{unusable[0]} has a shape but no values (device meta): load the model's weights first")
@@ -70,7 +70,7 @@ def _of_module(module: torch.nn.Module) -> Checkpoint:
 
 def _of_file(path: Path) -> Checkpoint:
     if not path.is_file():
-        raise InputError(f"no file or directory {path}: give {FORMS}")
+        raise InputError(f"there is no file or directory {path}: give {FORMS}")
     if path.name.endswith(INDEX):
         return _of_index(path)
     config = _config(path.parent / CONFIG)
@@ -80,7 +80,7 @@ def _of_file(path: Path) -> Checkpoint:
         return _of_gguf(path)
     if path.suffix in PICKLED:
         return _made(path, "torch", read_pickled(path), config)
-    raise InputError(f"{path} is of no known kind: give {FORMS}")
+    raise InputError(f"{path} is not a kind of file that normscope knows: give {FORMS}")
 
 
 def _of_directory(path: Path) -> Checkpoint:
@@ -118,14 +118,14 @@ def _of_index(index: Path, named: Path | None = None) -> Checkpoint:
         raise InputError(f"{index} names {outside[0][:80]!r}, which is not a file beside it; {AGAIN}")
     missing = [file for file in files if not (index.parent / file).is_file()]
     if missing:
-        raise InputError(f"{index} names {missing[0][:80]}, which is not there: fetch it too")
+        raise InputError(f"{index} names {missing[0][:80]}, which is missing: fetch it too")
     made = _joined(named or index, [_of_file(index.parent / file) for file in files])
     for name, file in listed.items():
         if name not in made.entries or getattr(made.entries[name], "path", None) != index.parent / file:
-            raise InputError(f"{index} says that {name[:80]!r} is in {file[:80]}, where it is not; {AGAIN}")
+            raise InputError(f"{index} says that {name[:80]!r} is in {file[:80]}, but it is not there; {AGAIN}")
     extra = next((name for name in made.entries if name not in listed), None)
     if extra is not None:
-        raise InputError(f"{index} does not list {extra[:80]!r}, which a shard holds; {AGAIN}")
+        raise InputError(f"{index} does not list {extra[:80]!r}, but a shard contains it; {AGAIN}")
     return made
 
 
@@ -136,7 +136,7 @@ def _of_gguf(path: Path) -> Checkpoint:
         count = int(found[1])
         stem = path.stem[: found.start()]
         if count > 1000:
-            raise InputError(f"{path} is one of {count} parts, which is more than 1,000: fetch it again")
+            raise InputError(f"{path} claims to be one of {count} parts, more than the 1,000 that are possible: fetch it again")
         files = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
     entries: list[Entry] = []
     about: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def _made(
     names = [entry.name for entry in entries]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{twice[:80]!r} stands in several parts of {path}; {AGAIN}")
+        raise InputError(f"{twice[:80]!r} appears in several parts of {path}; {AGAIN}")
     named = dict(zip(unwrapped(names), entries, strict=True))
     if format != "torch":  # whose files keep the model's order; others sort, layer 10 before layer 2
         named = {name: named[name] for name in sorted(named, key=natural)}

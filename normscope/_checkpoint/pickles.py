@@ -58,7 +58,7 @@ def _state(path: Path, changed: int) -> dict[str, torch.Tensor]:
         raise InputError(f"{path} {NO_STATE}")
     for name, value in found.items():
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise InputError(f"{name[:80]!r} in {path} is larger than what is stored for it: save a contiguous copy")
+            raise InputError(f"{name[:80]!r} in {path} is larger than the data stored for it: save a contiguous copy")
     return found
 
 

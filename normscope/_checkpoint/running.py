@@ -85,13 +85,13 @@ def ran(model: nn.Module, call: Call, state: Mapping[str, torch.Tensor] | None =
             result = functional_call(model, values, call.args, call.kwargs)
     except (RuntimeError, TypeError) as error:  # NotImplementedError is one: a kernel that torch does not have
         raise InputError(
-            f"{type(model).__name__} does not run on the example in float64: {first_line(error)}; the cause may be "
-            "(a) an example that it does not take, or (b) an operation that has no float64"
+            f"{type(model).__name__} does not run on the example in float64: {first_line(error)}; possible causes: "
+            "(a) the example does not fit the model, (b) an operation has no float64 kernel"
         ) from error
     leaves = torch.utils._pytree.tree_leaves(dict(result) if isinstance(result, Mapping) else result)
     found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     if not found:
-        raise InputError("a model returns no floating-point tensor: there is nothing to compare")
+        raise InputError("a model returns no floating-point tensor, so there is nothing to compare")
     return found
 
 

@@ -122,7 +122,7 @@ def named_role(name: str, shape: Sequence[int], siblings: Iterable[str] = ()) ->
     for role, pattern, axes in PATTERNS:
         if str(len(shape)) in axes and pattern.search(name):
             return Role(
-                role, f"the name ends as that of a {role}" if role not in ("γ", "β") else f"the name is that of a norm's {role}"
+                role, f"the name ends like that of a {role}" if role not in ("γ", "β") else f"the name is that of a norm's {role}"
             )
     if len(shape) == 1 and last == "weight":
         return Role("γ", "a vector called weight scales channels")

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+CHUNK = 64  # tangents that are made at once
 Parameters = Mapping[str, torch.Tensor]
 
 
@@ -103,13 +104,18 @@ class Group(ABC):
         """The parameters moved by a random element of the group."""
 
     @abstractmethod
+    def flowed(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters after each of the `count` one-parameter groups has run for the given time."""
+
+    @abstractmethod
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         """How the parameters move when each of the `count` one-parameter groups starts at the given speed."""
 
     def directions(self, parameters: Parameters) -> torch.Tensor:
         """(count, entries) tangents of the orbit at the parameters, entries of `dict.fromkeys(group.parameters)` in a row."""
         units = torch.eye(self.count, dtype=parameters[self.parameters[0]].dtype)
-        return torch.stack([self._row(self.tangent(parameters, unit)) for unit in units])
+        along = torch.func.vmap(lambda unit: self._row(self.tangent(parameters, unit)), chunk_size=CHUNK, randomness="same")
+        return along(units)
 
     def _row(self, tangent: Parameters) -> torch.Tensor:
         return torch.cat([tangent[name].reshape(-1) for name in dict.fromkeys(self.parameters)])
@@ -134,7 +140,10 @@ class ScaleGroup(Group):
     compensation: Compensating | None = field(default=None, repr=False)
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        return self.scaled(parameters, 0.5 * self._normal(parameters, generator))
+        return self.flowed(parameters, 0.5 * self._normal(parameters, generator))
+
+    def flowed(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.scaled(parameters, amounts)
 
     def scaled(self, parameters: Parameters, logs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters with each member scaled by the exponential of its number, and biases that follow moved along."""
@@ -167,7 +176,10 @@ class ShiftGroup(Group):
     normal: Callable[[Parameters], torch.Tensor] | None = field(default=None, repr=False)
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        step = self.tangent(parameters, self._normal(parameters, generator))
+        return self.flowed(parameters, self._normal(parameters, generator))
+
+    def flowed(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        step = self.tangent(parameters, amounts)
         return {**parameters, **{name: parameters[name] + part for name, part in step.items()}}
 
     def tangent(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -33,12 +33,10 @@ class Matrices:
     def matrix(self, amounts: torch.Tensor) -> torch.Tensor:
         if not self.planes:
             return amounts.reshape(self.size, self.size)
-        result = amounts.new_zeros(self.size, self.size)
         first, second = torch.tensor(self.planes).T
         stretch, turn = amounts.reshape(-1, 2).T
-        result[first, first] = result[second, second] = stretch
-        result[first, second], result[second, first] = -turn, turn
-        return result
+        places = torch.cat([first, second, first, second]), torch.cat([first, second, second, first])
+        return amounts.new_zeros(self.size, self.size).index_put(places, torch.cat([stretch, stretch, -turn, turn]))
 
     def balancing(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A and A^{-T} at the least tr A S Aᵀ + tr A^{-T} T A^{-1}, S and T the Gram matrices; the identity if either is zero.
@@ -82,7 +80,11 @@ class LinearGroup(Group):
     algebras: tuple[Matrices, ...] = ()
 
     def transform(self, parameters: Parameters, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
-        matrices = [matrix / len(matrix) ** 0.5 for matrix in self._matrices(0.5 * self._normal(parameters, generator))]
+        widths = torch.cat([torch.full((algebra.dimension,), algebra.size**0.5) for algebra in self.algebras])
+        return self.flowed(parameters, 0.5 * self._normal(parameters, generator) / widths)
+
+    def flowed(self, parameters: Parameters, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
+        matrices = list(self._matrices(amounts))
         return self._applied(parameters, [(torch.linalg.matrix_exp(own), torch.linalg.matrix_exp(-own.mT)) for own in matrices])
 
     def balanced(self, parameters: Parameters) -> dict[str, torch.Tensor]:
@@ -172,9 +174,9 @@ def _acted(
     """A parameter with a matrix acting on the entries of one block; tangent: only those entries, zero elsewhere."""
     order = _order(value, action)
     rows = _rows(value, action)
-    result = torch.zeros_like(rows) if tangent else rows.clone()
+    result = torch.zeros_like(rows) if tangent else rows
     for places in _copies(action, coordinates, block):
-        result[places] = matrix @ rows[places]
+        result = result.index_copy(0, places, matrix @ rows[places])  # not in place: `Group.directions` maps over matrices
     back = [order.index(axis) for axis in range(value.dim())]
     return result.reshape([value.shape[axis] for axis in order]).permute(back)
 

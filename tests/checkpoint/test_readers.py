@@ -148,7 +148,7 @@ def test_an_index_must_agree_with_its_shards(tmp_path):
     listed = json.loads(path.read_text())
     for change in ({"ghost": "model-00001-of-00002.safetensors"}, {"a.bias": "model-00002-of-00002.safetensors"}):
         path.write_text(json.dumps({"weight_map": {**listed["weight_map"], **change}}))
-        with pytest.raises(InputError, match="where it is not"):
+        with pytest.raises(InputError, match="but it is not there"):
             open_checkpoint(folder)
     path.write_text(json.dumps({"weight_map": {k: v for k, v in listed["weight_map"].items() if k != "a.bias"}}))
     with pytest.raises(InputError, match="does not list"):
@@ -175,7 +175,7 @@ def test_compressed_and_expanded_pickles_are_refused(tmp_path):
     with pytest.raises(InputError, match="compressed"):
         open_checkpoint(tmp_path / "z.pt")
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "e.pt")
-    with pytest.raises(InputError, match="larger than what is stored"):
+    with pytest.raises(InputError, match="larger than the data stored"):
         open_checkpoint(tmp_path / "e.pt")
 
 
