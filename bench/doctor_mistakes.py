@@ -37,6 +37,7 @@ from bench.doctor_plants import (
     half,
     half_off,
     healthy,
+    labelled,
     loaded_weight,
     mixed,
     normalized_classifier,
@@ -85,8 +86,9 @@ class Mistake:
         well = healthy(self.kind, **settings)
         if "optimizer" in sick.settings:
             well.settings["optimizer"] = torch.optim.SGD(apart(well.model, 1e-4), lr=0.1)
-        if "data" in sick.settings:
-            well.settings["data"] = [well.example]
+        data = sick.settings.get("data")
+        if data is not None:
+            well.settings["data"] = data if isinstance(data, tuple) else [well.example]
         return well, sick
 
 
@@ -199,6 +201,8 @@ MISTAKES = (
     Mistake("BN under DataParallel", "RegNet", "NS306", parallel),
     Mistake("BN in float16", "RegNet", "NS307", half(torch.float16)),
     Mistake("all BN in eval mode while training", "RegNet", "NS308", all_frozen),
+    Mistake("learning rate of 1000", "ResNet", "NS310", labelled(1e3), HEAD),
+    Mistake("learning rate of 1000", "ViT", "NS310", labelled(1e3), HEAD),
     Mistake("BN and gradient accumulation", "ResNet", "NS311", with_settings(accumulation=8)),
     Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Llama", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),
     Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Bert", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),

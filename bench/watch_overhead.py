@@ -98,7 +98,7 @@ class Training:
         return time.process_time() - start
 
     def watch(self, **options) -> None:
-        self.recorder = ns.watch(self.model, self.optimizer, tempfile.mkdtemp(), quiet=True, **options)
+        self.recorder = ns.watch(self.model, self.optimizer, run=tempfile.mkdtemp(), quiet=True, **options)
         self.recorder.budget.clock = self.clock
         self.recorder.budget.started = self.clock()
 

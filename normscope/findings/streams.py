@@ -1,4 +1,4 @@
-"""NS512 to NS517: what breaks large trainings, judged on samples: attention, blocks, and layers that leave their own line."""
+"""NS512 to NS519: what breaks large trainings, judged on samples: attention, blocks, and layers that leave their own line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ At = tuple[History, Row]
 LOGIT = 100.0  # the limit that Kimi K2 (2025) clips queries and keys at
 IDLE, IDLE_AFTER = 0.003, 200  # share of its input that a block adds, and steps that it has to begin
 JUMP = 10.0  # times what is usual for the layer
+LARGE_STEP, SETTLED = 0.1, 50  # share of a weight that one step changes, a hundred times the usual, and steps for weights to grow
+SMALL_BATCH = 8  # samples, below which batch statistics are noise (Wu & He 2018, figure 1)
 
 
 @rule(
@@ -67,6 +69,46 @@ def diverging_rank(at: At) -> Iterator[Hit]:
     for name, ranks in row.get("differing", {}).items():
         message = f"{name} differs on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         yield Hit(name, message, {"ranks": ", ".join(map(str, ranks))})
+
+
+@rule(
+    "NS518", "steps that are large against the weights", "warning", name="large-step", needs=("rows",),
+    fix="Lower the learning rate (by ten to begin with), or warm it up.",
+    reference="Kosson et al. 2024 (rotational equilibrium)",
+    clean=Clean("No step changed a recorded weight by a tenth of its length", "update_ratio"),
+)  # fmt: skip
+def large_step(at: At) -> Iterator[Hit]:
+    """A step usually changes a weight by about a thousandth of its length. One that changes it by a tenth replaces what the weight
+    has learned within some ten steps: the learning rate is too high. Weights that begin at zero have 50 steps to grow. Steps whose
+    gradient is ten times its median over 200 steps are not judged: there the gradient is at fault, not the rate."""
+    history, row = at
+    gradient, recent = float(row.get("total_gradient_norm", math.nan)), history.recent("gradients of steps")
+    usual = float(np.median(recent.values)) if len(recent) >= FEWEST else math.inf
+    recent.add(int(row["step"]), gradient)
+    if history.first_step is None or row["step"] - history.first_step < SETTLED or not gradient <= JUMP * usual:
+        history.only(False)
+        return
+    ratio = history.metric(row, "update_ratio")
+    for index in history.worst(np.isfinite(ratio) & (ratio > LARGE_STEP), -ratio):
+        yield Hit(history.names[index], f"one step changed it by {ratio[index]:.2g} of its length: the learning rate is too high",
+                  {"update_ratio": float(ratio[index]), "learning_rate": float(row.get("learning_rate", math.nan))})  # fmt: skip
+
+
+@rule(
+    "NS519", "batch statistics of few samples", "warning", name="small-batch", needs=("rows",),
+    fix="Use larger batches per device, SyncBatchNorm, or a normalizer that does not depend on the batch.",
+    reference="Wu & He 2018, figure 1",
+    clean=Clean(f"Every recorded batch normalizer saw at least {SMALL_BATCH} samples", "batch_size"),
+)  # fmt: skip
+def small_batch(at: At) -> Iterator[Hit]:
+    """Statistics of a few samples are noisy estimates: training sees one function per batch, the running statistics describe
+    none of them, and accuracy falls steeply below about eight samples per device. Judged where a batch normalizer trains with
+    statistics of its own; with gradient accumulation, on the first micro-batch of a step."""
+    history, row = at
+    samples = history.metric(row, "batch_size")
+    for index in history.worst(samples < SMALL_BATCH, samples):
+        yield Hit(history.names[index], f"its statistics are those of {samples[index]:.0f} samples",
+                  {"batch_size": int(samples[index])})  # fmt: skip
 
 
 def _jumps(what: str, column: str, normalized: bool = False) -> Find:

@@ -15,14 +15,15 @@ from normscope.core.errors import InputError
 from normscope.core.rendering import Text
 from normscope.core.text import inert, visible
 from normscope.findings.finding import Finding
-from normscope.findings.rows import RULES
+from normscope.findings.rows import RULES, USUAL
 from normscope.report.quantities import quantity
 from normscope.report.runs import HEATMAPS, Recording
 from normscope.report.snapshot import Snapshot
 
 SYMPTOMS = ("NS501", "NS509", "NS515", "NS504", "NS503", "NS502", "NS505")  # what a training shows, worst first
 CAUSES = (  # and what can be behind it; of several that began at the same step, the first
-    "NS510", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS514",
+    "NS510", "NS518", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS519",
+    "NS514",
 )  # fmt: skip
 NOT_BEHIND = {"NS309": ("NS501", "NS509", "NS504", "NS503", "NS502")}  # steps that become small make nothing explode
 ORDER = (*SYMPTOMS, *CAUSES)
@@ -31,6 +32,7 @@ COLUMNS = tuple(
     dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), "samples"])
 )  # what is read
 BEFORE, AFTER = 10, 4  # steps before a symptom until which its cause must have lasted, and after it in which it may be seen first
+SPARSE = 0.1  # of the steps so far, which the sample before can be away (GROWTH in _watch/budget.py)
 MOST_OUTLIERS = 5  # that are named
 APART, SPREADS = 1.0, 6.0  # decades from the median, and multiples of the usual distance from it, of what stands out
 
@@ -104,18 +106,24 @@ class Summary:
 
     @property
     def cause(self) -> Problem | None:
-        """What is behind the worst problem, where that is a symptom: what began first of all that held when it began.
+        """What is behind the worst problem: of a symptom, what began first of all that held when it began; of anything else that
+        holds now, what began before it, and was over about when it began.
 
         Samples come later than what is read on every step, so what was seen in the samples right after a symptom counts.
         """
         end = self.problems[0] if self.problems else None
-        if end is None or end.rule not in SYMPTOMS or end.step is None:
+        if end is None or end.step is None:
             return None
         step = end.step
+        since = step - (USUAL if end.rule == "NS503" else BEFORE)  # NS503 is seen late, as a median over so many steps
+        if end.rule not in SYMPTOMS:
+            since = min(since, step - SPARSE * step)
+            earlier = [one for one in self.problems if (one.step or step) < step and since <= (one.last or 0) <= step]
+            return min(earlier, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
         others = [
             one for one in self.problems if one.rule in ORDER and end.rule not in NOT_BEHIND.get(one.rule, ()) and one is not end
         ]
-        held = [one for one in others if (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER]
+        held = [one for one in others if (one.last or 0) >= since and (one.step or 0) <= step + AFTER]
         before = [one for one in held if one.rule in CAUSES] or [one for one in held if _rank(one.rule) > _rank(end.rule)]
         return min(before, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
 

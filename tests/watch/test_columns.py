@@ -143,6 +143,7 @@ class Reference:
         if name.startswith("BatchNorm"):
             mean, variance = self.buffers[f"{path}.running_mean"].double(), self.buffers[f"{path}.running_var"].double()
             values["running_shift"] = ((channels.mean(1) - mean).square() / (variance + module.eps)).mean().sqrt()
+            values["batch_size"] = len(x)
             values["running_divergence"] = ((v + module.eps) / (variance + module.eps)).log().abs().mean()
         return values | self.affine(module, name, path, v)
 
