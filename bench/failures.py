@@ -3,7 +3,7 @@
     python -m bench failures [--part planted|healthy] [--seed N]
 
 Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run. Seed
-22 was reported before NS518 and NS519 came, for two failures that were missed there: it counts as seen.
+22 was reported before NS518 and NS519 came, and seed 33 before a headline named what is over: they count as seen.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
 that are right, at a layer that is right, with a first step in the window. A rank that diverges takes two processes: it is planted
 in tests/watch/test_distributed.py.
@@ -27,7 +27,7 @@ from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEEDS = (33,)
+SEEDS = (44,)
 
 
 class Block(nn.Module):

@@ -15,6 +15,7 @@ from normscope.core.errors import InputError
 from normscope.core.rendering import Text
 from normscope.core.text import inert, visible
 from normscope.findings.finding import Finding
+from normscope.findings.over_time import WINDOW
 from normscope.findings.rows import RULES, USUAL
 from normscope.report.quantities import quantity
 from normscope.report.runs import HEATMAPS, Recording
@@ -32,7 +33,6 @@ COLUMNS = tuple(
     dict.fromkeys([*HEATMAPS, *PRODUCTS.values(), *(clean.column for clean in CLEAN.values()), "samples"])
 )  # what is read
 BEFORE, AFTER = 10, 4  # steps before a symptom until which its cause must have lasted, and after it in which it may be seen first
-SPARSE = 0.1  # of the steps so far, which the sample before can be away (GROWTH in _watch/budget.py)
 MOST_OUTLIERS = 5  # that are named
 APART, SPREADS = 1.0, 6.0  # decades from the median, and multiples of the usual distance from it, of what stands out
 
@@ -107,7 +107,7 @@ class Summary:
     @property
     def cause(self) -> Problem | None:
         """What is behind the worst problem: of a symptom, what began first of all that held when it began; of anything else that
-        holds now, what began before it, and was over about when it began.
+        holds now, what began first in the window before it and was over by then.
 
         Samples come later than what is read on every step, so what was seen in the samples right after a symptom counts.
         """
@@ -117,7 +117,7 @@ class Summary:
         step = end.step
         since = step - (USUAL if end.rule == "NS503" else BEFORE)  # NS503 is seen late, as a median over so many steps
         if end.rule not in SYMPTOMS:
-            since = min(since, step - SPARSE * step)
+            since = step - WINDOW  # what it compares with is up to so old
             earlier = [one for one in self.problems if (one.step or step) < step and since <= (one.last or 0) <= step]
             return min(earlier, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
         others = [
@@ -146,6 +146,8 @@ class Summary:
         )
         if cause is not None and cause is not worst:
             began = "It began with this" if (cause.step or 0) <= (worst.step or 0) else "What was seen with it"
+            if (cause.last or 0) < (worst.step or 0) and worst.rule not in SYMPTOMS:
+                began = "Before it"
             return f"{said} {began}, {cause.when}: {_of(cause)}."
         return said
 

@@ -412,3 +412,11 @@ def test_the_optimizer_of_another_model_is_noted(tmp_path: Path) -> None:
             optimizer.step()
     notes = {name: [event["message"] for event in ns.load_run(tmp_path / name).events("note")] for name in ("own", "foreign")}
     assert ["none of the model's parameters" in "".join(notes[name]) for name in ("own", "foreign")] == [False, True]
+
+
+def test_a_parameter_of_the_model_itself_is_named_after_itself(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    with ns.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path, quiet=True) as watch:
+        model(torch.ones(2, 3)).sum().backward()
+        watch.optimizer.step()
+    assert [layer["name"] for layer in ns.load_run(tmp_path).layers] == ["weight"]

@@ -214,3 +214,22 @@ def test_findings_reach_the_watch_itself(tmp_path: Path) -> None:
     with loop.watch(tmp_path) as watch:
         loop.step()
     assert ("vanishing-gradient", 1) in [(finding.name, finding.first_step) for finding in watch.findings]
+
+
+@pytest.mark.parametrize(("gradient", "warns"), [(0.2, True), (20.0, False)])
+def test_a_large_step_is_the_learning_rate_s_fault_unless_the_gradient_is_out_of_line(gradient: float, warns: bool) -> None:
+    usual = {"update_ratio": at(0, 0.001)}
+    large = {"update_ratio": at(0, 0.2), "gradient_norm": at(1, gradient, [0.1, 0.2, np.nan, 0.3])}
+    found = warned([*(healthy(step, **usual) for step in range(100)), healthy(100, **large)])
+    assert [finding.where for finding in found if finding.name == "large-step"] == ["weight"] * warns
+
+
+def test_weights_that_begin_at_zero_have_time_to_grow() -> None:
+    rows = [healthy(step, update_ratio=at(0, 1 / (step + 1))) for step in range(100)]
+    assert not [finding for finding in warned(rows) if finding.name == "large-step"]
+
+
+def test_batch_normalizers_that_see_few_samples_are_named() -> None:
+    found = warned([healthy(0, batch_size=at(1, 7.0))])
+    assert [(finding.name, finding.where) for finding in found] == [("small-batch", "norm")]
+    assert not warned([healthy(0, batch_size=at(1, 8.0))])
