@@ -65,7 +65,7 @@ def recorded(
     model: nn.Module, path: Path, steps: int = 3, change: Callable[[int], None] = lambda step: None, **options: Any
 ) -> ns.Run:
     data, optimizer = torch.Generator().manual_seed(0), torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with ns.watch(model, optimizer, path, quiet=True, **{"every": 1, **options}) as watch:
+    with ns.watch(model, optimizer, run=path, quiet=True, **{"every": 1, **options}) as watch:
         for step in range(1, steps + 1):
             change(step)
             optimizer.zero_grad()
@@ -204,7 +204,7 @@ def test_the_share_of_scales_that_moved(tmp_path: Path) -> None:
     with torch.no_grad():
         model.blocks[0].norm.weight[: WIDTH // 2] = 1e-3
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with ns.watch(model, optimizer, tmp_path, quiet=True, every=1):
+    with ns.watch(model, optimizer, run=tmp_path, quiet=True, every=1):
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.ones(BATCH, TOKENS, 3, dtype=torch.bfloat16)).float().square().mean().backward()

@@ -240,7 +240,7 @@ def test_weights_are_paired_with_the_normalizers_of_their_chain_or_of_a_report(t
         assert [layers[name]["normalizer"] for name in ("0", "4", "7", "13")] == ["1", "5", "8", None]
         assert [layers[name]["scale_free"] for name in ("0", "4", "7", "13")] == [True, True, True, head]
         assert [event["message"].split(".")[0] for event in run.events("note")] == (
-            ["not judged whether the loss ignores their scale: 13"] if head is None else []
+            ["weights for which it was not judged whether the loss ignores their scale: 13"] if head is None else []
         )
 
 

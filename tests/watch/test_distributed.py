@@ -55,7 +55,7 @@ def train(wrap: Wrap, optimizer_of: Any, run: Path | None) -> list[dict[str, tup
     wrapped = wrap(model())
     optimizer = optimizer_of(wrapped.parameters())
     data = torch.Generator().manual_seed(distributed.get_rank())
-    watch = None if run is None else ns.watch(wrapped, optimizer, run, every=2, quiet=True)
+    watch = None if run is None else ns.watch(wrapped, optimizer, run=run, every=2, quiet=True)
     history = []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -140,7 +140,7 @@ def uneven(rank: int, path: Path) -> None:
     join(rank, path)
     made = model()
     optimizer = sgd(made.parameters())
-    watch = ns.watch(made, optimizer, path / "run", every=1, quiet=True)
+    watch = ns.watch(made, optimizer, run=path / "run", every=1, quiet=True)
     for step in range(10):
         if rank == 1:
             time.sleep(0.2)
@@ -198,7 +198,7 @@ def drifting(rank: int, path: Path, planted: bool) -> None:
     wrapped = replicated(model())
     optimizer = sgd(wrapped.parameters())
     data = torch.Generator().manual_seed(rank)
-    with ns.watch(wrapped, optimizer, path / "run", every=2, quiet=True) as watch:
+    with ns.watch(wrapped, optimizer, run=path / "run", every=2, quiet=True) as watch:
         for step in range(1, 31):
             if planted and step == 9 and rank == 1:
                 with torch.no_grad():

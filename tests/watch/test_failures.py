@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_written_ends_recording_only(
         target.write_text("in the way")
     else:  # the tests may run as root, for whom nothing is read-only
         monkeypatch.setattr(Path, "mkdir", lambda *a, **k: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    with pytest.warns(UserWarning, match="training goes on"):
+    with pytest.warns(UserWarning, match="training continues"):
         for _ in loop.watched(target, 8):
             pass
     assert same(state(loop), expected)
@@ -129,7 +129,7 @@ def test_nan_and_infinity_are_recorded(tmp_path: Path) -> None:
 def test_odd_batches(batch: int, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+    with ns.watch(model, optimizer, run=tmp_path, every=1, quiet=True):
         for _ in range(3):
             model(torch.ones(batch, 3, 4, 4)).sum().backward()
             optimizer.step()
@@ -141,7 +141,7 @@ def test_models_with_nothing_to_record(tmp_path: Path) -> None:
     for name, model in {"none": nn.Tanh(), "frozen": nn.Linear(3, 2).requires_grad_(False), "bias": nn.PReLU()}.items():
         loose = nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([loose], lr=0.1)
-        with ns.watch(model, optimizer, tmp_path / name, every=1, quiet=True):
+        with ns.watch(model, optimizer, run=tmp_path / name, every=1, quiet=True):
             for _ in range(2):
                 (model(torch.ones(4, 3)).sum() * loose).backward()
                 optimizer.step()
@@ -160,7 +160,7 @@ def test_sparse_gradients_and_half_precision(tmp_path: Path) -> None:
 
     model = Words()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+    with ns.watch(model, optimizer, run=tmp_path, every=1, quiet=True):
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.tensor([[1, 2], [3, 1]])).float().square().sum().backward()
@@ -177,15 +177,15 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         with pytest.raises(ns.InputError):
             loop.watch(tmp_path, **{"every": None, **wrong})
     with pytest.raises(ns.InputError, match=r"torch\.nn\.Module"):
-        ns.watch(len, loop.optimizer, tmp_path)  # type: ignore[arg-type]
+        ns.watch(len, loop.optimizer, run=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ns.InputError, match=r"torch\.optim\.Optimizer"):
-        ns.watch(loop.model, loop.model, tmp_path)  # type: ignore[arg-type]
+        ns.watch(loop.model, loop.model, run=tmp_path)  # type: ignore[arg-type]
     with loop.watch(tmp_path / "run"), pytest.raises(ns.InputError, match="choose another run"):
         Loop(mlp).watch(tmp_path / "run")
     loop = Loop(mlp)
     for _ in loop.watched(tmp_path / "run", 1):
         pass
-    with pytest.raises(ns.InputError, match="another model"):
+    with pytest.raises(ns.InputError, match="different model"):
         Loop(convolutional).watch(tmp_path / "run")
 
 
@@ -269,7 +269,7 @@ def test_another_default_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     try:
         model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+        with ns.watch(model, optimizer, run=tmp_path, every=1, quiet=True):
             for _ in range(3):
                 model(torch.randn(4, 6)).sum().backward()
                 optimizer.step()

@@ -120,7 +120,7 @@ def test_compiled_code_is_compiled_at_most_once_more(tmp_path: Path) -> None:
         loop = Loop(mlp)
         watch = loop.watch(tmp_path / f"{watched_first}", every=2) if watched_first else None
         loop.forward = torch.compile(loop.model, backend=backend)
-        watch = watch or ns.watch(loop.forward, loop.optimizer, tmp_path / f"{watched_first}", every=2, quiet=True)
+        watch = watch or ns.watch(loop.forward, loop.optimizer, run=tmp_path / f"{watched_first}", every=2, quiet=True)
         compiled = 0
         for _ in range(12):
             loop.step()

@@ -96,7 +96,7 @@ def test_accelerate(tmp_path: Path) -> None:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
         batches = DataLoader(DATA, batch_size=4)
         model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), batches)
-        with ns.watch(model, optimizer, path, every=1, quiet=True) if path else nullcontext() as watch:
+        with ns.watch(model, optimizer, run=path, every=1, quiet=True) if path else nullcontext() as watch:
             for x, y in batches:
                 with accelerator.accumulate(model):
                     loss = nn.functional.cross_entropy(model(x), y)

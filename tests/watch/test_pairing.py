@@ -29,7 +29,7 @@ def trained(
 ) -> dict[str, bool | None]:
     """Weight → whether it is scale-free, after one step with one backward pass per loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ns.watch(model, optimizer, run, every=1, quiet=True, symmetries=report):
+    with ns.watch(model, optimizer, run=run, every=1, quiet=True, symmetries=report):
         for loss in losses(model, torch.randn(16, 8)):
             loss.backward()
         optimizer.step()
@@ -123,10 +123,12 @@ MODES: dict[str, tuple[Callable[[Model], object], str, dict[str, bool | None]]] 
 def test_a_report_says_nothing_of_weights_before_a_module_in_another_mode(name: str, tmp_path: Path) -> None:
     change, mode, expected = MODES[name]
     model, x = nn.Sequential(*network(), nn.BatchNorm1d(3), nn.Tanh()), torch.randn(16, 8)
-    report = ns.symmetries(model, x, mode)
+    report = ns.symmetries(model, x, mode=mode)
     change(model)
     assert {name: layer["scale_free"] for name, layer in watched(model, x, tmp_path, symmetries=report).items()} == expected
-    assert any("another mode" in event["message"] for event in ns.load_run(tmp_path).events("note")) == (None in expected.values())
+    assert any("different mode" in event["message"] for event in ns.load_run(tmp_path).events("note")) == (
+        None in expected.values()
+    )
 
 
 def test_without_a_report_a_frozen_normalizer_proves_nothing(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_no_graph_is_kept_alive(tmp_path: Path) -> None:
 
     model, x = Headed(nn.RMSNorm(8), noting), torch.randn(16, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+    with ns.watch(model, optimizer, run=tmp_path, every=1, quiet=True):
         for _ in range(3):
             model.head(noting(model.between, model.lin(x), x))
             model(x)

@@ -389,7 +389,7 @@ def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], di
     model, loss_of = CASES[case](record)
     data = torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    watch = None if run is None else ns.watch(model, optimizer, run, quiet=True, **options)
+    watch = None if run is None else ns.watch(model, optimizer, run=run, quiet=True, **options)
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(model, torch.randn(8, 6, generator=data))
@@ -424,7 +424,7 @@ def test_complex_weights_have_the_norms_of_their_real_and_imaginary_parts(tmp_pa
     torch.manual_seed(0)
     model = Spectral()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with ns.watch(model, optimizer, tmp_path, every=1, quiet=True):
+    with ns.watch(model, optimizer, run=tmp_path, every=1, quiet=True):
         plain_loss(model, torch.ones(8, 6)).backward()
         norm, gradient = (float(torch.linalg.vector_norm(t)) for t in (model.first.weight.detach(), model.first.weight.grad))
         optimizer.step()
