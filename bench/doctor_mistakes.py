@@ -201,8 +201,6 @@ MISTAKES = (
     Mistake("BN under DataParallel", "RegNet", "NS306", parallel),
     Mistake("BN in float16", "RegNet", "NS307", half(torch.float16)),
     Mistake("all BN in eval mode while training", "RegNet", "NS308", all_frozen),
-    Mistake("learning rate of 1000", "ResNet", "NS310", labelled(1e3), HEAD),
-    Mistake("learning rate of 1000", "ViT", "NS310", labelled(1e3), HEAD),
     Mistake("BN and gradient accumulation", "ResNet", "NS311", with_settings(accumulation=8)),
     Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Llama", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),
     Mistake("γ in bfloat16 with AdamW at lr 1e-4", "Bert", "NS312", trained(torch.bfloat16, 1e-4, steps=1)),
@@ -210,6 +208,8 @@ MISTAKES = (
     Mistake("variances near zero in a row", "ResNet", "NS402", on_norms(lambda m: m.running_var.fill_(1e-4), place=None)),
     Mistake("query and key weights grown", "Bert", "NS404", sharp(("query", "key"), 60.0)),
     Mistake("query and key weights grown", "ViT", "NS404", sharp(("q_proj", "k_proj"), 60.0)),
+    Mistake("learning rate of 1000", "ResNet", "NS310", labelled(1e3), HEAD),
+    Mistake("learning rate of 1000", "ViT", "NS310", labelled(1e3), HEAD),
 )  # fmt: skip
 
 

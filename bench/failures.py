@@ -2,8 +2,8 @@
 
     python -m bench failures [--part planted|healthy] [--seed N]
 
-Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run. Seed
-22 was reported before NS518 and NS519 came, and seed 33 before a headline named what is over: they count as seen.
+Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed before the seeds below were run. Failures
+with seeds 11 to 44 and healthy trainings with seeds 100 to 203 were seen while rules and headlines were mended.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
 that are right, at a layer that is right, with a first step in the window. A rank that diverges takes two processes: it is planted
 in tests/watch/test_distributed.py.
@@ -27,7 +27,7 @@ from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEEDS = (44,)
+SEEDS = (55,)
 
 
 class Block(nn.Module):
@@ -211,7 +211,7 @@ FAILURES = {
     "BN with batches of 2": Failure(("cnn",), ("NS508", "NS519"), (1, STEPS), make=_pairs),
     "effective learning rate frozen": Failure(("cnn",), ("NS309",), (BEGIN, STEPS), change=_longer, layer={"cnn": "4"}),
     "massive activations": Failure(("gpt", "vit"), ("NS511", "NS517"), (BEGIN, STEPS), change=_massive, layer=STREAM),
-    "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
+    "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516", "NS403"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
 }
 
 
@@ -259,7 +259,7 @@ def healthy(place: Path) -> tuple[int, int]:
     for kind in ALL:
         for seed in range(4):
             for options in CADENCES:
-                training = Training(kind, seed=200 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
+                training = Training(kind, seed=300 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
                 run = recorded(training, place / f"h{total}", lambda t, s: None, lambda t, s, loss: loss, **options)
                 found = sorted({finding.name for finding in run.findings})
                 total, alarms = total + 1, alarms + bool(found)

@@ -14,6 +14,7 @@ from normscope.findings.over_time import FEWEST, WINDOW, Chronicle, History, Row
 from normscope.findings.table import RULES, Clean, Hit, rule
 
 RISE, RISE_PER_LAYER, STRAIGHT, LEAST_SPAN = 1.0, 0.01, 0.9, 49  # decades over the window, r² of their line, and steps it covers
+KEPT_UP = 1 / 3  # of the rise is in the second half: what grows exponentially has half of it there, what settles has little
 PRODUCTS = {"log10_weight_product": "spectral_norm", "log10_gain_tight": "gain_tight"}  # judged, and what they multiply
 COLLAPSE = 10.0  # × ε
 DRIFT = 10.0
@@ -343,7 +344,8 @@ def drifting_rate(at: At) -> Iterator[Hit]:
 )  # fmt: skip
 def growing_product(at: At) -> Iterator[Hit]:
     """The product of all weights' norms, and that of all normalizers' gains, bound how gradients scale with depth. One that rises
-    by a decade (and 0.01 per layer) within 200 steps, on a straight line, leaves the range in which one learning rate fits."""
+    by a decade (and 0.01 per layer) within 200 steps, on a straight line and without slowing down, leaves the range in which one
+    learning rate fits."""
     history, row = at
     history.only(False)
     for name, metric in PRODUCTS.items():
@@ -366,15 +368,21 @@ def growing_product(at: At) -> Iterator[Hit]:
 
 
 def _rise(points: list[tuple[int, float]]) -> tuple[float, int, float]:
-    """Rise, steps and r² of a straight line through the last 200 steps, else the last 50; no rise where neither is straight."""
+    """Rise, steps and r² over the last 200 steps, else the last 50; no rise where neither is on a straight line, or where it slows.
+
+    The rise is that of the line or of its ends, whichever is less: samples are dense at the beginning of a training, where weights
+    grow fast for a while, and tilt the line.
+    """
     for window in (WINDOW, WINDOW // 4):
         held = [point for point in points if point[0] > points[-1][0] - window]
         held = held if len(held) >= FEWEST else points[-FEWEST:]
         span = held[-1][0] - held[0][0]
         if len(held) >= (FEWEST if window == WINDOW else 2 * FEWEST) and span >= LEAST_SPAN:
             slope, straight = line(held)
-            if straight > STRAIGHT:
-                return slope * min(span, window), min(span, window), straight
+            last, middle = held[-1], next(point for point in held if point[0] - held[0][0] >= span / 2)
+            rise = min(slope * span, last[1] - held[0][1])
+            if straight > STRAIGHT and last[1] - middle[1] >= KEPT_UP * rise:
+                return rise * min(span, window) / span, min(span, window), straight
     return 0.0, 0, math.nan
 
 

@@ -133,6 +133,8 @@ def _jumps(what: str, column: str, normalized: bool = False) -> Find:
             factor = values / rate / usual
         history.only(known & np.isfinite(factor))
         jumped = known & np.isfinite(factor) & (factor > JUMP)
+        if column == "largest_input":
+            jumped &= ~(factor <= JUMP * _lengthening(history, row))
         for index in history.worst(jumped, -factor):
             message = f"its {what} is {values[index]:.3g}, {factor[index]:.0f} times what it usually is"
             yield Hit(history.names[index], message, {column: float(values[index]), "factor": float(factor[index])})
@@ -140,6 +142,23 @@ def _jumps(what: str, column: str, normalized: bool = False) -> Find:
             recent.add(int(row["step"]), values / rate)
 
     return find
+
+
+def _lengthening(history: History, row: Row) -> np.ndarray:
+    """By layer: how many times its usual length the scale-free weight before a normalizer has, else 1.
+
+    The normalizer removes that factor, and NS309 is about it.
+    """
+    places = {name: index for index, name in enumerate(history.names)}
+    norms, recent = history.metric(row, "frobenius_norm"), history.recent("lengths of weights")
+    recent.add(int(row["step"]), norms)
+    with np.errstate(all="ignore"):
+        grown, factors = norms / np.median(np.stack(recent.values), 0), np.ones(len(history.names))
+    for index, layer in enumerate(history.layers):
+        behind = places.get(layer.get("normalizer") or "")
+        if layer.get("scale_free") and behind is not None and np.isfinite(grown[index]):
+            factors[behind] = grown[index]
+    return factors
 
 
 def _register(id: str, title: str, name: str, sentence: str, fix: str, reference: str, why: str, find: Find) -> None:

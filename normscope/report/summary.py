@@ -107,7 +107,7 @@ class Summary:
     @property
     def cause(self) -> Problem | None:
         """What is behind the worst problem: of a symptom, what began first of all that held when it began; of anything else that
-        holds now, what began first in the window before it and was over by then.
+        holds now, what began before it in the same window.
 
         Samples come later than what is read on every step, so what was seen in the samples right after a symptom counts.
         """
@@ -118,7 +118,7 @@ class Summary:
         since = step - (USUAL if end.rule == "NS503" else BEFORE)  # NS503 is seen late, as a median over so many steps
         if end.rule not in SYMPTOMS:
             since = step - WINDOW  # what it compares with is up to so old
-            earlier = [one for one in self.problems if (one.step or step) < step and since <= (one.last or 0) <= step]
+            earlier = [one for one in self.problems if (one.step or step) < step and (one.last or 0) >= since]
             return min(earlier, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
         others = [
             one for one in self.problems if one.rule in ORDER and end.rule not in NOT_BEHIND.get(one.rule, ()) and one is not end

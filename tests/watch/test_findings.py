@@ -233,3 +233,21 @@ def test_batch_normalizers_that_see_few_samples_are_named() -> None:
     found = warned([healthy(0, batch_size=at(1, 7.0))])
     assert [(finding.name, finding.where) for finding in found] == [("small-batch", "norm")]
     assert not warned([healthy(0, batch_size=at(1, 8.0))])
+
+
+def test_a_product_that_grows_for_a_while_and_settles_is_no_exponential() -> None:
+    """As in the first steps of a training, which are sampled densely."""
+    steps = [*range(1, 50), 56, 62, 68, 75, 83, 92, 101, 112, 124, 137, 151, 167, 184, 200]
+    rows = [healthy(step, log10_weight_product=2 + 1.5 / (1 + math.exp(-(step - 25) / 9))) for step in steps]
+    assert warned(rows) == []
+
+
+@pytest.mark.parametrize(("grown", "named"), [(1.0, ["norm"]), (15.0, [])])
+def test_an_input_is_not_out_of_line_where_the_scale_free_weight_before_it_grew(grown: float, named: list[str]) -> None:
+    layers = [{**LAYERS[0], "scale_free": True, "normalizer": "norm"}, *LAYERS[1:]]
+    chronicle = Chronicle(layers, ("NS517",))
+    for step in range(40):
+        late = step >= 30
+        row = {"largest_input": at(1, 15.0 if late else 1.0), "frobenius_norm": at(0, 2.0 * (grown if late else 1.0))}
+        chronicle.look(healthy(step, **row))
+    assert [finding.where for finding in chronicle.findings] == named
