@@ -26,8 +26,8 @@ In a terminal, for pictures or token ids:
 makes a module silences a rule there.
 
 The doctor never trains, and changes neither the model nor random state. It asks `ns.symmetries`, once, which weights are
-scale-free (NS303, NS304). That takes minutes on a model of more than 100 million parameters or 2,000 modules, so there these two rules run only
-with a report that you pass (`symmetries=ns.symmetries(model, example)`); otherwise the output lists them as not checked.
+scale-free (NS303, NS304). That takes minutes on a model of more than 100 million parameters or 2,000 modules. There, these two
+rules run only with a report that you pass (`symmetries=ns.symmetries(model, example)`); the output lists them as not checked.
 
 This page is made from the rules by `python -m normscope._doctor`; a test fails when it is stale.
 

@@ -1,4 +1,4 @@
-"""NS512 to NS519: what breaks large trainings, judged on samples: attention, blocks, and layers that leave their own line."""
+"""NS403 and NS512 to NS519: what breaks large trainings, judged on samples: growth, attention, blocks, layers out of line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from normscope.findings.over_time import FEWEST, History, Row
+from normscope.findings.over_time import FEWEST, LEAST_SPAN, WINDOW, History, Row, line
 from normscope.findings.table import Clean, Find, Hit, rule
 
 At = tuple[History, Row]
 
+RISE, RISE_PER_LAYER, STRAIGHT = 1.0, 0.01, 0.9  # decades over the window, and r² of their line
+KEPT_UP = 1 / 3  # of the rise is in the second half: what grows exponentially has half of it there, what settles has little
+PRODUCTS = {"log10_weight_product": "spectral_norm", "log10_gain_tight": "gain_tight"}  # judged, and what they multiply
 LOGIT = 100.0  # the limit that Kimi K2 (2025) clips queries and keys at
 IDLE, IDLE_AFTER = 0.003, 200  # share of its input that a block adds, and steps that it has to begin
 JUMP = 10.0  # times what is usual for the layer
@@ -109,6 +112,56 @@ def small_batch(at: At) -> Iterator[Hit]:
     for index in history.worst(samples < SMALL_BATCH, samples):
         yield Hit(history.names[index], f"its statistics are those of {samples[index]:.0f} samples",
                   {"batch_size": int(samples[index])})  # fmt: skip
+
+
+@rule(
+    "NS403", "a product over depth that grows exponentially", "warning", name="growing-product", needs=("rows",),
+    fix="Lower the learning rate, add weight decay, or normalize the layers whose norm grows most.",
+    reference="Than 2025, figures 1 and 2",
+    clean=Clean("No product over depth grew exponentially", "log10_weight_product"),
+)  # fmt: skip
+def growing_product(at: At) -> Iterator[Hit]:
+    """The product of all weights' norms, and that of all normalizers' gains, bound how gradients scale with depth. One that rises
+    by a decade (and 0.01 per layer) within 200 steps, on a straight line and without slowing down, leaves the range in which one
+    learning rate fits."""
+    history, row = at
+    history.only(False)
+    for name, metric in PRODUCTS.items():
+        value, recent = row.get(name, math.nan), history.recent(name)
+        if not math.isfinite(value):
+            continue
+        recent.add(int(row["step"]), (value, history.metric(row, metric)))
+        rise, span, straight = _rise([(step, value) for step, (value, _) in recent.held])
+        if name == "log10_weight_product" and len(recent) >= FEWEST and recent.span >= LEAST_SPAN:
+            history.only(True)
+        if rise > RISE + RISE_PER_LAYER * history.multiplied:
+            with np.errstate(all="ignore"):
+                growth = np.log(recent.held[-1][1][1] / recent.held[0][1][1])
+            most = history.names[int(np.nanargmax(growth))] if np.isfinite(growth).any() else ""
+            place = history.kept.setdefault(f"growing {name}", most)
+            what = "weights' norms" if metric == "spectral_norm" else "normalizers' gains"
+            said = f", {place}'s factor most of all" if place else ""
+            yield Hit(place, f"the product of all {what} grew by {rise:.1f} decades in {span} steps{said}",
+                      {"decades": rise, "steps": span, "r_squared": straight, name: value})  # fmt: skip
+
+
+def _rise(points: list[tuple[int, float]]) -> tuple[float, int, float]:
+    """Rise, steps and r² over the last 200 steps, else the last 50; no rise where neither is on a straight line, or where it slows.
+
+    The rise is that of the line or of its ends, whichever is less: samples are dense at the beginning of a training, where weights
+    grow fast for a while, and tilt the line.
+    """
+    for window in (WINDOW, WINDOW // 4):
+        held = [point for point in points if point[0] > points[-1][0] - window]
+        held = held if len(held) >= FEWEST else points[-FEWEST:]
+        span = held[-1][0] - held[0][0]
+        if len(held) >= (FEWEST if window == WINDOW else 2 * FEWEST) and span >= LEAST_SPAN:
+            slope, straight = line(held)
+            last, middle = held[-1], next(point for point in held if point[0] - held[0][0] >= span / 2)
+            rise = min(slope * span, last[1] - held[0][1])
+            if straight > STRAIGHT and last[1] - middle[1] >= KEPT_UP * rise:
+                return rise * min(span, window) / span, min(span, window), straight
+    return 0.0, 0, math.nan
 
 
 def _jumps(what: str, column: str, normalized: bool = False) -> Find:

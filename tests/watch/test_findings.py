@@ -238,7 +238,7 @@ def test_batch_normalizers_that_see_few_samples_are_named() -> None:
 def test_a_product_that_grows_for_a_while_and_settles_is_no_exponential() -> None:
     """As in the first steps of a training, which are sampled densely."""
     steps = [*range(1, 50), 56, 62, 68, 75, 83, 92, 101, 112, 124, 137, 151, 167, 184, 200]
-    rows = [healthy(step, log10_weight_product=2 + 1.5 / (1 + math.exp(-(step - 25) / 9))) for step in steps]
+    rows = [healthy(step, log10_weight_product=2 + 0.95 / (1 + math.exp(-(step - 23) / 9))) for step in steps]
     assert warned(rows) == []
 
 
@@ -251,3 +251,17 @@ def test_an_input_is_not_out_of_line_where_the_scale_free_weight_before_it_grew(
         row = {"largest_input": at(1, 15.0 if late else 1.0), "frobenius_norm": at(0, 2.0 * (grown if late else 1.0))}
         chronicle.look(healthy(step, **row))
     assert [finding.where for finding in chronicle.findings] == named
+
+
+@pytest.mark.parametrize(("last", "jumps"), [(0.376, False), (0.7, True)])
+def test_a_hard_batch_is_no_spike(last: float, jumps: bool) -> None:
+    """Small losses with a long tail, as of a classifier that is almost done."""
+    late = [
+        0.043, 0.067, 0.156, 0.04, 0.041, 0.021, 0.149, 0.246, 0.041, 0.272, 0.049, 0.041, 0.043, 0.057, 0.032, 0.039, 0.056, 0.037,
+        0.064, 0.065, 0.059, 0.111, 0.033, 0.035, 0.052, 0.093, 0.066, 0.042, 0.053, 0.175, 0.095, 0.05, 0.028, 0.031, 0.069, 0.305,
+        0.141, 0.033, 0.039, 0.053, 0.227, 0.057, 0.019, 0.272, 0.017, 0.045, 0.026, 0.023, 0.047, 0.05,
+    ]  # fmt: skip
+    losses = [*[1.0] * 10, *np.linspace(1.0, 0.1, 50), *late, last]
+    assert [finding.name for finding in warned([healthy(step, loss=loss) for step, loss in enumerate(losses)])] == [
+        "loss-spike"
+    ] * jumps
