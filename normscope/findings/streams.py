@@ -238,6 +238,6 @@ _register(
     "NS517", "an input out of line", "input-jump", "No recorded largest input was ten times its usual size",
     "Look at the layer that writes what enters here, and at the batch of this step.", "Sun et al. 2024 (massive activations)",
     """The largest entry that enters a layer is ten times its median over the last 200 steps: a batch is out of range, or the layer
-    before has begun to explode.""",
+    before has begun to explode. Behind a scale-free weight, what its length explains does not count: the normalizer removes it.""",
     _jumps("largest input", "largest_input"),
 )  # fmt: skip

@@ -144,7 +144,7 @@ PLANTS: dict[str, Callable[[Training], None]] = {
     "NS513": _loss(1e3),
     "NS514": lambda training: training.loop.model[2][0].weight.zero_(),
     "NS516": _scaled(7, 20.0),
-    "NS517": _scaled(1, 1e3),
+    "NS517": _scaled(1, 1e4, "bias"),
     "NS518": _faster,
     "NS519": _few,
 }
