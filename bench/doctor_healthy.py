@@ -3,9 +3,9 @@
     python -m bench doctor_healthy [DIR] [--only NAME,…]
 
 Models of `transformers` and `diffusers` are made from shrunk configurations, with random weights, and examined with random data and
-AdamW that decays matrices alone. DIR holds trained networks: minilm/, crepe/, fcpe/ and smollm2/ are examined as models,
-the last two as files too. A warning or an error is a false alarm unless it is below, with the reason why it is right. Information is printed
-as it is.
+AdamW that decays matrices alone. DIR holds trained networks: minilm/, crepe/, fcpe/ and smollm2/ are examined as models, the last
+two as files too. A warning or an error is a false alarm unless it is below, with the reason why it is right. Information is
+printed as it is.
 """
 
 from __future__ import annotations
