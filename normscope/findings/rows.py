@@ -70,8 +70,7 @@ def loss_spike(at: At) -> Iterator[Hit]:
         kept["best"] = min(usual, kept.get("best", usual))
         least = max(UNDONE * gained, OF_START * abs(kept["first loss"]), 0.0 if gained > 0 else UNDONE * abs(usual))
         far = breadth == 0 or (loss > 0 and math.log(loss) - middle > OF_LOGARITHM * breadth)
-        hardest = OF_HIGHEST * (max(recent.values) - usual)
-        if rise > max(DEVIATIONS * spread, least) > 0 and far and rise > hardest:
+        if rise > max(DEVIATIONS * spread, least) > 0 and far and rise > OF_HIGHEST * (max(recent.values) - usual):
             yield Hit("", f"the loss jumped from about {usual:.3g} to {loss:.3g}", {"loss": loss, "usual": usual})
             return  # and does not count as usual
     else:
