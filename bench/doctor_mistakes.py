@@ -37,6 +37,7 @@ from bench.doctor_plants import (
     half,
     half_off,
     healthy,
+    labelled,
     loaded_weight,
     mixed,
     normalized_classifier,
@@ -85,8 +86,9 @@ class Mistake:
         well = healthy(self.kind, **settings)
         if "optimizer" in sick.settings:
             well.settings["optimizer"] = torch.optim.SGD(apart(well.model, 1e-4), lr=0.1)
-        if "data" in sick.settings:
-            well.settings["data"] = [well.example]
+        data = sick.settings.get("data")
+        if data is not None:
+            well.settings["data"] = data if isinstance(data, tuple) else [well.example]
         return well, sick
 
 
@@ -206,6 +208,8 @@ MISTAKES = (
     Mistake("variances near zero in a row", "ResNet", "NS402", on_norms(lambda m: m.running_var.fill_(1e-4), place=None)),
     Mistake("query and key weights grown", "Bert", "NS404", sharp(("query", "key"), 60.0)),
     Mistake("query and key weights grown", "ViT", "NS404", sharp(("q_proj", "k_proj"), 60.0)),
+    Mistake("learning rate of 1000", "ResNet", "NS310", labelled(1e3), HEAD),
+    Mistake("learning rate of 1000", "ViT", "NS310", labelled(1e3), HEAD),
 )  # fmt: skip
 
 

@@ -347,3 +347,13 @@ def share_off(share: float) -> Callable[[Any], None]:
         module.weight[: round(share * len(module.weight))] = 0
 
     return change
+
+
+def labelled(rate: float) -> Callable[[Patient], None]:
+    """Pictures with labels, and plain SGD at a rate."""
+
+    def plant(patient: Patient) -> None:
+        labels = torch.randint(2, (len(patient.example),), generator=torch.Generator().manual_seed(1))
+        patient.settings |= {"data": (patient.example, labels), "optimizer": torch.optim.SGD(apart(patient.model, 1e-4), lr=rate)}
+
+    return plant

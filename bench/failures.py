@@ -1,8 +1,9 @@
 """Planted training failures against what a run's report says first, and healthy trainings that must have no finding.
 
-    python -m bench failures
+    python -m bench failures [--part planted|healthy] [--seed N]
 
-Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed with seed 11, before the seeds below were run.
+Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed before the seeds below were run. Failures
+with seeds 11 to 44 and healthy trainings with seeds 100 to 203 were seen while rules and headlines were mended.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
 that are right, at a layer that is right, with a first step in the window. A rank that diverges takes two processes: it is planted
 in tests/watch/test_distributed.py.
@@ -10,9 +11,11 @@ in tests/watch/test_distributed.py.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,7 +27,7 @@ from normscope.report.summary import COLUMNS, Problem, summarize
 
 STEPS, BEGIN, WIDTH, TOKENS, VOCABULARY, CLASSES = 200, 120, 32, 16, 24, 6
 CADENCES = ({}, {"every": 2}, {"every": 10})
-SEEDS = (22,)
+SEEDS = (55,)
 
 
 class Block(nn.Module):
@@ -195,7 +198,7 @@ ALL = ("gpt", "vit", "cnn")
 MIDDLE = {"cnn": "13", "gpt": "blocks.1", "vit": "blocks.1"}
 RECTIFIER = {"cnn": "6", "gpt": "blocks.1.act", "vit": "blocks.1.act"}
 STREAM = {"gpt": "blocks.", "vit": "blocks."}  # what follows in the residual stream holds it, too
-DIVERGED = ("NS501", "NS502", "NS503", "NS504")
+DIVERGED = ("NS501", "NS502", "NS503", "NS504", "NS518")
 EXPLODED = ("NS403", "NS511", "NS516")
 FAILURES = {
     "NaN at a step": Failure(ALL, ("NS501", "NS504"), (BEGIN, BEGIN + 1), bend=_nan),
@@ -205,10 +208,10 @@ FAILURES = {
     "one exploding layer": Failure(ALL, EXPLODED, (BEGIN, STEPS), change=_grow, layer=MIDDLE),
     "dead ReLUs": Failure(ALL, ("NS507",), (BEGIN, BEGIN + 20), change=_kill, layer=RECTIFIER),
     "γ frozen by bfloat16": Failure(("gpt", "vit"), ("NS510",), (1, 60), make=_half),
-    "BN with batches of 2": Failure(("cnn",), ("NS508",), (100, STEPS), make=_pairs),
+    "BN with batches of 2": Failure(("cnn",), ("NS508", "NS519"), (1, STEPS), make=_pairs),
     "effective learning rate frozen": Failure(("cnn",), ("NS309",), (BEGIN, STEPS), change=_longer, layer={"cnn": "4"}),
     "massive activations": Failure(("gpt", "vit"), ("NS511", "NS517"), (BEGIN, STEPS), change=_massive, layer=STREAM),
-    "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
+    "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516", "NS403"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
 }
 
 
@@ -256,7 +259,7 @@ def healthy(place: Path) -> tuple[int, int]:
     for kind in ALL:
         for seed in range(4):
             for options in CADENCES:
-                training = Training(kind, seed=100 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
+                training = Training(kind, seed=300 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
                 run = recorded(training, place / f"h{total}", lambda t, s: None, lambda t, s, loss: loss, **options)
                 found = sorted({finding.name for finding in run.findings})
                 total, alarms = total + 1, alarms + bool(found)
@@ -265,9 +268,13 @@ def healthy(place: Path) -> tuple[int, int]:
     return alarms, total
 
 
-def main(seeds: tuple[int, ...] = SEEDS) -> None:
+def main() -> None:
+    given = dict(pairwise(sys.argv))
+    part, seeds = given.get("--part"), (int(given["--seed"]),) if "--seed" in given else SEEDS
     with tempfile.TemporaryDirectory() as place:
-        counts = [planted(seed, Path(place)) for seed in seeds]
-        alarms, trainings = healthy(Path(place))
-    right, total = (sum(count) for count in zip(*counts, strict=True))
-    print(f"{right} of {total} planted failures named; {alarms} of {trainings} healthy trainings with a finding")
+        if part != "healthy":
+            right, total = map(sum, zip(*(planted(seed, Path(place)) for seed in seeds), strict=True))
+            print(f"{right} of {total} planted failures named", flush=True)
+        if part != "planted":
+            alarms, trainings = healthy(Path(place))
+            print(f"{alarms} of {trainings} healthy trainings with a finding")

@@ -5,9 +5,11 @@
 Three copies of one training take turns step by step, in an order that changes: two plain ones, whose ratio shows what the
 measurement itself is worth (A/A), and a watched one. Time is the CPU time of all threads of the process, so other work on the
 machine does not count; the recorder's writer is waited for before the next copy's turn. The budget is kept in the same time.
-Ratios are medians over segments of several seconds, each with a 95 % bootstrap interval, and ratios of the whole time beside
-them. Steady state is as after 10,000 steps: short trainings have some samples and readings beyond the budget (docs/watch.md).
-SECONDS_EACH and CASES (a part of a name) in the environment make it longer or shorter.
+Steady state is as after 10,000 steps: short trainings have some samples and readings beyond the budget (docs/watch.md). It is
+measured in cycles: all steps from one sample to the next, so each ratio has one sample in it, as often as the default budget
+takes them. Ratios are medians over cycles, each with a 95 % bootstrap interval, and ratios of the whole time beside them.
+In the environment, CASES (a part of a name) chooses, CYCLES says how many are measured, and SECONDS_EACH after how many seconds of
+a copy it ends anyway; with fewer than five cycles there is no verdict.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from normscope._watch.every_step import FREE
 from normscope._watch.store import Writer
 from normscope.lab.models import mlp, resnet18
 
-SECONDS = float(os.environ.get("SECONDS_EACH", "60"))  # of CPU, of each copy in steady state
-SEGMENT = float(os.environ.get("SEGMENT", "4"))  # seconds of each copy
+CYCLES = int(os.environ.get("CYCLES", "12"))
+SECONDS = float(os.environ.get("SECONDS_EACH", "180"))  # of CPU, of each copy in steady state, at most
+FEWEST = 5  # cycles, for a verdict
 LATER = 10_000  # steps, of which steady state is measured after
 PROMISE, LEAST_STEP = 1.01, 0.02  # in steady state, for steps of so many seconds
 
@@ -144,20 +147,30 @@ class Ratio:
         return f"{self.median:.4f} ({self.low:.4f} to {self.high:.4f}; of all time {self.total:.4f})"
 
 
-def in_turns(trainings: list[Training], seconds: float, round_number: int) -> list[float]:
-    """One segment: steps in turns until each copy has taken so long. Per copy, all of its time."""
+def in_turns(trainings: list[Training], number: int) -> list[float]:
+    """One step of each, in an order that changes with the number. Per copy, its time."""
     spent = [0.0] * len(trainings)
-    while not all(spent) or min(spent) < seconds:
-        for place in range(len(trainings)):
-            which = (place + round_number) % len(trainings)
-            spent[which] += trainings[which].step()
-        round_number += 1
+    for place in range(len(trainings)):
+        which = (place + number) % len(trainings)
+        spent[which] = trainings[which].step()
     return spent
 
 
 def one_step(trainings: list[Training], steps: int) -> list[list[float]]:
-    times = [in_turns(trainings, 0.0, number) for number in range(steps)]
+    times = [in_turns(trainings, number) for number in range(steps)]
     return [list(column) for column in zip(*times, strict=True)]
+
+
+def cycles(trainings: list[Training], recorder: ns.Watch) -> list[np.ndarray]:
+    """Per cycle, the time of each copy from after one sample until after the next. A last one without a sample is left out."""
+    found: list[np.ndarray] = []
+    spent, whole, number, samples = np.zeros(len(trainings)), 0.0, 0, recorder.sampled_steps
+    while len(found) < CYCLES and whole < SECONDS:
+        times = np.array(in_turns(trainings, number))
+        spent, whole, number = spent + times, whole + times[0], number + 1
+        if recorder.sampled_steps > samples:
+            found, spent, samples = [*found, spent], np.zeros(len(trainings)), recorder.sampled_steps
+    return found
 
 
 def _go_on(recorder: ns.Watch) -> None:
@@ -167,8 +180,8 @@ def _go_on(recorder: ns.Watch) -> None:
     recorder.every._spent = FREE
 
 
-def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[float, Ratio]:
-    """Seconds of a plain step, and the ratio in steady state; prints the rest."""
+def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[float, Ratio | None]:
+    """Seconds of a plain step, and the ratio in steady state, where there were cycles enough; prints the rest."""
     _, _, watched = trainings = [Training(make, shape) for _ in range(3)]
     one_step(trainings, 3)
     watched.watch()
@@ -176,17 +189,21 @@ def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[flo
     one_step(trainings, 1)  # the first sample is the set-up
     dense = one_step(trainings, recorder.budget.dense - 1)
     _go_on(recorder)
-    segments = []
-    while sum(segment[0] for segment in segments) < SECONDS:
-        segments.append(in_turns(trainings, SEGMENT, len(segments)))
-    ours, other, ratios = [segment[2] for segment in segments], [segment[1] for segment in segments], [s[0] for s in segments]
+    began = recorder.step_number
+    found = cycles(trainings, recorder)
     summary, step = recorder.summary(), statistics.median(dense[0])
     recorder.close()
-    steady = Ratio.of(ours, ratios)
-    print(f"  plain step {1000 * step:.2f} ms; A/A {Ratio.of(other, ratios)}")
+    steady = None
+    if len(found) >= FEWEST:
+        plain, other, ours = (list(column) for column in zip(*found, strict=True))
+        steady = Ratio.of(ours, plain)
+        print(f"  plain step {1000 * step:.2f} ms; A/A {Ratio.of(other, plain)}")
+        print(f"  steady state {steady}, accounted {1 + summary['overhead']:.4f}")
+    else:
+        print(f"  plain step {1000 * step:.2f} ms; steady state not judged: fewer than {FEWEST} samples")
     print(
-        f"  steady state {steady}, accounted {1 + summary['overhead']:.4f}; {summary['sampled_steps'] - recorder.budget.dense} "
-        f"samples, gradients read in {summary['gradients_read']} of {summary['steps']} steps"
+        f"  {len(found)} cycles with a sample each in {recorder.step_number - began} steps; gradients read in "
+        f"{summary['gradients_read']} of {summary['steps']} steps in all"
     )
     print(f"  dense first phase {Ratio.of(dense[2], dense[0])}, set-up {summary['setup_seconds']:.2f} s", flush=True)
     return step, steady
@@ -263,8 +280,8 @@ def main() -> None:
         print(name, flush=True)
         step, steady = measured(*case)
         sampled_step(*case)
-        long += step >= LEAST_STEP
-        kept += step >= LEAST_STEP and steady.median <= PROMISE
+        long += step >= LEAST_STEP and steady is not None
+        kept += step >= LEAST_STEP and steady is not None and steady.median <= PROMISE
     print(f"steady state at most {PROMISE:g} in the median: {kept} of {long} cases with steps of {1000 * LEAST_STEP:g} ms or more")
 
 

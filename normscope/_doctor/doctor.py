@@ -39,24 +39,31 @@ def doctor(
     micro_batch: int | None = None,
     symmetries: SymmetryReport | None = None,
 ) -> Findings:
-    """Find what is wrong with a model's normalization; nothing is trained and nothing is changed.
+    """Find what is wrong with a model's normalization. Nothing is trained and nothing is changed.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
     >>> [finding.rule for finding in doctor(model, torch.zeros(2, 4))]
     ['NS101']
 
-    data: batches, or (inputs, targets); optimizer: as it will train the model; run: a recorded run or its directory;
-    micro_batch: how many samples a device sees at once in training; accumulation: how many of these micro-batches make a step.
-    symmetries: what `ns.symmetries` found, looked for
-    here where an optimizer is given and the model is not too large.
-    select, ignore: rule ids or their beginnings ("NS1", "NS203"). `# normscope: ignore NS101` beside the line that makes a
-    module silences a rule there.
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch; token ids are fine.
+    optimizer: as it will train the model, or has trained it.
+    data: (inputs, targets), or batches as training sees them.
+    run: a recorded run or its directory.
+    output: name or position of the output to examine, where the model returns several; without it `logits` or `last_hidden_state`.
+    select: ids of the rules to run, or their beginnings ("NS1", "NS203"); all of them if not given.
+    ignore: ids of rules to leave out, or their beginnings.
+    accumulation: how many micro-batches make a step.
+    micro_batch: how many samples a device sees at once in training.
+    symmetries: a report of `ns.symmetries`. Without it, the doctor makes one where an optimizer is given and the model has at most
+    100 million parameters; the result says what was not checked.
+
+    `# normscope: ignore NS101` beside the line that makes a module silences a rule there.
     """
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, count in (("micro_batch", micro_batch), ("accumulation", accumulation)):
         if count is not None and count < 1:
-            raise InputError(f"{name} is a number of at least 1, not {count}")
+            raise InputError(f"{name} must be at least 1, got {count}")
     chosen = chosen_rules(select, ignore)
     if symmetries is not None:
         check_report(symmetries, model)

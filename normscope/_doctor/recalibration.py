@@ -27,7 +27,7 @@ def recalibrate(model: nn.Module, data: Data, *, example: Example | None = None,
     data does not begin with a tensor of inputs. Batches of one sample have no variance and are refused by torch.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if example is None:
         first = data[0] if isinstance(data, tuple) and data else data
         if not isinstance(first, torch.Tensor):

@@ -53,7 +53,7 @@ def earlier(
         )
     lazy = any(is_lazy(parameter) for parameter in parameters.values())
     if before.outline is not None and not lazy and before.outline != outline(parameters):
-        raise InputError(f"{run} is a run of another model: choose another run=, or pass overwrite=True")
+        raise InputError(f"{run} holds a run of a different model: choose another run=, or pass overwrite=True")
     return before
 
 

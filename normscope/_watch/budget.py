@@ -29,11 +29,11 @@ class Budget:
         dense: int = 0,
     ) -> None:
         if not 0 < share <= 1:
-            raise InputError(f"budget is a share of wall time, above 0 and at most 1, not {share}")
+            raise InputError(f"budget must be a share of wall time above 0 and at most 1, got {share}")
         if every is not None and every < 1:
-            raise InputError(f"every is a number of steps, at least 1, not {every}")
+            raise InputError(f"every must be a number of steps, at least 1, got {every}")
         if dense < 0:
-            raise InputError(f"dense is a number of steps, at least 0, not {dense}")
+            raise InputError(f"dense must be a number of steps, at least 0, got {dense}")
         self.share, self.every, self.clock, self.dense = share, every, clock, dense
         self.begun, self.dense_now, self.dense_cost, self.dense_time = 0, dense > 0, 0.0, 0.0
         self._latest = math.inf if not dense else float(dense)  # number of steps at which a sample is taken in any case

@@ -40,7 +40,7 @@ MAGNITUDES = ("largest_input", "input_p99", "massive_channels")
 GAIN_METRICS = ("gain_tight", "gain_paper", "gain_paper_affine", "gain_layer")
 INPUT_METRICS = (
     "input_variance", "input_variance_min", "input_variance_median", "input_variance_max", *MAGNITUDES, "dead_fraction",
-    "running_shift", "running_divergence", *GAIN_METRICS,
+    "running_shift", "running_divergence", "batch_size", *GAIN_METRICS,
 )  # fmt: skip
 SUMS = ("frobenius_norm", "gradient_norm", "update_norm")  # roots of sums of squares over shards
 DOTS = ("gradient_dot_weight", "update_dot_weight")  # sums over shards
@@ -54,7 +54,7 @@ METRICS = tuple(dict.fromkeys(
 
 NEWER = (  # which older runs lack
     *LATER, *MAGNITUDES[1:], *BLOCK_METRICS[:2], "backward_gain", *ATTENTION_METRICS, *MOVED_METRICS, "update_rms",
-    "rms_to_max_norm", "equilibrium_angle",
+    "rms_to_max_norm", "equilibrium_angle", "batch_size",
 )  # fmt: skip
 
 Row = Mapping[str, Any]

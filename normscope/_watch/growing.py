@@ -126,7 +126,7 @@ class Replaced(Grown):
 
     def _read(self, file: int, size: int) -> None:
         if size > self.most:
-            raise InputError(f"{self.path.name} has {size >> 10} KB: more than it can have")
+            raise InputError(f"{self.path.name} has {size >> 10} KB, more than a run's file may have")
         if self.content is None:
             content = read_at(file, size, 0)
             self.content, self.held = self.checked(content), held(content)
@@ -145,12 +145,12 @@ class FollowedManifest(Replaced):
         manifest = parsed_object(content, MANIFEST)
         layers = manifest.get("layers")
         if not isinstance(layers, list) or len(layers) > MOST_LAYERS:
-            raise InputError(f"{MANIFEST} is not that of a run: it has no list of at most {MOST_LAYERS} layers")
+            raise InputError(f"{MANIFEST} is not a run's: it has no list of at most {MOST_LAYERS} layers")
         if not all(isinstance(layer, dict) and _is_name(layer.get("name")) for layer in layers):
-            raise InputError(f"{MANIFEST} is not that of a run: every layer has a name of at most {MOST_NAME} characters")
+            raise InputError(f"{MANIFEST} is not a run's: every layer has a name of at most {MOST_NAME} characters")
         for name, kinds in FIELDS.items():
             if not all(_are(layer, {name: kinds}) for layer in layers):
-                raise InputError(f"{MANIFEST} is not that of a run: a layer's {name!r} is of another type")
+                raise InputError(f"{MANIFEST} is not a run's: a layer's {name!r} has the wrong type")
         return manifest
 
 
@@ -163,7 +163,7 @@ class FollowedStatus(Replaced):
         step, beat = status.get("step"), status.get("beat")
         known = isinstance(status.get("state"), str) and _is(step, (int,)) and 0 <= step <= MOST_STEP  # type: ignore[operator]
         if not known or not _is(beat, (int, float)) or not abs(beat) < MOST_STEP:  # type: ignore[arg-type]
-            raise InputError(f"{STATUS} is not that of a run: it has no state, step and beat")
+            raise InputError(f"{STATUS} is not a run's: it has no state, step and beat")
         return status
 
 
@@ -174,7 +174,7 @@ def parsed_object(content: bytes, name: str) -> dict[str, Any]:
         cause = f"it has {len(content)} bytes" if not content.strip(b"\0 \n") else type(error).__name__
         raise InputError(f"{name} is not JSON ({cause}): restore it, or choose another run") from error
     if not isinstance(found, dict):
-        raise InputError(f"{name} is not that of a run: it is no JSON object")
+        raise InputError(f"{name} is not a run's: it is not a JSON object")
     return found
 
 

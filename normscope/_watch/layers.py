@@ -184,7 +184,8 @@ def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch
     matrices = [(name, parameter) for name, parameter in own if parameter.dim() >= 2]
     return [
         Layer(
-            path if len(matrices) == 1 else name, type(module).__name__, "weight", path, call, name, tuple(parameter.shape),
+            path if path and len(matrices) == 1 else name, type(module).__name__, "weight", path, call, name,
+            tuple(parameter.shape),
             normalizer=pairing.followed_by.get(name), scale_free=pairing.scale_free.get(name),
             in_product=isinstance(module, MULTIPLYING) or name in pairing.multiplying,
         )

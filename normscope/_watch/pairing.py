@@ -39,7 +39,10 @@ def pair(model: nn.Module, seen: Seen, routes: Routes | None, report: SymmetryRe
         affected = _affected(other, report.numerics.graph)
         free = {name: None if name in affected else name in followed_by for name in names}
         if affected:
-            notes.append(f"in another mode than in the report, so weights before them are not judged: {listed(sorted(other))}")
+            notes.append(
+                "modules that train in a different mode than in the symmetry report, so weights before them are not judged: "
+                f"{listed(sorted(other))}"
+            )
     free = {name: None if known and name not in live.through_output else known for name, known in free.items()}
     if report is None and live.dividing:
         notes.append(
@@ -47,13 +50,13 @@ def pair(model: nn.Module, seen: Seen, routes: Routes | None, report: SymmetryRe
             f"those that are normalizers, {ADVICE}"
         )
     if live.functions:
-        notes.append(f"called as functions, so what enters them is not recorded: {', '.join(live.functions)}")
+        notes.append(f"called as functions, not as modules, so their inputs are not recorded: {', '.join(live.functions)}")
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     unjudged = [name for name, known in free.items() if known is None and name not in frozen]
     if unjudged:
         why = "" if routes is not None else "; no backward pass of the whole loss was seen"
         advice = "" if report is not None else f". To judge them, {ADVICE}"
-        notes.append(f"not judged whether the loss ignores their scale: {listed(unjudged)}{why}{advice}")
+        notes.append(f"weights for which it was not judged whether the loss ignores their scale: {listed(unjudged)}{why}{advice}")
     pairs = {name: followed_by[name] for name, known in free.items() if known and followed_by[name]}
     return Pairing(pairs, free, live.multiplying, handwritten, tuple(notes))
 

@@ -58,8 +58,8 @@ class Table:
         if [plain(layer.name) for layer in layers] != list(names):
             gone = [name for name in names if name not in set(self.names)]
             why = f"it has {listed(gone)}, this recording has not" if gone else "their order is another"
-            raise InputError(f"{run} has other layers than this recording ({why}): choose another run=, or pass overwrite=True")
-        note = f"the run was begun without rows for {listed(left)}, and goes on without them; a new run= has them"
+            raise InputError(f"{run} has different layers than this recording ({why}): choose another run=, or pass overwrite=True")
+        note = f"the run started without rows for {listed(left)} and continues without them; a new run= records them"
         return replace(self, layers=layers, notes=(*self.notes, note))
 
 
@@ -131,7 +131,7 @@ def sharded_spectra(
         if layer.sharded and layer.parameter and has_spectral_norm(layer)
     }
     by_rows = {index: weight for index, weight in sharded.items() if (cut := placement(weight)) and cut.by_rows}
-    note = "" if len(by_rows) == len(sharded) else "weights cut otherwise than by rows: their spectral norms are not recorded"
+    note = "" if len(by_rows) == len(sharded) else "spectral norms of weights that are not sharded by rows are not recorded"
     return (ShardedSpectra(by_rows, processes) if by_rows and processes.group is not None else None), note
 
 

@@ -36,7 +36,7 @@ class Probe:
         iterations: int = 10,
     ) -> None:
         if every < 1 or iterations < 1:
-            raise InputError(f"every and iterations are at least 1, not {every} and {iterations}")
+            raise InputError(f"every and iterations must be at least 1, got {every} and {iterations}")
         self.inputs, self.targets, self.loss, self.every, self.iterations = inputs, targets, loss, every, iterations
         self.cost = 0.0
         self._direction: Tensors | None = None

@@ -36,7 +36,7 @@ class Reaction:
         if kind not in KINDS:
             raise InputError(f"no kind {kind!r}: choose from {', '.join(KINDS)}")
         if not callable(action):
-            raise InputError(f"an action is a function that takes a finding, not {type(action).__name__}")
+            raise InputError(f"an action must be a function that takes a finding, got {type(action).__name__}")
         self.actions.append((kind, action))
 
     def note(self, finding: Finding) -> None:

@@ -62,9 +62,9 @@ class Watch:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options) -> None:
         if not isinstance(model, nn.Module):
-            raise InputError(f"a model is a torch.nn.Module, not {type(model).__name__}")
+            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError(f"an optimizer is a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         self.model, compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
         named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
@@ -134,7 +134,10 @@ class Watch:
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
         if self._foreign:
-            self._event("note", message=f"of a type that runs code of its own, so they are not recorded: {listed(self._foreign)}")
+            self._event(
+                "note",
+                message=f"parameters whose tensor type runs code of its own, so they are not recorded: {listed(self._foreign)}",
+            )
         if compiled:
             self.sampler.without_inputs("the model is compiled")
         self._handles = [
@@ -396,4 +399,4 @@ class Watch:
             self.writer.event(kind, **content)
 
     def _recording_failed(self, error: BaseException) -> None:
-        warn(f"normscope.watch records no more, training goes on: {error}")
+        warn(f"normscope.watch stopped recording; training continues: {error}")

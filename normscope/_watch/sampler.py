@@ -173,4 +173,4 @@ class Sampler:
                 del self.parameters[name]
             self.gradients.forget(gone)
             self.view = StepView(self.parameters, self.optimizer, self.table.layers, self.look)
-            self.note(f"others were put in their place, so they are no longer recorded: {listed(gone)}")
+            self.note(f"parameters that were replaced during training and are no longer recorded: {listed(gone)}")

@@ -109,7 +109,7 @@ class FollowedSegment(Stream):
                 wanted = room[(row - first) * place.row_bytes : (row - first + layout.rows) * place.row_bytes]
                 content = read_at(file, len(wanted), start + layout.buffers[place.buffer][0])
                 if len(content) != len(wanted):
-                    raise InputError(f"{self.path.name} was cut while it was read: reload")
+                    raise InputError(f"{self.path.name} was truncated while it was read: reload")
                 wanted[:] = content
 
     def lists(self) -> list[Place]:

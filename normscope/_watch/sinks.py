@@ -167,7 +167,7 @@ def opened(wanted: Sequence[str | Sink], run: Path) -> list[tuple[str, Sink]]:
         except InputError:
             raise
         except Exception as error:  # a service that does not answer is no reason not to train
-            warn(f"normscope.watch goes on without {one}: {type(error).__name__}: {error}")
+            warn(f"normscope.watch continues without {one}: {type(error).__name__}: {error}")
     return found
 
 

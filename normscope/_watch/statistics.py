@@ -45,8 +45,8 @@ def input_statistics(module: nn.Module, value: torch.Tensor, channel_axis: int, 
         if isinstance(module, _BatchNorm) and module._buffers.get("running_var") is not None:
             running = running_mismatch(module, normalizer.epsilon, mean, variance)
         measured = normalizer_gains(normalizer, value, variance, "parametrizations" in module._modules)
-    dead = dead_fraction(module, value, axis)
-    return torch.cat([torch.stack([*spread, *magnitudes(value, axis), dead, *running]).to(value.dtype), measured.to(value.dtype)])
+    rest = [dead_fraction(module, value, axis), *running, value.new_full((), batch_size(module, normalizer, len(value)))]
+    return torch.cat([torch.stack([*spread, *magnitudes(value, axis), *rest]).to(value.dtype), measured.to(value.dtype)])
 
 
 assert INPUT_METRICS[-len(GAIN_METRICS) :] == GAIN_METRICS
@@ -133,6 +133,12 @@ def running_mismatch(module: _BatchNorm, epsilon: float, mean: torch.Tensor, var
     scale = running_variance.to(mean) + epsilon
     shift = ((mean - running_mean.to(mean)).square() / scale).mean().sqrt()
     return [shift, ((variance + epsilon) / scale).log().abs().mean()]
+
+
+def batch_size(module: nn.Module, normalizer: Normalizer | None, samples: int) -> float:
+    """Samples that batch statistics are made of; NaN for other normalizers, and for those that share them between processes."""
+    own = normalizer is not None and normalizer.kind == "batch" and normalizer.running_variance is None
+    return float(samples) if own and not isinstance(module, nn.SyncBatchNorm) else UNKNOWN
 
 
 def magnitudes(value: torch.Tensor, axis: int) -> list[torch.Tensor]:

@@ -56,17 +56,30 @@ def watch(
                 w.step(loss=loss)  # optional: the optimizer's hooks drive it
 
     Training is bit-identical with and without it, and your code is never run a second time. It never raises into the loop: a
-    part of it that fails is switched off and noted in events.jsonl. budget: the share of wall time it may take; every: a fixed
-    cadence instead. dense: so many steps at the beginning are all sampled, outside of the budget: 50, or none with `every`.
+    part that fails is switched off and noted in events.jsonl.
 
-    run: a directory; one that holds a run already is refused unless resume (go on after its last step) or overwrite is true, and
-    "auto" numbers runs: runs/name, runs/name-2, …, by the model's class.
+    model: the module that is trained, as the loop calls it.
+    optimizer: what trains it; its hooks say when a step is made.
+    run: a directory. One that already holds a run is refused, unless resume or overwrite is true. "auto" takes the first free one
+    of runs/name, runs/name-2, …, named after the model's class.
 
-    layers: a regular expression for the names to record. symmetries: a report of `ns.symmetries`, made before training, that says
-    which weights are scale-free and which modules of your own normalize; without it most are not judged. scaler: found by itself
-    where it calls the optimizer. probe: a batch for slow measurements, which do run the model. on_row: called with every row and
-    the layers' names, on a thread of its own. sinks: other tools to show it in as it runs, of "wandb", "trackio", "mlflow" and
-    "tensorboard", and web addresses that findings are posted to. start_step: steps done before, by default the last on record.
+    budget: the share of wall time that samples may take.
+    every: a sample every so many steps, instead of a budget.
+    layers: a regular expression for the names of the layers to record; all of them if not given.
+    symmetries: a report of `ns.symmetries`, made before training. It says which weights are scale-free and which of your modules
+    normalize; without it, most weights are not judged.
+
+    scaler: the GradScaler; found without your help where it calls the optimizer.
+    probe: a batch for slow measurements, which do run the model.
+    on_row: called with every row and the layers' names, on a thread of its own.
+    start_step: how many steps were made before; by default, the last step on record.
+    quiet: true to print no summary at the end.
+    dense: how many steps at the beginning are all sampled, outside the budget; 50 by default, or none with `every`.
+    resume: continue the run in this directory after its last step.
+    overwrite: replace the run in this directory.
+    sinks: other tools that show the run while it is recorded ("wandb", "trackio", "mlflow", "tensorboard"), and web addresses
+    that findings are posted to.
+
     example, graph: no longer used; the model is not traced.
     """
     if example is not None or graph is not None:
@@ -76,7 +89,7 @@ def watch(
             stacklevel=3,
         )
     if resume and overwrite:
-        raise InputError("resume=True goes on with a run, overwrite=True replaces it: pass one of them")
+        raise InputError("resume=True continues a run and overwrite=True replaces it: pass only one of them")
     directory = numbered(run, model)
     opened_sinks = opened(sinks, directory)
     options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, opened_sinks)

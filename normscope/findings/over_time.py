@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 
 WINDOW = 200  # steps that a trend, or what is usual, is taken from
 FEWEST = 6  # values that either needs; where so many are not in the window, it reaches further back
+LEAST_SPAN = 49  # steps that what is compared with the beginning, or a line, covers
 LEAST_JUDGED = 10  # steps, unless there are fewer, below which nothing is said to be fine
 MOST_SAID = 8  # changes of one finding's state that are told as they happen
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from normscope.findings.over_time import FEWEST, WINDOW, Chronicle, History, Row, line
+from normscope.findings.over_time import FEWEST, LEAST_SPAN, Chronicle, History, Row
+from normscope.findings.streams import PRODUCTS  # its rules are on rows, too
 from normscope.findings.table import RULES, Clean, Hit, rule
 
-RISE, RISE_PER_LAYER, STRAIGHT, LEAST_SPAN = 1.0, 0.01, 0.9, 49  # decades over the window, r² of their line, and steps it covers
-PRODUCTS = {"log10_weight_product": "spectral_norm", "log10_gain_tight": "gain_tight"}  # judged, and what they multiply
 COLLAPSE = 10.0  # × ε
 DRIFT = 10.0
 EXPLOSION, VANISHING = 100.0, 1e-7
@@ -23,6 +22,7 @@ DIVERGENCE, SHIFT, RUNNING_IN = math.log(4), 2.0, 100
 USUAL = 50  # steps that the usual loss is taken from
 DEVIATIONS, OF_LOGARITHM = 10.0, 4.0  # of a spike, over the usual spread of losses and, where all are above 0, of their logarithms
 UNDONE, OF_START = 0.25, 0.05  # and the share of the progress that it undoes, and of the first loss
+OF_HIGHEST = 2.0  # and times as far above the usual loss as the highest of the usual ones: some batches are hard
 STILL = 20  # steps without a change
 MASSIVE = 100.0  # times the first largest input
 FIRST, ABOVE, ERRORS = 10, 1.1, 3.0  # first losses, and from how many times their median, and standard errors of it, on it diverged
@@ -54,7 +54,8 @@ def loss_not_finite(at: At) -> Iterator[Hit]:
 def loss_spike(at: At) -> Iterator[Hit]:
     """A loss ten deviations above what was usual in the last 50 steps, which undoes a quarter of what training had gained, comes
     from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count. Small losses
-    scatter by factors, as one wrong answer in a batch does: it must be four deviations of the logarithms, too."""
+    scatter by factors, as one wrong answer in a batch does: it must be four deviations of the logarithms, too, and twice as far
+    above the median as the highest of those 50."""
     history, row = at
     loss, kept = row["loss"], history.kept
     if not math.isfinite(loss):
@@ -69,7 +70,7 @@ def loss_spike(at: At) -> Iterator[Hit]:
         kept["best"] = min(usual, kept.get("best", usual))
         least = max(UNDONE * gained, OF_START * abs(kept["first loss"]), 0.0 if gained > 0 else UNDONE * abs(usual))
         far = breadth == 0 or (loss > 0 and math.log(loss) - middle > OF_LOGARITHM * breadth)
-        if rise > max(DEVIATIONS * spread, least) > 0 and far:
+        if rise > max(DEVIATIONS * spread, least) > 0 and far and rise > OF_HIGHEST * (max(recent.values) - usual):
             yield Hit("", f"the loss jumped from about {usual:.3g} to {loss:.3g}", {"loss": loss, "usual": usual})
             return  # and does not count as usual
     else:
@@ -334,51 +335,6 @@ def drifting_rate(at: At) -> Iterator[Hit]:
         yield Hit(history.names[index], f"its effective learning rate is {size} what it was at first, beyond what the schedule did",
                   {"factor": float(factor[index])})  # fmt: skip
 
-
-@rule(
-    "NS403", "a product over depth that grows exponentially", "warning", name="growing-product", needs=("rows",),
-    fix="Lower the learning rate, add weight decay, or normalize the layers whose norm grows most.",
-    reference="Than 2025, figures 1 and 2",
-    clean=Clean("No product over depth grew exponentially", "log10_weight_product"),
-)  # fmt: skip
-def growing_product(at: At) -> Iterator[Hit]:
-    """The product of all weights' norms, and that of all normalizers' gains, bound how gradients scale with depth. One that rises
-    by a decade (and 0.01 per layer) within 200 steps, on a straight line, leaves the range in which one learning rate fits."""
-    history, row = at
-    history.only(False)
-    for name, metric in PRODUCTS.items():
-        value, recent = row.get(name, math.nan), history.recent(name)
-        if not math.isfinite(value):
-            continue
-        recent.add(int(row["step"]), (value, history.metric(row, metric)))
-        rise, span, straight = _rise([(step, value) for step, (value, _) in recent.held])
-        if name == "log10_weight_product" and len(recent) >= FEWEST and recent.span >= LEAST_SPAN:
-            history.only(True)
-        if rise > RISE + RISE_PER_LAYER * history.multiplied:
-            with np.errstate(all="ignore"):
-                growth = np.log(recent.held[-1][1][1] / recent.held[0][1][1])
-            most = history.names[int(np.nanargmax(growth))] if np.isfinite(growth).any() else ""
-            place = history.kept.setdefault(f"growing {name}", most)
-            what = "weights' norms" if metric == "spectral_norm" else "normalizers' gains"
-            said = f", {place}'s factor most of all" if place else ""
-            yield Hit(place, f"the product of all {what} grew by {rise:.1f} decades in {span} steps{said}",
-                      {"decades": rise, "steps": span, "r_squared": straight, name: value})  # fmt: skip
-
-
-def _rise(points: list[tuple[int, float]]) -> tuple[float, int, float]:
-    """Rise, steps and r² of a straight line through the last 200 steps, else the last 50; no rise where neither is straight."""
-    for window in (WINDOW, WINDOW // 4):
-        held = [point for point in points if point[0] > points[-1][0] - window]
-        held = held if len(held) >= FEWEST else points[-FEWEST:]
-        span = held[-1][0] - held[0][0]
-        if len(held) >= (FEWEST if window == WINDOW else 2 * FEWEST) and span >= LEAST_SPAN:
-            slope, straight = line(held)
-            if straight > STRAIGHT:
-                return slope * min(span, window), min(span, window), straight
-    return 0.0, 0, math.nan
-
-
-import normscope.findings.streams  # noqa: E402, F401  its rules are on rows, too
 
 STEP_RULES = ("NS501", "NS502", "NS503", "NS504")  # what is cheap enough to be judged on every step
 ROW_RULES = tuple(id for id in RULES if "rows" in RULES[id].needs and id not in STEP_RULES)

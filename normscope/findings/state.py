@@ -61,6 +61,11 @@ def _was_trained(stored: StoredNormalizer) -> bool:
     return changed or (beta is not None and bool((beta != 0).any()))
 
 
+def _any_trained(subject: HasWeights) -> bool:
+    """Whether something says that the weights are not those of an initialization."""
+    return subject.weights.trained or any(map(_was_trained, subject.weights.normalizers().values()))
+
+
 @rule(
     "NS202", "collapsed or negative γ", "info",
     fix="Prune the channels that are off; look for weight decay on γ (NS301).",
@@ -84,9 +89,8 @@ def collapsed_scale(subject: HasWeights) -> Iterator[Hit]:
                 severity = "warning" if dead > len(sizes) / 4 else ""
                 yield Hit(path, f"γ of {dead} of {len(sizes)} channels has collapsed", evidence, severity=severity)
             else:
-                trained = subject.weights.trained or any(map(_was_trained, subject.weights.normalizers().values()))
                 message = f"γ of all {len(sizes)} channels is zero: nothing of its input passes"
-                yield Hit(path, message, evidence, severity="warning" if trained else "")
+                yield Hit(path, message, evidence, severity="warning" if _any_trained(subject) else "")
         negative = int((stored.gamma < 0).sum())
         if negative > len(sizes) / 4:
             yield Hit(path, f"γ of {negative} of {len(sizes)} channels is negative", {"negative": negative, "channels": len(sizes)})
@@ -188,8 +192,8 @@ def accuracy(subject: Subject, batch_statistics: bool) -> float:
     right = total = 0
     with torch.no_grad():
         for call in subject.batches():
-            outputs = twin(*call.args, **call.kwargs)
-            if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
+            outputs = subject.chosen(twin(*call.args, **call.kwargs))
+            if outputs.dim() != 2:
                 return float("nan")
             part = labels[total : total + len(outputs)]
             right, total = right + int(right_answers(outputs, part).sum()), total + len(outputs)
@@ -257,9 +261,14 @@ def not_finite(subject: HasWeights) -> Iterator[Hit]:
     """A single NaN or infinity in a weight makes outputs NaN, whatever the input; in a normalizer, those of its channel. A mask of
     zeros and −∞, as attention adds to its logits, is meant to hold infinities and is not reported."""
     for name, tensor in subject.weights.tensors():
-        if name.rpartition(".")[2] not in RUNNING and not bool(tensor.isfinite().all()) and not _is_mask(tensor):
+        if name.rpartition(".")[2] not in RUNNING and not _all_finite(tensor) and not _is_mask(tensor):
             bad = int((~tensor.isfinite()).sum())
             yield Hit(name.rpartition(".")[0], f"{bad} entries of {name} are NaN or infinite", {"entries": bad})
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    """A sum is finite only where every entry is, and far quicker than `isfinite`; that of finite entries may overflow."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
@@ -305,11 +314,15 @@ def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
 def epsilon_on_data(subject: Subject) -> Iterator[Hit]:
     """Layer, group and RMS normalizers divide by what their input has. Where ε is as large as its variance (its mean square for
     RMS), they multiply by a constant and no longer normalize: a small embedding in front of an ε of 1e-5 is enough. Judged by the
-    median over tokens or groups of the data, from where ε is half of what is divided by."""
+    median over tokens or groups of the data, from where ε is half of what is divided by. Before training the scale is that of the
+    initialization, which training changes: with an ordinary ε (at most 1e-5) this is then information only, and common in narrow
+    networks and behind residual branches that begin small."""
     for path, (epsilon, typical) in subject.spreads.items():
         if epsilon > STOPPED * (typical + epsilon):
-            yield Hit(path, f"ε = {epsilon:g} outweighs the median variance {typical:.3g} of what enters it on the data",
-                      {"epsilon": epsilon, "variance": typical})  # fmt: skip
+            first = epsilon <= USUAL_EPSILON and not _any_trained(subject)
+            when = " before training" if first else ""
+            yield Hit(path, f"ε = {epsilon:g} outweighs the median variance {typical:.3g} of what enters it on the data{when}",
+                      {"epsilon": epsilon, "variance": typical}, severity="info" if first else "")  # fmt: skip
 
 
 @rule(

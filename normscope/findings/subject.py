@@ -27,6 +27,7 @@ from normscope.findings.rows import replayed
 from normscope.findings.table import NEEDS, RULES
 from normscope.findings.weights import FEW_STEPS, ModelWeights
 from normscope.graph.graph import Constant, Graph, Node, check_finite
+from normscope.graph.outputs import chosen_output
 from normscope.graph.trace import trace
 from normscope.operators.dense import spectral_norm
 from normscope.rules.normalizers import completed, leaving, set_variances
@@ -39,7 +40,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 TORCH_NORMALIZERS = (BatchNorm, InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 MOST_BATCHES = 16  # of the data, for statistics
-POWER_STEPS, POWER_VECTORS = 3, 4
+POWER_STEPS = 6
 MOST_PARAMETERS, MOST_MODULES = 100_000_000, 2_000  # of a model whose symmetries are looked for unasked
 
 
@@ -264,6 +265,14 @@ class Subject:
     def labelled(self) -> bool:
         return isinstance(self.data, tuple) and len(self.data) > len(self.call.tensors)
 
+    def chosen(self, outputs: Any) -> torch.Tensor:
+        """Of what the model returned, the output that is examined."""
+        found: torch.Tensor = chosen_output(outputs, self.output)
+        return found
+
+    def cross_entropy(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.chosen(outputs), labels)
+
     @cached_property
     def entering(self) -> dict[str, RunningVariance]:
         """Mean and variance, channel by channel, of what enters each BN on the data, the model in eval mode."""
@@ -356,18 +365,17 @@ class Subject:
 
 
 def _estimated_norm(found: LinearMap) -> float:
-    """‖W‖ by power iteration on a few random vectors."""
+    """‖W‖ by power iteration on one random vector: products with vectors read W much faster than those with matrices do."""
     assert isinstance(found.weight, Constant)
     value = found.weight.value.detach()
     matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
-    if not bool(matrix.isfinite().all()):  # NS209
-        return math.nan
     if not matrix.numel():
         return 0.0
-    vectors = torch.randn(matrix.shape[1], POWER_VECTORS, generator=torch.Generator().manual_seed(0)).to(matrix)
+    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
     for _ in range(POWER_STEPS):
-        vectors = torch.linalg.qr(matrix.mT @ (matrix @ vectors)).Q
-    return float(torch.linalg.matrix_norm(matrix @ vectors, 2))
+        image = matrix @ (vector / torch.linalg.vector_norm(vector))
+        vector = matrix.mT @ (image / torch.linalg.vector_norm(image))
+    return float(torch.linalg.vector_norm(vector))  # NaN of a weight of zeros, or with a NaN in it (NS209)
 
 
 def _passed(node: Node, readers: Mapping[Node, list[Node]]) -> list[Node]:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from normscope.curvature.landscape import landscape
+from normscope.findings.streams import SMALL_BATCH
 from normscope.findings.subject import Subject
 from normscope.findings.table import Hit, rule
 
-SMALL_BATCH = 8  # samples per device, below which batch statistics are noise (Wu & He 2018, figure 1)
 STRONG_DECAY = 0.05  # lr · weight decay per step: the direction turns by 0.3 radians, a new one every ten steps
 BEYOND = 2.0  # times the measured stable rate
 LEAVE = "Leave it: linear layers alone read these γ, and decay on them is reported to help (Wang et al. 2026)."
@@ -191,7 +191,7 @@ def unstable_rate(subject: Subject) -> Iterator[Hit]:
     if not isinstance(subject.optimizer, torch.optim.SGD) or labels.dtype != torch.long or len(inputs) != 1:
         return
     batch = (inputs[0][:SAMPLES], labels[:SAMPLES])
-    stable = landscape(subject.model, nn.functional.cross_entropy, batch).largest_stable_rate()
+    stable = landscape(subject.model, subject.cross_entropy, batch).largest_stable_rate()
     for group in subject.optimizer.param_groups:
         rate = float(group["lr"]) / (1 - float(group["momentum"]))
         if rate > BEYOND * stable:

@@ -56,6 +56,7 @@ QUANTITIES = {
     "dead_fraction": Quantity("Dead channels", "share"),
     "running_shift": Quantity("Shift of batch from running mean", "σ"),
     "running_divergence": Quantity("Batch against running variance, mean |ln ratio|"),
+    "batch_size": Quantity("Samples per batch"),
     "gain_tight": Quantity("Gain, tight: max |γ|/σ"),
     "gain_paper": Quantity("Gain, paper: ‖1/σ‖"),
     "gain_paper_affine": Quantity("Gain, paper with γ: ‖γ/σ‖"),

@@ -15,14 +15,16 @@ from normscope.core.errors import InputError
 from normscope.core.rendering import Text
 from normscope.core.text import inert, visible
 from normscope.findings.finding import Finding
-from normscope.findings.rows import RULES
+from normscope.findings.over_time import WINDOW
+from normscope.findings.rows import RULES, USUAL
 from normscope.report.quantities import quantity
 from normscope.report.runs import HEATMAPS, Recording
 from normscope.report.snapshot import Snapshot
 
 SYMPTOMS = ("NS501", "NS509", "NS515", "NS504", "NS503", "NS502", "NS505")  # what a training shows, worst first
 CAUSES = (  # and what can be behind it; of several that began at the same step, the first
-    "NS510", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS514",
+    "NS510", "NS518", "NS507", "NS512", "NS506", "NS309", "NS516", "NS513", "NS511", "NS403", "NS517", "NS508", "NS519",
+    "NS514",
 )  # fmt: skip
 NOT_BEHIND = {"NS309": ("NS501", "NS509", "NS504", "NS503", "NS502")}  # steps that become small make nothing explode
 ORDER = (*SYMPTOMS, *CAUSES)
@@ -104,18 +106,24 @@ class Summary:
 
     @property
     def cause(self) -> Problem | None:
-        """What is behind the worst problem, where that is a symptom: what began first of all that held when it began.
+        """What is behind the worst problem: of a symptom, what began first of all that held when it began; of anything else that
+        holds now, what began before it in the same window.
 
         Samples come later than what is read on every step, so what was seen in the samples right after a symptom counts.
         """
         end = self.problems[0] if self.problems else None
-        if end is None or end.rule not in SYMPTOMS or end.step is None:
+        if end is None or end.step is None:
             return None
         step = end.step
+        since = step - (USUAL if end.rule == "NS503" else BEFORE)  # NS503 is seen late, as a median over so many steps
+        if end.rule not in SYMPTOMS:
+            since = step - WINDOW  # what it compares with is up to so old
+            earlier = [one for one in self.problems if (one.step or step) < step and (one.last or 0) >= since]
+            return min(earlier, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
         others = [
             one for one in self.problems if one.rule in ORDER and end.rule not in NOT_BEHIND.get(one.rule, ()) and one is not end
         ]
-        held = [one for one in others if (one.last or 0) >= step - BEFORE and (one.step or 0) <= step + AFTER]
+        held = [one for one in others if (one.last or 0) >= since and (one.step or 0) <= step + AFTER]
         before = [one for one in held if one.rule in CAUSES] or [one for one in held if _rank(one.rule) > _rank(end.rule)]
         return min(before, key=lambda one: (one.step or 0, _rank(one.rule)), default=None)
 
@@ -138,6 +146,8 @@ class Summary:
         )
         if cause is not None and cause is not worst:
             began = "It began with this" if (cause.step or 0) <= (worst.step or 0) else "What was seen with it"
+            if (cause.last or 0) < (worst.step or 0) and worst.rule not in SYMPTOMS:
+                began = "Before it"
             return f"{said} {began}, {cause.when}: {_of(cause)}."
         return said
 

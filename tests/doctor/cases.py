@@ -204,7 +204,7 @@ HEALTHY: dict[str, Any] = {
     "spectral_norm": [1.0, np.nan], "gain_tight": [np.nan, 1.0], "frobenius_norm": [3.0, 2.0], "gradient_norm": [0.6, 0.8],
     "input_variance": [np.nan, 1.0], "dead_fraction": [np.nan, 0.1], "effective_lr": [0.1, np.nan],
     "running_divergence": [np.nan, 0.1], "running_shift": [np.nan, 0.1], "update_norm": [0.1, 0.1], "largest_input": [np.nan, 2.5],
-    "update_rms": [0.01, 0.01], "attention_logit": [5.0, np.nan], "attention_entropy": [0.5, np.nan], "write_ratio": [0.5, np.nan],
+    "update_ratio": [0.01, 0.01], "batch_size": [np.nan, 32.0], "update_rms": [0.01, 0.01], "attention_logit": [5.0, np.nan], "attention_entropy": [0.5, np.nan], "write_ratio": [0.5, np.nan],
 }  # fmt: skip
 
 
@@ -423,6 +423,8 @@ CASES: dict[str, tuple[Maker, Maker]] = {  # rule: (bad, good)
     "NS515": (lambda: recorded(seen=(APART,)), lambda: recorded()),
     "NS516": (lambda: recorded(spectral_norm=[11.0, np.nan]), lambda: recorded(spectral_norm=[9.0, np.nan])),
     "NS517": (lambda: recorded(largest_input=[np.nan, 26.0]), lambda: recorded(largest_input=[np.nan, 24.0])),
+    "NS518": (lambda: recorded(update_ratio=[0.11, 0.01]), lambda: recorded(update_ratio=[0.09, 0.01])),
+    "NS519": (lambda: recorded(batch_size=[np.nan, 7.0]), lambda: recorded(batch_size=[np.nan, 8.0])),
 }  # fmt: skip
 
 # further ways to break a rule, or to come close to it: (rule, whether it fires, patient)

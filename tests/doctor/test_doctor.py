@@ -197,3 +197,29 @@ def test_the_page_is_made_from_the_rules():
 def _patient(rule):
     patient = CASES[rule][0]()
     return patient.model, patient.example
+
+
+def test_rules_that_are_left_out_on_large_models_are_listed_with_the_way_to_run_them(monkeypatch):
+    patient = conv()
+    settings = {"optimizer": torch.optim.SGD(patient.model.parameters(), lr=0.1), "select": ["NS303", "NS304"]}
+    monkeypatch.setattr("normscope.findings.subject.MOST_PARAMETERS", 10)
+    found = ns.doctor(patient.model, patient.example, **settings)
+    assert not found.checked and set(found.not_checked) == {"NS303", "NS304"}
+    assert "pass symmetries=ns.symmetries(model, example)" in " ".join(str(found).split())
+    report = ns.symmetries(patient.model, patient.example)
+    assert ns.doctor(patient.model, patient.example, symmetries=report, **settings).checked == ("NS303", "NS304")
+
+
+def test_a_learning_rate_is_judged_on_models_that_return_more_than_a_tensor():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"logits": self.layer(x), "hidden": x}
+
+    model, data = Named(), (randn(16, 4), torch.arange(16) % 3)
+    for rate, expected in ((1e4, ["NS310"]), (1e-3, [])):
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        assert [f.rule for f in ns.doctor(model, data[0], data=data, optimizer=optimizer, select=["NS310"])] == expected

@@ -56,10 +56,10 @@ class Training:
         loop = self.loop
         with loop.watch(path, symmetries=self.symmetries, **options) as watch:
             for step in range(1, steps + 1):
-                self.factor, self.grow = 1.0, 1.05 ** (step - bad[0])
+                self.factor, self.grow, self.samples = 1.0, 1.05 ** (step - bad[0]), 8
                 with self.failing() if bad[0] <= step <= bad[1] else _as_it_is():
                     loop.optimizer.zero_grad()
-                    x, y = loop.batch()
+                    x, y = (part[: self.samples] for part in loop.batch())
                     loss = nn.functional.cross_entropy(loop.model(x), y) * self.factor
                     loss.backward()
                     loop.optimizer.step()
@@ -117,6 +117,15 @@ def _rounded(training: Training) -> None:
     training.loop.model[2].weight.fill_(1e6)
 
 
+def _faster(training: Training) -> None:
+    for group in training.loop.optimizer.param_groups:
+        group["lr"] = 10.0
+
+
+def _few(training: Training) -> None:
+    training.samples = 7
+
+
 PLANTS: dict[str, Callable[[Training], None]] = {
     "NS501": _loss(math.nan),
     "NS502": _loss(1e4),
@@ -135,7 +144,9 @@ PLANTS: dict[str, Callable[[Training], None]] = {
     "NS513": _loss(1e3),
     "NS514": lambda training: training.loop.model[2][0].weight.zero_(),
     "NS516": _scaled(7, 20.0),
-    "NS517": _scaled(1, 1e3),
+    "NS517": _scaled(1, 1e4, "bias"),
+    "NS518": _faster,
+    "NS519": _few,
 }
 ELSEWHERE = {"NS515"}  # takes several processes: tests/watch/test_distributed.py
 

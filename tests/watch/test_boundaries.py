@@ -141,7 +141,7 @@ def test_an_interrupt_reaches_the_loop_and_the_run_can_be_read(tmp_path: Path) -
 
 def test_the_death_of_the_writing_thread_is_noticed(tmp_path: Path) -> None:
     loop = Loop(small)
-    with pytest.warns(UserWarning, match="records no more"), loop.watch(tmp_path) as made:
+    with pytest.warns(UserWarning, match="stopped recording"), loop.watch(tmp_path) as made:
         assert made.writer is not None
         made.writer._waiting.put(lambda: (_ for _ in ()).throw(SystemExit))
         while not made.writer.failed:

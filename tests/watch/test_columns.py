@@ -143,6 +143,7 @@ class Reference:
         if name.startswith("BatchNorm"):
             mean, variance = self.buffers[f"{path}.running_mean"].double(), self.buffers[f"{path}.running_var"].double()
             values["running_shift"] = ((channels.mean(1) - mean).square() / (variance + module.eps)).mean().sqrt()
+            values["batch_size"] = len(x)
             values["running_divergence"] = ((v + module.eps) / (variance + module.eps)).log().abs().mean()
         return values | self.affine(module, name, path, v)
 
@@ -239,7 +240,7 @@ def test_weights_are_paired_with_the_normalizers_of_their_chain_or_of_a_report(t
         assert [layers[name]["normalizer"] for name in ("0", "4", "7", "13")] == ["1", "5", "8", None]
         assert [layers[name]["scale_free"] for name in ("0", "4", "7", "13")] == [True, True, True, head]
         assert [event["message"].split(".")[0] for event in run.events("note")] == (
-            ["not judged whether the loss ignores their scale: 13"] if head is None else []
+            ["weights for which it was not judged whether the loss ignores their scale: 13"] if head is None else []
         )
 
 
@@ -411,3 +412,11 @@ def test_the_optimizer_of_another_model_is_noted(tmp_path: Path) -> None:
             optimizer.step()
     notes = {name: [event["message"] for event in ns.load_run(tmp_path / name).events("note")] for name in ("own", "foreign")}
     assert ["none of the model's parameters" in "".join(notes[name]) for name in ("own", "foreign")] == [False, True]
+
+
+def test_a_parameter_of_the_model_itself_is_named_after_itself(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    with ns.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), run=tmp_path, quiet=True) as watch:
+        model(torch.ones(2, 3)).sum().backward()
+        watch.optimizer.step()
+    assert [layer["name"] for layer in ns.load_run(tmp_path).layers] == ["weight"]

@@ -128,7 +128,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_of_ours(whole: Files, t
     run = ns.load_run(laid(tmp_path, whole))
     (stream,) = (part.streams[tmp_path / SEGMENT] for part in run.parts if part.table(["loss"]) is not None)
     os.truncate(tmp_path / SEGMENT, 8_000)  # behind the schema, within the first row
-    with pytest.raises(ns.InputError, match="was cut"):
+    with pytest.raises(ns.InputError, match="was truncated"):
         stream.table()
     assert run.table()["step"].to_pylist() == []
 

@@ -259,7 +259,7 @@ def test_the_same_run_twice_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
     run = ns.load_run(tmp_path)
     assert run.table()["step"].to_pylist() == [1, 2] and (tmp_path / "mine.txt").exists()
     assert [event["kind"] for event in run.events()].count("started") == 1
-    with pytest.raises(ns.InputError, match="pass one of them"):
+    with pytest.raises(ns.InputError, match="pass only one of them"):
         Loop().watch(tmp_path, resume=True, overwrite=True)
 
 

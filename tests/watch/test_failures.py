@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_written_ends_recording_only(
         target.write_text("in the way")
     else:  # the tests may run as root, for whom nothing is read-only
         monkeypatch.setattr(Path, "mkdir", lambda *a, **k: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    with pytest.warns(UserWarning, match="training goes on"):
+    with pytest.warns(UserWarning, match="training continues"):
         for _ in loop.watched(target, 8):
             pass
     assert same(state(loop), expected)
@@ -185,7 +185,7 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
     loop = Loop(mlp)
     for _ in loop.watched(tmp_path / "run", 1):
         pass
-    with pytest.raises(ns.InputError, match="another model"):
+    with pytest.raises(ns.InputError, match="different model"):
         Loop(convolutional).watch(tmp_path / "run")
 
 

@@ -214,3 +214,54 @@ def test_findings_reach_the_watch_itself(tmp_path: Path) -> None:
     with loop.watch(tmp_path) as watch:
         loop.step()
     assert ("vanishing-gradient", 1) in [(finding.name, finding.first_step) for finding in watch.findings]
+
+
+@pytest.mark.parametrize(("gradient", "warns"), [(0.2, True), (20.0, False)])
+def test_a_large_step_is_the_learning_rate_s_fault_unless_the_gradient_is_out_of_line(gradient: float, warns: bool) -> None:
+    usual = {"update_ratio": at(0, 0.001)}
+    large = {"update_ratio": at(0, 0.2), "gradient_norm": at(1, gradient, [0.1, 0.2, np.nan, 0.3])}
+    found = warned([*(healthy(step, **usual) for step in range(100)), healthy(100, **large)])
+    assert [finding.where for finding in found if finding.name == "large-step"] == ["weight"] * warns
+
+
+def test_weights_that_begin_at_zero_have_time_to_grow() -> None:
+    rows = [healthy(step, update_ratio=at(0, 1 / (step + 1))) for step in range(100)]
+    assert not [finding for finding in warned(rows) if finding.name == "large-step"]
+
+
+def test_batch_normalizers_that_see_few_samples_are_named() -> None:
+    found = warned([healthy(0, batch_size=at(1, 7.0))])
+    assert [(finding.name, finding.where) for finding in found] == [("small-batch", "norm")]
+    assert not warned([healthy(0, batch_size=at(1, 8.0))])
+
+
+def test_a_product_that_grows_for_a_while_and_settles_is_no_exponential() -> None:
+    """As in the first steps of a training, which are sampled densely."""
+    steps = [*range(1, 50), 56, 62, 68, 75, 83, 92, 101, 112, 124, 137, 151, 167, 184, 200]
+    rows = [healthy(step, log10_weight_product=2 + 0.95 / (1 + math.exp(-(step - 23) / 9))) for step in steps]
+    assert warned(rows) == []
+
+
+@pytest.mark.parametrize(("grown", "named"), [(1.0, ["norm"]), (15.0, [])])
+def test_an_input_is_not_out_of_line_where_the_scale_free_weight_before_it_grew(grown: float, named: list[str]) -> None:
+    layers = [{**LAYERS[0], "scale_free": True, "normalizer": "norm"}, *LAYERS[1:]]
+    chronicle = Chronicle(layers, ("NS517",))
+    for step in range(40):
+        late = step >= 30
+        row = {"largest_input": at(1, 15.0 if late else 1.0), "frobenius_norm": at(0, 2.0 * (grown if late else 1.0))}
+        chronicle.look(healthy(step, **row))
+    assert [finding.where for finding in chronicle.findings] == named
+
+
+@pytest.mark.parametrize(("last", "jumps"), [(0.376, False), (0.7, True)])
+def test_a_hard_batch_is_no_spike(last: float, jumps: bool) -> None:
+    """Small losses with a long tail, as of a classifier that is almost done."""
+    late = [
+        0.043, 0.067, 0.156, 0.04, 0.041, 0.021, 0.149, 0.246, 0.041, 0.272, 0.049, 0.041, 0.043, 0.057, 0.032, 0.039, 0.056, 0.037,
+        0.064, 0.065, 0.059, 0.111, 0.033, 0.035, 0.052, 0.093, 0.066, 0.042, 0.053, 0.175, 0.095, 0.05, 0.028, 0.031, 0.069, 0.305,
+        0.141, 0.033, 0.039, 0.053, 0.227, 0.057, 0.019, 0.272, 0.017, 0.045, 0.026, 0.023, 0.047, 0.05,
+    ]  # fmt: skip
+    losses = [*[1.0] * 10, *np.linspace(1.0, 0.1, 50), *late, last]
+    assert [finding.name for finding in warned([healthy(step, loss=loss) for step, loss in enumerate(losses)])] == [
+        "loss-spike"
+    ] * jumps

@@ -258,11 +258,11 @@ MANIFESTS: dict[str, tuple[bytes, str]] = {
     "other encoding": (b'{"layers": [{"name": "\xff\xfe"}]}', "not JSON"),
     "huge number": (b'{"layers": [], "n": ' + b"9" * 10_000 + b"}", "not JSON"),
     "empty": (b"", "not JSON"),
-    "list": (b"[1, 2]", "not that of a run"),
-    "no layers": (b'{"layers": {"a": 1}}', "not that of a run"),
-    "layers without names": (b'{"layers": [{"name": 3}]}', "not that of a run"),
-    "long name": (b'{"layers": [{"name": "' + b"x" * 5_000 + b'"}]}', "not that of a run"),
-    "huge": (b'{"layers": []' + b" " * MOST_MANIFEST + b"}", "more than it can have"),
+    "list": (b"[1, 2]", "is not a run's"),
+    "no layers": (b'{"layers": {"a": 1}}', "is not a run's"),
+    "layers without names": (b'{"layers": [{"name": 3}]}', "is not a run's"),
+    "long name": (b'{"layers": [{"name": "' + b"x" * 5_000 + b'"}]}', "is not a run's"),
+    "huge": (b'{"layers": []' + b" " * MOST_MANIFEST + b"}", "more than a run's file may have"),
 }  # fmt: skip
 
 

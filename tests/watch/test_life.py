@@ -221,14 +221,14 @@ def test_a_damaged_manifest_is_written_anew(content: bytes, tmp_path: Path) -> N
 def test_a_damaged_manifest_does_not_hide_that_the_model_is_another(tmp_path: Path) -> None:
     list(Loop(mlp).watched(tmp_path, 2))
     (tmp_path / "manifest.json").write_bytes(b"")
-    with pytest.warns(UserWarning, match="other layers"):
+    with pytest.warns(UserWarning, match="different layers"):
         list(Loop(convolutional).watched(tmp_path, 2))
 
 
 def test_a_call_that_was_refused_keeps_no_lock(tmp_path: Path) -> None:
     list(Loop(mlp).watched(tmp_path, 1))
     for _ in range(2):
-        with pytest.raises(ns.InputError, match="another model"):
+        with pytest.raises(ns.InputError, match="different model"):
             Loop(convolutional).watch(tmp_path)
     assert ns.load_run(tmp_path).status == "finished"
     list(Loop(mlp).watched(tmp_path, 1))
@@ -294,7 +294,7 @@ def test_a_file_system_without_locks_is_named(error: Exception, tmp_path: Path, 
         monkeypatch.setattr("fcntl.flock", none)
     else:  # of a system call that is missing, in words of filelock
         monkeypatch.setattr("filelock.FileLock.acquire", none)
-    with pytest.warns(UserWarning, match=r"training goes on.*cannot be locked.*"):
+    with pytest.warns(UserWarning, match=r"training continues.*cannot be locked.*"):
         loop = Loop(mlp)
         watch = loop.watch(tmp_path)
     loop.step()

@@ -36,7 +36,7 @@ def test_a_run_of_earlier_code_goes_on_without_what_it_lacked(tmp_path: Path, mo
     run = ns.load_run(tmp_path)
     assert run.table()["step"].to_pylist() == [1, 2, 3, 4, 5, 6] and not run.events("error")
     assert not [layer for layer in run.layers if layer["role"] in ("block", "attention")]
-    assert any("goes on without them" in event["message"] for event in run.events("note"))
+    assert any("continues without them" in event["message"] for event in run.events("note"))
     assert np.isfinite(run.matrix("spectral_norm")).any(1).all()
     moved = np.isfinite(run.matrix("update_rms")).any(1)
     assert moved.tolist() == [False] * 3 + [True] * 3 and np.isnan(run.arrays("samples")["samples"][:3]).all()
@@ -47,7 +47,7 @@ def test_a_run_of_earlier_code_goes_on_without_what_it_lacked(tmp_path: Path, mo
 def test_a_run_with_layers_that_are_no_longer_recorded_is_refused_in_one_line(tmp_path: Path) -> None:
     for _ in Loop(Transformer).watched(tmp_path, 2):
         pass
-    with pytest.warns(UserWarning, match=r"has other layers than this recording \(it has embed, .*choose another run="):
+    with pytest.warns(UserWarning, match=r"has different layers than this recording \(it has embed, .*choose another run="):
         for _ in Loop(Transformer).watched(tmp_path, 2, resume=True, layers="norm"):
             pass
     assert ns.load_run(tmp_path).table()["step"].to_pylist() == [1, 2]

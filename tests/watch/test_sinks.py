@@ -243,6 +243,6 @@ def test_what_cannot_be_opened_is_refused_or_left_out(tmp_path: Path, monkeypatc
         raise ConnectionError("nobody there")
 
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="goes on without trackio: ConnectionError"):
+    with pytest.warns(UserWarning, match="continues without trackio: ConnectionError"):
         watch = Loop().watch(tmp_path / "a", sinks=["trackio"])
     watch.close()
