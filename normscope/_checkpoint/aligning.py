@@ -19,6 +19,7 @@ from normscope.core.rounding import UNIT_ROUNDOFF
 from normscope.symmetry.groups import Group, ScaleGroup
 
 MOST_ENTRIES = 20_000_000  # of the tangents of groups that meet: more are not fitted
+LARGEST = 1e100  # entry that is fitted: squares stay finite
 APPROACH = 30  # steps, at most
 SLOW, FAST = 0.9, 0.6  # what a step leaves at most, from afar and where the end is near if there is one
 NEARBY = 0.01  # how far, relative to a parameter's size, tangents may be used
@@ -53,7 +54,7 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
     mixed: set[str] = set()
     for parts in _components(groups):
         names = list(dict.fromkeys(name for group in parts for name in group.parameters))
-        here = all(name in one and name in other and one[name].shape == other[name].shape for name in names)
+        here = all(name in one and name in other and _comparable(one[name], other[name]) for name in names)
         size = sum(one[name].numel() for name in names) * sum(group.count for group in parts) if here else 0
         if here and size <= MOST_ENTRIES and any(name in moved for name in names):
             values.update(_Fit(parts, names, values, other, max(roundoff, UNIT_ROUNDOFF)).found())
@@ -71,6 +72,10 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
         elif roundoff > (FINE_SUMS if name in mixed else FINE) and bool((gap > FITTED * scale).any()):
             hiding.append(name)
     return Alignment(values, tuple(left), hiding[0] if hiding else None)
+
+
+def _comparable(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and all(bool((values.abs() < LARGEST).all()) for values in (one, other))
 
 
 def _adds(group: Group) -> bool:
@@ -100,7 +105,7 @@ class _Fit:
         self.groups, self.names, self.values, self.roundoff = groups, names, dict(one), roundoff
         self.tolerance = max(FITTED, MARGIN * roundoff)
         self.target = np.concatenate([other[name].reshape(-1).numpy() for name in names])
-        sizes = [max(float(other[name].square().mean().sqrt()), 1e-300) for name in names]
+        sizes = [max(*(float(values[name].square().mean().sqrt()) for values in (one, other)), 1 / LARGEST) for name in names]
         self.unit = np.repeat(sizes, [other[name].numel() for name in names])
         # the residual where tangents were last taken, these, and their lengths
         self.known = np.full(len(self.target), np.inf), np.empty(0), np.empty(0)

@@ -58,6 +58,12 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
     rows = _rows(one, other)
     moved = [row.name for row in rows if not row.same]
     groups, notes = _groups(one, calls[0], mode) if moved else ((), ())
+    unread = [name for name, _ in other.named_buffers() if name in moved] if mode == "train" else []
+    if unread:
+        notes = (
+            *notes,
+            f'{unread[0]} differs ({len(unread)} buffers in all), and train mode may not read it: ask with mode="eval" too',
+        )
     shifted = _shifted(groups, one, other, moved)
     blind = _unseen(other, one, calls, moved, shifted) if defect <= TOLERANCE else []
     if blind:
@@ -72,6 +78,8 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         return Difference(
             False, f"not the same function: ε of {first} differs", first=first, defect=with_epsilon, notes=notes, **made
         )
+    if all(_any_infinite(found) for found in outputs):
+        return Difference(None, "not decided: the outputs of both are not finite", first=None, defect=defect, notes=notes, **made)
     if not defect <= TOLERANCE:
         roundoff = max(_roundoff(a), _roundoff(b))
         found = aligned(groups, _detached(one), _detached(other), roundoff)
@@ -181,9 +189,9 @@ def _cause(
     one: nn.Module, other: nn.Module, call: Call, outputs: tuple[list[Outputs], list[Outputs]], found: Alignment, moved: list[str]
 ) -> str | None:
     """The parameter that no symmetry explains; of several, the one whose change explains the difference of outputs best."""
-    if len(found.left) == 1:
-        return found.left[0]
     candidates = list(found.left) or moved
+    if len(candidates) == 1:
+        return candidates[0]
     calls, outputs = enough_inputs(one, other, call, outputs, candidates)
     return cause_of(other, calls, outputs, candidates) or adding(one, other, calls[0])
 
@@ -219,3 +227,7 @@ def _reached(model: nn.Module, names: list[str], calls: list[Call]) -> Masks:
                 if grad is not None:
                     found[name] |= grad != 0
     return found
+
+
+def _any_infinite(outputs: list[Outputs]) -> bool:
+    return any(not bool(value.isfinite().all()) for values in outputs for value in values)

@@ -203,3 +203,38 @@ def test_the_first_layer_that_adds_an_error_is_named():
 def test_an_example_is_for_modules(tmp_path):
     with pytest.raises(ns.InputError, match="two modules"):
         ns.diff(tmp_path, tmp_path, example=torch.randn(1, 4))
+
+
+def normalized_by_batch() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_decide_nothing(bad):
+    model, x = normalized_by_batch(), torch.randn(4, 5, dtype=torch.float64)
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken[0].weight[0, 0] = bad
+    assert ns.diff(broken, copy.deepcopy(broken), example=x).same is None
+    assert ns.diff(model, broken, example=x).same is ns.diff(broken, model, example=x).same is False
+
+
+def test_weights_of_any_size_are_compared():
+    model, x = normalized_by_batch(), torch.randn(4, 5, dtype=torch.float64)
+    for scale in (0.0, 1e-300, 1e200):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(scale)
+        for pair in ((model, other), (other, model)):
+            assert ns.diff(*pair, example=x).same is not True
+
+
+def test_running_statistics_that_train_mode_does_not_read_are_noted():
+    model, x = normalized_by_batch(), torch.randn(4, 5, dtype=torch.float64)
+    other = copy.deepcopy(model)
+    other[4].running_var.mul_(2)
+    found = ns.diff(model, other, example=x)
+    assert found.same and any("4.running_var" in note and 'mode="eval"' in note for note in found.notes)
+    assert ns.diff(model, other, example=x, mode="eval").first == "4.running_var"
