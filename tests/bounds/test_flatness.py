@@ -139,8 +139,8 @@ def test_infinite_noise_is_reported_and_not_raised():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sigmas": ()}, "increasing order"),
-        ({"sigmas": (0.1, 0.01)}, "increasing order"),
+        ({"sigmas": ()}, "positive and increasing"),
+        ({"sigmas": (0.1, 0.01)}, "positive and increasing"),
         ({"sigmas": (-1.0,)}, "positive"),
         ({"kinds": ("other",)}, "one of plain, filter, quotient"),
         ({"seeds": 1}, "2 seeds"),

@@ -86,7 +86,7 @@ def test_zero_one_is_flat_away_from_the_boundary():
         ("l1", 3.0, "at most 2"),
         (lambda z, y: z[:, 0], None, "needs loss_bound"),
         (lambda z, y: z[:, 0], math.inf, "finite number above 0"),
-        (3, 1.0, "not a int"),
+        (3, 1.0, "got int"),
     ],
 )
 def test_what_is_no_loss(loss, bound, message):

@@ -67,7 +67,7 @@ def test_a_fixed_cadence() -> None:
 
 @pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"share": -1.0}, {"every": 0}])
 def test_what_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ns.InputError, match="not"):
+    with pytest.raises(ns.InputError, match="must be"):
         Budget(**wrong)  # type: ignore[arg-type]
 
 
