@@ -105,7 +105,7 @@ def test_the_same_function(tmp_path, name):
     assert Difference.from_dict(found.to_dict()) == found and str(found)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(200))
 def test_one_weight_changed_by_one_percent_is_named(tmp_path, seed):
     """Whatever else was done to the file."""

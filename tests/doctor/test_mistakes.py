@@ -15,7 +15,7 @@ from tests.certify.test_zoo import GLOBAL, LOCAL_ONLY, model_of
 KNOWN = {"MobileNetV2": {"NS207"}, "EfficientNet": {"NS201", "NS202", "NS207"}}
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.rule}-{mistake.kind}-{mistake.what}")
 def test_planted_mistakes_are_found(mistake):
     assert found(mistake)
@@ -27,7 +27,7 @@ def test_there_are_eighty_and_every_rule_on_models_has_one():
     assert len(MISTAKES) >= 80 and {mistake.rule for mistake in MISTAKES} == on_models
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", [*GLOBAL, *LOCAL_ONLY])
 def test_no_false_alarm_on_models_as_they_come(name):
     kind, settings, example = {**GLOBAL, **LOCAL_ONLY}[name]

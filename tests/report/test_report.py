@@ -72,6 +72,7 @@ def is_self_contained(page: str) -> bool:
     return all(address is not None and address.startswith("#") for address in addresses)
 
 
+@pytest.mark.full
 def test_size_of_ten_thousand_steps_and_a_hundred_layers(tmp_path):
     page = report_of(tmp_path / "long", 10_000, [f"block.{index}.linear" for index in range(100)], finding=FINDING)
     assert len(page.encode()) < LIMIT
