@@ -1,4 +1,4 @@
-"""One thread per process: the test runner is what uses the cores. Every run draws the same, and no test depends on the clock."""
+"""One thread per process: the test runner is what uses the cores. Hypothesis draws the same every time; which tests are quick."""
 
 import gc
 import os
@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from normscope.core.randomness import seed_generators
-
 torch.set_num_threads(1)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("anew", deadline=None)  # pytest --hypothesis-profile anew searches elsewhere
@@ -21,13 +19,6 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}  # of a Ray cluster
 
 # tests that share what takes long to set up: one process runs all of them
 TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py", "tests/test_results.py", "tests/report/test_results.py")
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """Every run draws the same: a network that breaks a law breaks it every time."""
-    seed_generators(0)
-    random.seed(0)
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_what_is_not_finite_has_no_ellipsoid() -> None:
     assert found.frames() is None and bool(found.norms().isinf().all())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["pre-norm", "post-norm"])
 def test_relays_with_a_shape_lose_little(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, graph = drawn(name, 0)

@@ -96,6 +96,7 @@ def test_local_is_a_radius(local):
         ns.audit(network(), X, local=local)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("region", [ns.Ball(X[0], 0.05), ns.Box(X[0] - 0.02, X[0] + 0.03)], ids=["ball", "box"])
 def test_a_radius_found_is_within_the_factor_when_asked_directly(region):
     found = ns.lipschitz(network(), X, region=region, effort=0.1).radius_within(1.5, tolerance=0.3)

@@ -61,7 +61,7 @@ CURVED = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CURVED)
 def test_curved_networks_shrink_to_the_norm_of_the_jacobian_too(name):
     make, shape = CURVED[name]

@@ -80,6 +80,7 @@ def test_no_pair_of_points_exceeds_a_bound(name: str, seed: int, always: None) -
             assert found.plan.relays and not violations(graph, model, region, found, seed, pairs=2, steps=6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_relays_cost_little_where_nothing_bends(name: str, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, graph = drawn(name, 0)
@@ -92,6 +93,7 @@ def test_relays_cost_little_where_nothing_bends(name: str, always: None, monkeyp
     assert all(share >= 0 for share in shares) and (sum(shares) > 0 or name == "residual")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_that_travel_together_arrive_as_if_alone(name: str, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, graph = drawn(name, 0)

@@ -80,7 +80,7 @@ def check_pairs(model, example, bracket: ns.Bracket, scale: float) -> None:
         assert float(change) <= float(bracket.upper)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", GLOBAL)
 def test_finite_everywhere(name):
     kind, settings, example = GLOBAL[name]
@@ -90,7 +90,7 @@ def test_finite_everywhere(name):
     check_pairs(model, example, bracket, 1.0)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [*GLOBAL, *LOCAL_ONLY])
 def test_finite_on_a_ball(name):
     kind, settings, example = {**GLOBAL, **LOCAL_ONLY}[name]

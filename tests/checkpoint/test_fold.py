@@ -52,7 +52,7 @@ FOLDED = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "GPT2", "GPTN
           "Granite", "OPT", "Bloom", "Olmo2", "Mixtral")  # fmt: skip
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", FOLDED)
 def test_gains_go_into_the_weights_that_read_them(name):
     """The same function in float64, and in float32 no more than four times as far from it as the model itself."""

@@ -81,10 +81,6 @@ def test_corrections_pass_the_same_test(ledger):
             assert result.outcome.confirmed, f"{result.claim.id} has a correction that nothing checks"
 
 
-def test_exact_verdicts_do_not_depend_on_the_seed():
-    assert {id: CLAIMS[id].run(1).outcome.verdict for id in QUICK} == {id: VERDICTS[id] for id in QUICK}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 12))
 def test_no_exact_verdict_depends_on_the_seed(seed):

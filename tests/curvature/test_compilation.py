@@ -19,6 +19,7 @@ def assert_same(found: torch.Tensor, exact: torch.Tensor) -> None:
     assert (found - exact).abs().max() <= 1e-10 * exact.abs().max().clamp(min=1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "matrix"), [("weight norm", "hessian"), ("tied and unused", "gauss-newton")])
 def test_the_flat_graph_is_the_product(name, matrix, monkeypatch):
     """All but the code generator, which takes its time."""

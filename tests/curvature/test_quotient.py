@@ -79,7 +79,7 @@ def test_every_kind_of_symmetry_is_among_the_models():
     assert found == set(KINDS)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.full) for name in (*OTHERS, *TRANSFORMERS))])
 def test_the_quotient_spectrum_is_invariant_under_every_detected_symmetry(name):
     """Under each group by itself, and under all of them."""

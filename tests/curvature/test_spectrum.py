@@ -190,7 +190,7 @@ def assert_covered(matrix: torch.Tensor, products: int, confidence: float) -> No
     assert binomtest(inside, REPEATS, confidence, alternative="less").pvalue >= 1e-4, inside
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("spectrum", ["model", "decaying", "signed"])
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_traces_lie_in_their_interval_at_the_stated_rate(spectrum, confidence, wide):

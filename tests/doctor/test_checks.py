@@ -26,6 +26,7 @@ def test_fires_on_the_bad_model(rule):
     assert rule in rules(CASES[rule][0]())
 
 
+@pytest.mark.quick(32)
 @pytest.mark.parametrize("rule", CASES)
 def test_is_silent_on_the_near_miss(rule):
     assert rule not in rules(CASES[rule][1]())

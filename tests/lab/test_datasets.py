@@ -89,6 +89,7 @@ def idx(values: np.ndarray) -> bytes:
     return bytes([0, 0, 8, values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape) + values.tobytes()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("packed", [False, True])
 def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, packed: bool) -> None:
     random_bytes = np.random.default_rng(0)

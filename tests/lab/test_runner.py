@@ -205,7 +205,7 @@ def test_a_killed_runner_goes_on_where_it_stopped(tmp_path: Path, workers: str) 
     assert trial_records(tmp_path / "killed") == trial_records(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_what_the_user_can_mend_is_one_line(tmp_path: Path, workers: int) -> None:
     wrong = {**TINY, "networks": '{"mlp":{"width":0}}'}
     with pytest.raises(InputError, match="at least 1"):

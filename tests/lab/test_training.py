@@ -151,6 +151,7 @@ def test_the_meter_is_exact_and_changes_nothing() -> None:
     assert numbers["products"]["weights_matrix"] == pytest.approx(float(torch.stack(norms).log10().sum()), rel=1e-9)
 
 
+@pytest.mark.full
 def test_products_are_those_of_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     import normscope as ns
 
