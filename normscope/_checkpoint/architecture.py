@@ -24,7 +24,6 @@ from normscope.rules.registry import registry
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
           "num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
-LEFT_OUT = ("auto_map", "quantization_config", "torch_dtype", "dtype")  # code from files, and how values are stored
 TOKENS = 4  # of the example
 
 

@@ -75,7 +75,6 @@ class Structure:
 
 # names -----------------------------------------------------------------------------------------------------------------------
 
-END = r"(?:^|\.)"
 NAMED: tuple[tuple[str, str, str], ...] = (  # (role, what the name ends with, axes): the first that fits decides
     ("running mean", r"running_mean$", "1"),
     ("running variance", r"running_var$", "1"),

@@ -36,7 +36,7 @@ class Ablated:
     bracket: Bracket
 
     def __str__(self) -> str:
-        return f"{self.removed:>4} removed  {self.bracket}  {visible(self.last)}"
+        return f"{self.removed:>4} removed  {self.bracket.sides}  {visible(self.last)}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +85,7 @@ class Ablation(Result, Sequence[Ablated]):
         table.add_column("bracket", overflow="fold")
         table.add_column("the last one", overflow="fold")
         for row in self.rows:
-            table.add_row(str(row.removed), str(row.bracket), row.last)
+            table.add_row(str(row.removed), row.bracket.sides, row.last)
         return table
 
 

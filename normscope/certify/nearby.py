@@ -40,7 +40,7 @@ class Nearby:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        advice = "pass local=radius or region= to have it anyway"
+        advice = "pass local=radius (--local RADIUS) or region= to have it anyway"
         absent = [f"no bracket around the first sample: {self.missing}; {advice}"] if self.missing else []
         return (*absent, *(f"around the first sample: {note}" for note in self.left_out))
 

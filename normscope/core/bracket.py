@@ -246,9 +246,15 @@ class Bracket(Result):
         both = f"Lipschitz constant (ℓ2): {self.lower} ≤ L ≤ {self.upper}   upper certified, lower witnessed"
         return [both, f"infinite because: {self.reason}"] if self.reason else [both]
 
-    def __str__(self) -> str:
+    @property
+    def sides(self) -> str:
+        """Both sides, and why one is infinite or absent."""
         if self.upper is None:
             return inert(f"{self.lower} ≤ L; upper none: {visible(self.reason)}")
+        return inert(f"{self.lower} ≤ L ≤ {self.upper}" + (f" ({visible(self.reason)})" if self.reason else ""))
+
+    def __str__(self) -> str:
+        if not self.loose:
+            return self.sides
         advice = "region= asks about inputs like yours" if self.everywhere else "see .notes, or try a smaller region"
-        remark = visible(self.reason) or (f"{TOO_LOOSE}; {advice}" if self.loose else "")
-        return inert(f"{self.lower} ≤ L ≤ {self.upper}" + (f" ({remark})" if remark else ""))
+        return f"{self.sides} ({TOO_LOOSE}; {advice})"
