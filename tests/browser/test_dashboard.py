@@ -107,8 +107,9 @@ def test_the_first_screen_names_the_bad_layer(opened: Open) -> None:
 def test_every_run_has_a_card_and_a_broken_one_says_so(opened: Open) -> None:
     page, _ = opened()
     until(page, "document.querySelectorAll('.card').length === 4")
-    broken = page.locator(".card.error")
-    assert "manifest.json is not JSON" in broken.inner_text() and "unreadable" in broken.inner_text()
+    broken = page.locator(".card.error")  # drawn anew with every look at the runs
+    for words in ("manifest.json is not JSON", "unreadable"):
+        until(page, f"document.querySelector('.card.error').innerText.includes('{words}')")
     broken.get_by_role("button").click()
     page.wait_for_selector("#verdict :text('Cannot be read')")
     page.locator(".card", has_text="first").get_by_role("button").click()
