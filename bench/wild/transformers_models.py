@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -204,5 +205,5 @@ def _images(config: Any, video: bool) -> Iterator[tuple[int, ...]]:
 
 
 def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
+    text = re.sub(r" from '[^']*'", "", str(error)).strip().splitlines()  # where a module lies is no matter of the table
     return f"{type(error).__name__}: {text[0][:150]}" if text else type(error).__name__
