@@ -20,6 +20,9 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}  # of a Ray cluster
 # tests that share what takes long to set up: one process runs all of them
 TOGETHER = ("tests/claims/", "tests/browser/", "tests/cli/test_demo.py", "tests/test_results.py", "tests/report/test_results.py")
 
+# they wait for other processes: begun late, they would be waited for at the end
+FIRST = ("tests/browser/", "tests/cli/", "tests/watch/test_damage.py")
+
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
@@ -55,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
         _thin(table)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 def pytest_collection_finish() -> None:

@@ -13,6 +13,7 @@ from normscope.symmetry.numerics import Numerics
 TOLERANCE = 1e-8  # relative, where a model's own rounding is not larger
 SHRUNK = 1e-3  # a defect that falls to this share of itself when ε does is the work of ε
 SMALLEST = 1e-300
+ULP = 2.0**-52
 SEED = 0
 
 
@@ -65,7 +66,9 @@ class _Trial:
         self.slopes = self._slopes(self.parameters)
         nearby = self._slopes(_off_by_some_ulps(self.parameters, self.generator))
         self.steepness = _length(self.slopes.values())
-        self.noise = _length(nearby[name] - self.slopes[name] for name in nearby) / (self.steepness + SMALLEST)
+        rounding = ULP * float(self._terms(self.reference).abs().sum()) / (_length(self.parameters.values()) + SMALLEST)
+        change = _length(nearby[name] - self.slopes[name] for name in nearby)  # may be 0 by chance where every slope is
+        self.noise = max(change, rounding) / (self.steepness + SMALLEST)
 
     def outputs(self, group: Group) -> float:
         """max |Δ output| / max |output|: of the model itself and, where ε makes a difference, of its graph without ε."""
@@ -94,8 +97,10 @@ class _Trial:
 
     def _loss(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Nonlinear in the outputs, so that second derivatives are not those of the network alone."""
-        outputs = self.numerics.without_epsilon(parameters)
-        return (self.weights * (outputs + 0.5 * outputs.square())).sum()
+        return self._terms(self.numerics.without_epsilon(parameters)).sum()
+
+    def _terms(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self.weights * (outputs + 0.5 * outputs.square())
 
     def _slopes(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return torch.func.grad(self._loss)(parameters)

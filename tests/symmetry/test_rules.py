@@ -50,6 +50,11 @@ def test_no_group_is_refuted(name, shifted):
     assert probe(name, shifted).check() == []
 
 
+def test_slopes_of_rounding_alone_refute_nothing():
+    """The output is a sign: every derivative is 0, and what autograd makes of it has a direction all the same."""
+    assert probe("gather", False).check() == []
+
+
 @pytest.mark.quick(27)
 @pytest.mark.parametrize("name", KEEP_SCALE)
 def test_homogeneous_operations_let_a_scale_pass(name):
