@@ -114,7 +114,8 @@ class _Fit:
     def found(self) -> Values:
         """The best end of walks with all entries and without one parameter: few parameters apart, few entries, by little."""
         self._approach(np.ones_like(self.target))
-        near, best = dict(self.values), ((np.inf, np.inf, np.inf), self.values)
+        best = (np.inf, np.inf, np.inf), self.values
+        near = self.values
         for left_out in (None, *self.names):
             self.values = dict(near)
             held = np.zeros(len(self.target), dtype=bool)
@@ -124,6 +125,7 @@ class _Fit:
                 if not self._approach(held.astype(float), FAST) <= self.tolerance:
                     continue  # the others do not agree among themselves
             self._settle(held)
+            near = self.values if left_out is None else near
             gap = np.abs(self._residual())
             apart = np.add.reduceat(gap > self.tolerance, list(self.places.values()), dtype=int)
             best = min(best, ((int((apart > 0).sum()), int(apart.sum()), float(gap.sum())), self.values), key=lambda one: one[0])

@@ -16,7 +16,8 @@ from normscope.core.rounding import UNIT_ROUNDOFF, gamma
 def folded(found: Comparison) -> None:
     """γ (and β) moved between a norm and all weights that read it: W diag γ, and W β + b, are the same on both sides.
 
-    Where some weights agree and others do not, γ is right if most entries of each of its columns agree; then the others are named.
+    Where some weights agree and others do not, γ moved if most entries of each of its columns agree and more tensors differ as they
+    stand; then the other weights are named.
     """
     moved = 0
     for pair in found.pairs:
@@ -29,7 +30,9 @@ def folded(found: Comparison) -> None:
             continue
         agree = [bool(mask.all()) and _same_offsets(found, pair, reader) for reader, mask in zip(pair.readers, masks, strict=True)]
         columns = torch.cat([mask.reshape(-1, mask.shape[-1]) for mask in masks]).double().mean(0)
-        if not bool((columns > 0.5).all()):
+        apart = agree.count(False)
+        plainly = sum(name in found.left for name in (pair.gamma, pair.beta, *pair.readers))
+        if not bool((columns > 0.5).all()) or (apart and apart >= plainly):
             continue
         moved += 1
         beta = [pair.beta] if pair.beta is not None and pair.beta in found.one and all(agree) else []
