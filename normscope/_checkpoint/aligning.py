@@ -112,9 +112,13 @@ class _Fit:
         self.places = dict(zip(names, np.cumsum([0, *(other[name].numel() for name in names)]), strict=False))
 
     def found(self) -> Values:
-        """The best end of walks with all entries and without one parameter: few parameters apart, few entries, by little."""
+        """The best end of walks with all entries and without one parameter: few parameters apart, few entries, by little.
+
+        Where A as it stands differs in one parameter, no other is named: who changed one weight of a model is told which.
+        """
+        best = (1, 0, 0.0) if self._apart()[0] == 1 else (np.inf, np.inf, np.inf), self.values
+        self.values = dict(self.values)
         self._approach(np.ones_like(self.target))
-        best = (np.inf, np.inf, np.inf), self.values
         near = self.values
         for left_out in (None, *self.names):
             self.values = dict(near)
@@ -126,12 +130,16 @@ class _Fit:
                     continue  # the others do not agree among themselves
             self._settle(held)
             near = self.values if left_out is None else near
-            gap = np.abs(self._residual())
-            apart = np.add.reduceat(gap > self.tolerance, list(self.places.values()), dtype=int)
-            best = min(best, ((int((apart > 0).sum()), int(apart.sum()), float(gap.sum())), self.values), key=lambda one: one[0])
+            best = min(best, (self._apart(), self.values), key=lambda one: one[0])
             if best[0][1] <= 1:
                 break
         return {name: best[1][name] for name in self.names}
+
+    def _apart(self) -> tuple[int, int, float]:
+        """How many parameters and entries differ, and by how much in all."""
+        gap = np.abs(self._residual())
+        apart = np.add.reduceat(gap > self.tolerance, list(self.places.values()), dtype=int)
+        return int((apart > 0).sum()), int(apart.sum()), float(gap.sum())
 
     def _approach(self, weights: np.ndarray, pace: float = SLOW) -> float:
         """Least squares as long as a step leaves less than a share of the residual; the largest weighted residual."""

@@ -103,6 +103,7 @@ NAMED: tuple[tuple[str, str, str], ...] = (  # (role, what the name ends with, a
           r"(?:\.|_)?(?:weight|gamma|scale|g)$", "1"),
     ("β", r"(?:norm|norm[0-9]+|layernorm|layer_norm|LayerNorm|_norm|Norm|ln|ln_[0-9a-z]+|ln[0-9]+|bn|bn[0-9]+|_BN|_bn|BatchNorm)"
           r"(?:\.|_)?(?:bias|beta)$", "1"),
+    ("layer scale", r"(?:layer_scale_?\d*(?:_parameter|\.weight)?|lambda_?[12]|gamma_[12]|ls[12]\.gamma)$", "1"),
     ("bias", r"(?:^|\.|_)bias$", "1"),
     ("weight", r"(?:^|\.)weight$", "2345"),
 )  # fmt: skip

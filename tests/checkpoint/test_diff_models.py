@@ -123,6 +123,30 @@ def test_whichever_weight_changes_it_alone_is_left(name):
         assert found.left == (victim,) or (victim in free and found.left == ()), (victim, found.left)
 
 
+class Tokens(nn.Module):
+    """A class token and positions, whose sum alone is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls, self.position = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(10 * torch.randn(1, 4, 6))
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.position))
+
+
+@pytest.mark.parametrize("entries", [1, 6])
+@pytest.mark.parametrize("victim", ["cls", "position"])
+def test_of_equivalent_changes_the_one_that_was_made_is_named(victim, entries):
+    torch.manual_seed(0)
+    model, example = Tokens().double(), torch.randn(2, 3, 6).double()
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        getattr(twin, victim)[0, 0, :entries] *= 1.01
+    found = ns.diff(model, twin, example=example)
+    assert found.same is False and found.first == victim, found.explanation
+
+
 @pytest.mark.parametrize(("dtype", "same"), [(torch.float32, True), (torch.float16, True), (torch.bfloat16, None)])
 def test_weights_rescaled_in_their_stored_type_are_the_same_and_one_percent_is_not(dtype, same):
     """3 W rounds where W is stored in few bits: outputs differ by that, and the answer says so. In bfloat16 1 % is a rounding."""

@@ -84,6 +84,9 @@ CASES = {
     "x.running_var": ((8,), "running variance"),
     "model.layers.0.mlp.gate.weight": ((4, 16), "router"),
     "blk.0.ffn_down.weight": ((16, 32), "down"),
+    "stages.0.layers.0.layer_scale_parameter": ((16,), "layer scale"),
+    "encoder.layer.0.layer_scale1.lambda1": ((16,), "layer scale"),
+    "encoder.layer.0.lambda_2": ((16,), "layer scale"),
     "layer.weight_scale_inv": ((1, 1), "scale of a quantized weight"),
 }
 
