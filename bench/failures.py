@@ -1,19 +1,19 @@
 """Planted training failures against what a run's report says first, and healthy trainings that must have no finding.
 
-    python -m bench failures [--part planted|healthy] [--seed N]
+    python -m bench failures [--part planted|healthy|peer] [--seed N]
 
 Thresholds stand in normscope/findings/rows.py and streams.py. They were fixed before the seeds below were run. Failures
 with seeds 11 to 44 and healthy trainings with seeds 100 to 203 were seen while rules and headlines were mended.
 A failure counts as named where the headline's first problem, or the cause that the headline gives for it, is one of the rules
 that are right, at a layer that is right, with a first step in the window. A rank that diverges takes two processes: it is planted
-in tests/watch/test_distributed.py.
+in tests/watch/test_distributed.py. The peer, torch-audit, looks at every step; what it warns of is printed for the reader to judge.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -213,16 +213,23 @@ FAILURES = {
     "massive activations": Failure(("gpt", "vit"), ("NS511", "NS517"), (BEGIN, STEPS), change=_massive, layer=STREAM),
     "attention logits growing": Failure(("gpt", "vit"), ("NS512", "NS516", "NS403"), (BEGIN, STEPS), change=_sharpen, layer=MIDDLE),
 }
+UNCHANGED = Failure(ALL, (), (1, STEPS))
+
+
+def losses(training: Training, change: Change, bend: Bend) -> Iterator[Tensor]:
+    """One training, a loss per step."""
+    for step in range(1, STEPS + 1):
+        change(training, step)
+        loss = bend(training, step, training.loss())
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+        yield loss
 
 
 def recorded(training: Training, path: Path, change: Change, bend: Bend, **options: int) -> ns.Run:
     with ns.watch(training.model, training.optimizer, run=path, quiet=True, **options) as watch:
-        for step in range(1, STEPS + 1):
-            change(training, step)
-            loss = bend(training, step, training.loss())
-            training.optimizer.zero_grad()
-            loss.backward()
-            training.optimizer.step()
+        for loss in losses(training, change, bend):
             watch.step(loss=loss)
     return ns.load_run(path)
 
@@ -253,24 +260,58 @@ def planted(seed: int, place: Path) -> tuple[int, int]:
     return right, total
 
 
+def sound() -> Iterator[tuple[str, Training]]:
+    """Healthy trainings."""
+    for kind in ALL:
+        for seed in range(4):
+            yield f"{kind} seed {seed}", Training(kind, seed=300 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
+
+
 def healthy(place: Path) -> tuple[int, int]:
     """How many healthy trainings have a finding, and of how many."""
     alarms = total = 0
-    for kind in ALL:
-        for seed in range(4):
-            for options in CADENCES:
-                training = Training(kind, seed=300 + seed, rate=3e-4 * 2**seed, decay=0.01 * seed)
-                run = recorded(training, place / f"h{total}", lambda t, s: None, lambda t, s, loss: loss, **options)
-                found = sorted({finding.name for finding in run.findings})
-                total, alarms = total + 1, alarms + bool(found)
-                if found:
-                    print(f"BAD healthy {kind} seed {seed} {options or 'budget'}: {', '.join(found)}", flush=True)
+    for options in CADENCES:
+        for name, training in sound():
+            run = recorded(training, place / f"h{total}", UNCHANGED.change, UNCHANGED.bend, **options)
+            found = sorted({finding.name for finding in run.findings})
+            total, alarms = total + 1, alarms + bool(found)
+            if found:
+                print(f"BAD healthy {name} {options or 'budget'}: {', '.join(found)}", flush=True)
     return alarms, total
+
+
+def warned(training: Training, failure: Failure) -> str:
+    """What torch-audit warns of, or worse, when it looks at every step: rule, module and the first step."""
+    from torch_audit import autopatch
+    from torch_audit.core import Severity
+
+    auditor = autopatch(training.model, optimizer=training.optimizer, every_n_steps=1, run_static=True, run_init=True)
+    try:
+        for _ in losses(training, failure.change, failure.bend):
+            pass
+        found = [finding for finding in auditor.finish().findings if finding.severity >= Severity.WARN]
+    finally:
+        auditor.unpatch()
+    first: dict[str, str] = {}
+    for finding in sorted(found, key=lambda one: one.step or 0):
+        first.setdefault(finding.rule_id, f"{finding.rule_id} {finding.module_path or finding.entity or '-'} {finding.step}")
+    return ", ".join(first.values()) or "-"
+
+
+def peer(seed: int) -> None:
+    for name, failure in FAILURES.items():
+        for kind in failure.kinds:
+            print(f"peer {seed} {name:34} {kind}  {warned(failure.make(kind, seed), failure)}", flush=True)
+    for name, training in sound():
+        print(f"peer healthy {name}  {warned(training, UNCHANGED)}", flush=True)
 
 
 def main() -> None:
     given = dict(pairwise(sys.argv))
     part, seeds = given.get("--part"), (int(given["--seed"]),) if "--seed" in given else SEEDS
+    if part == "peer":
+        peer(seeds[0])
+        return
     with tempfile.TemporaryDirectory() as place:
         if part != "healthy":
             right, total = map(sum, zip(*(planted(seed, Path(place)) for seed in seeds), strict=True))
