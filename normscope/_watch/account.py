@@ -29,11 +29,15 @@ def in_words(watch: Watch) -> str:
     """One line for the end of a training."""
     found, budget = account(watch), watch.budget
     allowed = f"every {budget.every} steps" if budget.every else f"budget {100 * budget.share:g} %"
-    dense = f", of the first {found['dense_steps']} steps {100 * found['dense_overhead']:.0f} %" if found["dense_steps"] else ""
-    cost = f"{100 * found['overhead']:.2f} %, {budget.total:.2g} s ({allowed})"
+    shares = []
+    if found["dense_steps"]:
+        shares.append(f"{100 * found['dense_overhead']:.0f} % of the first {found['dense_steps']} steps")
+    if not budget.dense_now:
+        shares.append(f"{100 * found['overhead']:.2f} % {'after them ' if shares else ''}({allowed})")
+    cost = ", ".join([*shares, f"{budget.total + budget.dense_cost:.2g} s in all"])
     failed = f"; not all of it is recorded: {watch.writer.failure}" if watch.writer is not None and watch.writer.failed else ""
     return (
         f"normscope: {found['sampled_steps']} of {found['steps']} steps sampled, {found['losses_read']} losses and "
-        f"{found['gradients_read']} gradient norms read; overhead {cost}{dense}, "
+        f"{found['gradients_read']} gradient norms read; overhead {cost}, "
         f"set-up {found['setup_seconds']:.1f} s; findings: {len(watch.findings)}; {watch.run}{failed}"
     )

@@ -11,10 +11,11 @@ from typing import Any
 from normscope.core.errors import InputError
 
 GROWTH = 1.1
+BESIDE = 1.25  # what training loses over what the recorder times of itself: caches grow cold, memory is asked for anew
 
 
 class Budget:
-    """Keeps Σ cost ≤ share · (wall time since the first step), by waiting until the next sample fits.
+    """Keeps BESIDE · Σ cost ≤ share · (wall time since the first step), by waiting until the next sample fits.
 
     every: a fixed cadence instead. The first sample (reading the graph, first power iterations) is the set-up and counts apart.
     dense: so many steps at the beginning are all sampled; that counts apart, too. After them there is a sample at least whenever
@@ -92,7 +93,8 @@ class Budget:
         if self.every is not None and step - self.begun > self.dense:
             return step % self.every == 0
         number = step - self.begun
-        due = number <= self.dense or number >= self._latest or self.total + self.expected <= self.share * self.elapsed
+        affordable = BESIDE * (self.total + self.expected) <= self.share * self.elapsed
+        due = number <= self.dense or number >= self._latest or affordable
         if due and self.dense:
             self._latest = max(number * GROWTH, self.dense)
         return due

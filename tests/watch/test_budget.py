@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import normscope as ns
-from normscope._watch.budget import Budget
+from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.schedule import LEAD, OwnSchedule, SharedSchedule
 
 
@@ -41,8 +41,8 @@ def test_the_share_is_kept_and_used(share: float, step_time: float, cost: float)
     clock = Clock()
     budget = Budget(share, clock=clock)
     sampled = trained(budget, clock, 40_000, step_time, cost)
-    assert budget.overhead <= share
-    possible = min(40_000, share * budget.elapsed / cost)
+    assert budget.overhead <= share / BESIDE
+    possible = min(40_000, share / BESIDE * budget.elapsed / cost)
     assert len(sampled) >= 0.9 * possible - 1
     assert budget.setup == pytest.approx(10 * cost)
 
