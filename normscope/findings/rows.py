@@ -169,7 +169,8 @@ def _due(history: History, row: Row) -> bool:
 )  # fmt: skip
 def vanishing_gradient(at: At) -> Iterator[Hit]:
     """A layer whose gradient is ten million times smaller than another's does not learn at a learning rate that fits the other. If
-    every gradient is zero, training stands still: look for a rectifier whose units are all off, or for a saturated loss."""
+    every gradient is zero, training stands still: look for a rectifier whose units are all off, or for a saturated loss. The first
+    sample is not judged: branches that begin at 0 or nearly so (LoRA, ConvNeXt's layer scales) hold gradients back on purpose."""
     history, row = at
     norms = history.metric(row, "gradient_norm")
     finite = norms[np.isfinite(norms)]
@@ -180,7 +181,9 @@ def vanishing_gradient(at: At) -> Iterator[Hit]:
     if any(recent.values) and len(recent) >= FEWEST and not any(recent.values[-FEWEST:]):
         for index in np.flatnonzero(norms == 0):
             yield Hit(history.names[index], "every gradient is zero: training stands still", {"gradient_norm": 0.0})
-    for place in history.worst(norms < VANISHING * largest, norms):
+    begun = row["step"] != history.first_step
+    history.only(begun)
+    for place in history.worst(begun & (norms < VANISHING * largest), norms):
         yield Hit(history.names[place], f"its gradient is {norms[place]:.2g}, the largest layer's {largest:.2g}: it has vanished",
                   {"gradient_norm": float(norms[place]), "largest": largest})  # fmt: skip
 
