@@ -147,7 +147,8 @@ class CheckpointReport(Result):
         if self.blocks:
             tallest = max(self.blocks, key=lambda row: row.weights_spectral)
             where = tallest.block or "outside of blocks"
-            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:z.1f} ({where}, {tallest.matrices} matrices)")
+            count = f"{tallest.matrices} {'matrix' if tallest.matrices == 1 else 'matrices'}"
+            lines.append(f"largest ∏‖W‖ of a block: 10^{tallest.weights_spectral:z.1f} ({where}, {count})")
         return lines
 
 

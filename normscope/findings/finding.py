@@ -130,6 +130,11 @@ class Findings(Result, Sequence[Finding]):
         return iter(self.found)
 
     @property
+    def left_out(self) -> list[str]:
+        """What was not checked and why, a line per reason."""
+        return _by_reason(self.not_checked)
+
+    @property
     def worst(self) -> str | None:
         """The severity of the worst finding."""
         return min((finding.severity for finding in self.found), key=SEVERITIES.index, default=None)
@@ -200,17 +205,17 @@ class Findings(Result, Sequence[Finding]):
             parts.append(Text(f"nothing found by {len(self.checked)} checks: {in_ranges(self.checked)}"))
         else:
             parts.append(Text(f"{len(self.found)} found by {len(self.checked)} checks"))
-        parts += [Text(f"on the run, {in_ranges(rules)}: {basis}", "dim") for basis, rules in _alike(self.basis).items()]
-        parts += [Text(f"not checked: {in_ranges(rules)}: {reason}", "dim") for reason, rules in _alike(self.not_checked).items()]
+        parts += [Text(f"on the run, {line}", "dim") for line in _by_reason(self.basis)]
+        parts += [Text(f"not checked: {line}", "dim") for line in self.left_out]
         return Group(*parts)
 
 
-def _alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reason → the rules that have it."""
-    found: dict[str, list[str]] = {}
+def _by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """One line per reason, with the rules that have it."""
+    rules: dict[str, list[str]] = {}
     for rule, reason in reasons.items():
-        found.setdefault(reason, []).append(rule)
-    return found
+        rules.setdefault(reason, []).append(rule)
+    return [f"{in_ranges(alike)}: {reason}" for reason, alike in rules.items()]
 
 
 def in_ranges(rules: Sequence[str]) -> str:

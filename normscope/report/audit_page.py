@@ -246,9 +246,8 @@ def findings_table(findings: Findings) -> list[Child]:
     """What the doctor found, and what it could not look at."""
     rows = [[f.rule, f.severity, f.where or "the model", words(f.message), words(f.fix)] for f in findings]
     found = table(["rule", "severity", "where", "what", "what to do"], rows, f"{len(rows)} findings")
-    unchecked = [f"{rule}: {reason}" for rule, reason in findings.not_checked.items()]
     nothing = element("p", f"Nothing found by {len(findings.checked)} checks.")
-    return [found if rows else nothing, titled("Not checked", unchecked, "notes")]
+    return [found if rows else nothing, titled("Not checked", findings.left_out, "notes")]
 
 
 def certificate(audit: Audit) -> Markup:
