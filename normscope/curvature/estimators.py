@@ -18,6 +18,7 @@ from normscope.core.progress import Meter
 from normscope.curvature.lanczos import Krylov, Operator
 
 LEAST_SAMPLES = 4
+ROUNDED = 16.0  # roundings of a part that is exact but for them: all that is left where a sketch holds the whole range
 LARGEST_COMPLETE = 2000  # entries: beyond it a basis of the whole space is not made, however many products are allowed
 
 
@@ -53,7 +54,9 @@ def trace(operator: Operator, products: int, confidence: float, generator: torch
 
     sketch = torch.stack([image(operator.signs(generator)) for _ in range(third)])
     basis = torch.linalg.qr(sketch.mT).Q.mT  # (third, size)
-    exact = math.fsum(float(row @ image(row)) for row in basis)
+    images = [image(row) for row in basis]
+    exact = math.fsum(float(row @ turned) for row, turned in zip(basis, images, strict=True))
+    rounding = ROUNDED * torch.finfo(basis.dtype).eps * math.fsum(float(turned.norm()) for turned in images)
     samples: list[float] = []
     try:
         for _ in range(products - 2 * third):
@@ -63,7 +66,7 @@ def trace(operator: Operator, products: int, confidence: float, generator: torch
     except KeyboardInterrupt:
         if len(samples) < LEAST_SAMPLES:
             raise
-    return student_interval(samples, confidence, exact)
+    return student_interval(samples, confidence, exact, rounding)
 
 
 def _exact_trace(operator: Operator, confidence: float, progress: Meter) -> Estimate:
@@ -74,11 +77,11 @@ def _exact_trace(operator: Operator, confidence: float, progress: Meter) -> Esti
     return Estimate(math.fsum(total), math.fsum(total), math.fsum(total), confidence)
 
 
-def student_interval(samples: Sequence[float], confidence: float, offset: float = 0.0) -> Estimate:
-    """The mean of independent samples and Student's interval for it, moved by a known offset."""
+def student_interval(samples: Sequence[float], confidence: float, offset: float = 0.0, rounding: float = 0.0) -> Estimate:
+    """The mean of independent samples and Student's interval for it, moved by an offset that is known but for rounding."""
     middle = offset + float(np.mean(samples))
     quantile = float(student.ppf((1 + confidence) / 2, len(samples) - 1))
-    margin = quantile * float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    margin = quantile * float(np.std(samples, ddof=1)) / math.sqrt(len(samples)) + rounding
     return Estimate(middle, middle - margin, middle + margin, confidence)
 
 
