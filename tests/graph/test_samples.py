@@ -43,7 +43,7 @@ def written(x):
 
 
 def through_view(x):
-    y = x.clone()
+    y = x.clone(memory_format=torch.contiguous_format)
     for part in y.flatten(1).chunk(2, 1):
         part.tanh_()
     return y
@@ -110,6 +110,13 @@ def written_through_buffer(x):
     return x + memory
 
 
+def written_to_a_view_or_a_copy(x):
+    """Flattened, a transposed batch is a copy, and one sample a view: what is written is lost in a batch alone."""
+    y = x.transpose(0, 1).contiguous().transpose(0, 1)
+    y.flatten(1).tanh_()
+    return y
+
+
 def from_python(x):
     return x + x.new_tensor(x.flip(0).tolist())
 
@@ -118,6 +125,7 @@ MIXED = [
     written_to_next,
     written_flat,
     written_through_buffer,
+    written_to_a_view_or_a_copy,
     from_python,
     *(lambda x, k=k: x + x.roll(k, 0) for k in (1, 2, 3, 4)),
     *(lambda x, w=w: x + w * x.mean(0) for w in (1.0, 1e-3, 1e-6, 1e-9)),
