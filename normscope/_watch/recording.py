@@ -20,14 +20,14 @@ from normscope._watch.beginning import earlier, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
 from normscope._watch.completion import Completion, OnRow
-from normscope._watch.distributed import Processes
+from normscope._watch.distributed import TrainingProcesses
 from normscope._watch.every_step import EveryStep
 from normscope._watch.forward import is_compiled
 from normscope._watch.guard import Guard, warn
 from normscope._watch.layers import is_plain
 from normscope._watch.life import Life, ending
 from normscope._watch.pairing import listed
-from normscope._watch.preparation import Table, manifest
+from normscope._watch.preparation import LayerTable, manifest
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
 from normscope._watch.sampler import Sampler
@@ -77,7 +77,7 @@ class Watch:
         self.closed = False
         self._life: Life | None = None  # how it ended
         self.every: EveryStep | None = None
-        self.processes = Processes.here(self.model, run)
+        self.processes = TrainingProcesses.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
         self.sinks = Sinks(options.sinks, self.guard)
@@ -212,7 +212,7 @@ class Watch:
         self.sampler.stop()
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> LayerTable | None:
         """The layers, once the first batch has been seen."""
         return self.sampler.table
 

@@ -43,7 +43,7 @@ NEXT = """How to go on, layer by layer and with a model of yours:
 
 
 @dataclass(frozen=True)
-class Trained:
+class DemoNetwork:
     """One network of the demo: what it gets right on unseen digits, its audit, and how its training loss curves."""
 
     accuracy: float
@@ -67,7 +67,7 @@ def demo(
         from normscope.digits import digits
 
         learned, unseen = digits()
-        found: dict[str, Trained] = {}
+        found: dict[str, DemoNetwork] = {}
         for name, normalizer in NETWORKS.items():
             bar.update(task, description=f"training {name}")
             model = train(learned, normalizer, seed, epochs, runs / name, each_epoch=lambda: bar.advance(task))
@@ -75,7 +75,7 @@ def demo(
             images, generator = unseen[0], torch.Generator().manual_seed(seed)
             audit = ns.audit(model, images[:8], data=images, effort=EFFORT, generator=generator)
             bar.update(task, description=f"curvature of {name}")
-            found[name] = Trained(accuracy(model, unseen), audit, curvature(model, learned))
+            found[name] = DemoNetwork(accuracy(model, unseen), audit, curvature(model, learned))
             bar.advance(task)
         bar.update(task, description="writing the report")
         page = write_report(runs)
@@ -171,7 +171,7 @@ def write_report(runs: Path) -> Path:
     return page
 
 
-def render(found: Mapping[str, Trained], runs: Path, page: Path) -> RenderableType:
+def render(found: Mapping[str, DemoNetwork], runs: Path, page: Path) -> RenderableType:
     """The table, what its numbers say, and what to try next; fits 100 columns."""
     title = Text(f"A {DEPTH}-layer ReLU network, width {WIDTH}, trained on digits; the normalizer is the only difference\n")
     said = [Text(f"\n{sentence}") for sentence in sentences(found)]
@@ -185,7 +185,7 @@ def pictures(runs: Path, page: Path) -> str:
   normscope serve {runs}"""
 
 
-def table(found: Mapping[str, Trained]) -> Table:
+def table(found: Mapping[str, DemoNetwork]) -> Table:
     """One column per network, one row per number that a newcomer can read."""
     made = Table(box=None, pad_edge=False, padding=(0, 2), collapse_padding=True)
     made.add_column("")
@@ -206,7 +206,7 @@ def table(found: Mapping[str, Trained]) -> Table:
     return made
 
 
-def sentences(found: Mapping[str, Trained]) -> list[str]:
+def sentences(found: Mapping[str, DemoNetwork]) -> list[str]:
     """What the numbers say, in words that follow from them."""
     plain, batch, layer = (found[name].audit for name in NETWORKS)
     scores = ", ".join(f"{100 * trained.accuracy:.1f}% ({name})" for name, trained in found.items())
@@ -223,7 +223,7 @@ def sentences(found: Mapping[str, Trained]) -> list[str]:
     ]
 
 
-def _about_nearby(found: Mapping[str, Trained]) -> list[str]:
+def _about_nearby(found: Mapping[str, DemoNetwork]) -> list[str]:
     near = [(name, trained.audit) for name, trained in found.items() if trained.audit.local is not None]
     said = [
         f"{a.local.lower} ≤ L ≤ {a.local.upper} ({name}; over all inputs at most {power(a.bracket.proved.log10)})"
@@ -298,7 +298,7 @@ def effect(audit: Audit, key: str) -> str:
     return "changes nothing" if abs(value) < 0.05 else f"{'adds' if value > 0 else 'removes'} {power(abs(value))}"
 
 
-def as_json(found: Mapping[str, Trained], seed: int, epochs: int) -> str:
+def as_json(found: Mapping[str, DemoNetwork], seed: int, epochs: int) -> str:
     """The demo's numbers and its sentences as JSON text; each audit as `normscope audit --json` has it."""
     networks: dict[str, Any] = {
         name: {

@@ -17,8 +17,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from normscope.core.errors import InputError
+from normscope.curvature.matrices import CurvatureMatrix
 from normscope.curvature.objective import Objective
-from normscope.curvature.products import Matrix
 
 Named = dict[str, torch.Tensor]
 
@@ -28,10 +28,10 @@ BALANCED = 1e-12  # relative change of a vector at which balancing ends
 MOST_SWEEPS = 200
 
 
-class Quotient:
+class QuotientHessian:
     """P H P at one point of an orbit, with P v = v − Dᵀ(DDᵀ)⁺D v and D the tangents of the orbits."""
 
-    def __init__(self, matrix: Matrix, symmetries: Any) -> None:
+    def __init__(self, matrix: CurvatureMatrix, symmetries: Any) -> None:
         self.matrix, self.symmetries = matrix, symmetries
         self.size = matrix.size
         self.point = named_point(matrix.objective)
