@@ -122,8 +122,7 @@ class Watch:
         goes_on = options.resume or bool(options.start_step)
         before = earlier(self.run, self.processes, self.parameters, goes_on, options.overwrite)
         self._recorded_layers = before.layers
-        last = before.life.step or 0
-        self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
+        self.step_number = self.processes.agree((before.life.step or 0) if options.start_step is None else options.start_step)
         self.budget.begun = self._written = self.step_number
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
@@ -134,10 +133,8 @@ class Watch:
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
         if self._foreign:
-            self._event(
-                "note",
-                message=f"parameters whose tensor type runs code of its own, so they are not recorded: {listed(self._foreign)}",
-            )
+            what = "parameters whose tensor type runs code of its own, so they are not recorded"
+            self._event("note", message=f"{what}: {listed(self._foreign)}")
         if compiled:
             self.sampler.without_inputs("the model is compiled")
         self._handles = [
@@ -145,7 +142,7 @@ class Watch:
             self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
         ]
         atexit.register(self._left)
-        if self.options.probe is not None:
+        if options.probe is not None:
             self._event("note", message=PROBED)
         self.sampler.start()
 

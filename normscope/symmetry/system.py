@@ -50,8 +50,7 @@ class System:
     def _classes(self) -> np.ndarray:
         """The class of every unknown under the equalities; class 0 is zero."""
         edges = np.concatenate([np.zeros((2, 0), dtype=np.int64), *self._equal], 1).astype(np.int32)  # as older scipy wants them
-        graph = coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(self.count, self.count))
-        _, labels = connected_components(graph, directed=False)
+        labels = _connected(edges, self.count)
         swap = labels[self.ZERO]
         return np.where(labels == swap, 0, np.where(labels == 0, swap, labels))
 
@@ -99,21 +98,21 @@ def _without_zeros(rows: list[Row]) -> list[Row]:
 
 def _components(rows: list[Row]) -> Iterable[list[Row]]:
     """Rows that share unknowns, together."""
-    parent: dict[int, int] = {}
-
-    def root(unknown: int) -> int:
-        while parent.setdefault(unknown, unknown) != unknown:
-            parent[unknown] = unknown = parent[parent[unknown]]
-        return unknown
-
-    for row in rows:
-        first, *others = row
-        for other in others:
-            parent[root(other)] = root(first)
+    mentioned = {unknown: number for number, unknown in enumerate({unknown for row in rows for unknown in row}, len(rows))}
+    edges = [(place, mentioned[unknown]) for place, row in enumerate(rows) for unknown in row]
+    labels = _connected(np.array(edges, dtype=np.int32).reshape(-1, 2).T, len(rows) + len(mentioned))
     found: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[root(next(iter(row)))].append(row)
+    for row, label in zip(rows, labels.tolist(), strict=False):
+        found[label].append(row)
     return found.values()
+
+
+def _connected(edges: np.ndarray, count: int) -> np.ndarray:
+    """The component of each of `count` vertices, by its number; edges: (2, …)."""
+    labels: np.ndarray = connected_components(
+        coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(count, count)), directed=False
+    )[1]
+    return labels
 
 
 def _null_space(rows: list[Row]) -> list[Row]:
