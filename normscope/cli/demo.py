@@ -212,9 +212,9 @@ def sentences(found: Mapping[str, DemoNetwork]) -> list[str]:
     scores = ", ".join(f"{100 * trained.accuracy:.1f}% ({name})" for name, trained in found.items())
     return [
         f"Trained alike, the three are right on {scores} of the digits that they have not seen.",
-        f"No change of the input moves the plain network's output more than {power(plain.bracket.proved.log10)} times as far: "
-        f"that is proved. Two inputs were found that it moves apart {power(plain.bracket.lower.log10)} times as far, "
-        "so its Lipschitz constant lies between.",
+        f"Two outputs of the plain network are never more than {power(plain.bracket.proved.log10)} times as far apart as their "
+        f"inputs: that is proved. The search found two inputs that reach {power(plain.bracket.lower.log10)}, so the Lipschitz "
+        "constant lies between these numbers.",
         *_about_nearby(found),
         _about_batch_norm(plain, batch),
         _about_definitions(batch),

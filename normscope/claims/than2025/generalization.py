@@ -275,7 +275,7 @@ def sum_of_errors(optimization: Tensor, deviation: Tensor) -> Tensor:
 
 @claim("T-S-errors")
 def error_decomposition(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = sum_of_errors) -> Ruling:
-    """F(P, h_o) − F(P, h*) = [F(P, h_o) − F(D, h_o)] + [F(D, h_o) − F(D, h_o*)] + [F(D, h_o*) − F(D, h*)] + [F(D, h*) − F(P, h*)].
+    """F(P, h_o) − F(P, h⋆) = [F(P, h_o) − F(D, h_o)] + [F(D, h_o) − F(D, h_o⋆)] + [F(D, h_o⋆) − F(D, h⋆)] + [F(D, h⋆) − F(P, h⋆)].
 
     The third is at most 0. Random risks of finite families; reached by two models of risks (1, 0) and empirical risks (½, ½).
     """
