@@ -27,7 +27,9 @@ class Subscripts(Extension):
     """‖A‖_F and ε_set are mathematics: an underscore never emphasizes, as on GitHub it does not beside letters and bars."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        md.inlinePatterns.deregister("em_strong2")
+        md.inlinePatterns.deregister("em_strong2", strict=False)  # before Markdown 3.11
+        if (delimiters := getattr(md, "delimiters", None)) is not None:
+            delimiters.remove("_")
 
 
 def on_config(config: Any) -> Any:
