@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -300,6 +299,8 @@ def effect(audit: Audit, key: str) -> str:
 
 def as_json(found: Mapping[str, DemoNetwork], seed: int, epochs: int) -> str:
     """The demo's numbers and its sentences as JSON text; each audit as `normscope audit --json` has it."""
+    from normscope.core.codec import encode
+
     networks: dict[str, Any] = {
         name: {
             "accuracy": trained.accuracy,
@@ -312,4 +313,4 @@ def as_json(found: Mapping[str, DemoNetwork], seed: int, epochs: int) -> str:
     }
     setting = {"width": WIDTH, "depth": DEPTH, "epochs": epochs, "seed": seed}
     content = {"schema": SCHEMA, "setting": setting, "networks": networks, "reading": sentences(found)}
-    return json_text.dumps(content, indent=1, allow_nan=False)
+    return encode(content)
