@@ -177,11 +177,3 @@ def is_result(path: Path) -> bool:
     except InputError:
         return False
     return begins is not None and begins[1].decode(errors="replace") in SECTIONS
-
-
-def discover(root: Path) -> list[Discovered]:
-    """All that lies below `root`, in the order of names."""
-    found = Discovery(root)
-    while not found.known_once:
-        found.advance(60.0)
-    return sorted(found.places.values(), key=lambda place: place.id)

@@ -16,9 +16,17 @@ import pytest
 import normscope as ns
 from normscope.dashboard import catalogue as catalogues
 from normscope.dashboard.catalogue import Catalogue
-from normscope.dashboard.discovery import DEEPEST, discover
+from normscope.dashboard.discovery import DEEPEST, Discovered, Discovery
 from tests.dashboard.cards import NAMES, cards
 from tests.report.recordings import write_run
+
+
+def discover(root: Path) -> list[Discovered]:
+    """All that lies below `root`, in the order of names."""
+    found = Discovery(root)
+    while not found.known_once:
+        found.advance(60.0)
+    return sorted(found.places.values(), key=lambda place: place.id)
 
 
 def ids(root: Path) -> set[str]:
