@@ -16,8 +16,8 @@ import torch
 
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
+from normscope.geometry.families import scale_free_families
 from normscope.geometry.groups import Symmetries
-from normscope.geometry.scale_free import scale_free_families
 from normscope.geometry.sphere import distance, norm
 
 KINDS = ("sgd", "adam", "adamw")

@@ -13,7 +13,7 @@ from normscope.core.errors import InputError
 
 
 @dataclass(frozen=True)
-class TensorPart:
+class Part:
     """One tensor's share of every vector: vectors differ along `axes`, `block` consecutive indices at a time.
 
     order: the remaining axes as they lie in memory, so that a dense tensor becomes a matrix without a copy.
@@ -25,7 +25,7 @@ class TensorPart:
     order: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, axes: Sequence[int], block: int = 1) -> TensorPart:
+    def of(cls, tensor: torch.Tensor, axes: Sequence[int], block: int = 1) -> Part:
         shape, rank = tuple(tensor.shape), tensor.dim()
         if any(not -rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) != len(axes):
             raise InputError(f"axes {tuple(axes)} are not distinct axes of a tensor of shape {shape}")
@@ -67,12 +67,12 @@ class Vectors:
     torch.Size([3, 11])
     """
 
-    parts: tuple[TensorPart, ...]
+    parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], axes: Sequence[Sequence[int]], blocks: Sequence[int] | None = None) -> Vectors:
         blocks = [1] * len(tensors) if blocks is None else blocks
-        parts = tuple(TensorPart.of(*described) for described in zip(tensors, axes, blocks, strict=True))
+        parts = tuple(Part.of(*described) for described in zip(tensors, axes, blocks, strict=True))
         counts = {part.count for part in parts}
         if len(counts) != 1:
             raise InputError(f"tensors that share their vectors must have equally many of them, got {sorted(counts)}")

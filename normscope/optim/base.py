@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypedDict
 import torch
 
 from normscope.core.errors import InputError
-from normscope.geometry.scale_free import Family, Symmetries, scale_free_families
+from normscope.geometry.families import Family, Symmetries, scale_free_families
 from normscope.optim.family_rows import Rows
 from normscope.optim.first_example import FirstExample
 from normscope.optim.plain import States

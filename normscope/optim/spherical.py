@@ -18,7 +18,7 @@ from typing import Unpack
 
 import torch
 
-from normscope.geometry.scale_free import Family
+from normscope.geometry.families import Family
 from normscope.geometry.sphere import inner, norm
 from normscope.optim.base import Detection, Matrices, Parameters, ScaleFreeOptimizer, Settings
 from normscope.optim.family_rows import Rows

@@ -17,7 +17,7 @@ EXPANSION = 4
 T = TypeVar("T", "VisionTransformer", "NextToken")
 
 
-class SelfAttention(nn.Module):
+class Attention(nn.Module):
     """Multi-head attention of (batch, tokens, width); causal: a token sees those before it."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
@@ -51,7 +51,7 @@ class Branch(nn.Module):
 
 def block(width: int, heads: int, normalizer: str, causal: bool) -> nn.Sequential:
     """An attention branch, then an MLP branch."""
-    attention = SelfAttention(width, heads, causal)
+    attention = Attention(width, heads, causal)
     last = linear(EXPANSION * width, width)
     perceptron = nn.Sequential(linear(width, EXPANSION * width), nn.GELU(), last)
     return nn.Sequential(Branch(width, normalizer, attention, attention.out), Branch(width, normalizer, perceptron, last))
