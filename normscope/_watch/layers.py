@@ -38,7 +38,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class LayerRow:
+class WatchedLayer:
     """One row of the table.
 
     role: weight, normalizer, activation, block or attention. parameter: the weight, or a normalizer's γ. module, call: which call
@@ -67,7 +67,7 @@ class LayerRow:
         return asdict(self)
 
 
-Layer = LayerRow  # as tests/watch import it
+Layer = WatchedLayer  # as tests/watch import it
 
 
 @dataclass
@@ -125,16 +125,16 @@ def is_observable(module: nn.Module) -> bool:
     return isinstance(module, (*NORMALIZING, *ACTIVATING))
 
 
-def layer_table(model: nn.Module, seen: FirstForward, pairing: Pairing) -> list[LayerRow]:
+def layer_table(model: nn.Module, seen: FirstForward, pairing: Pairing) -> list[WatchedLayer]:
     """Rows in the order of calls; weights whose module is never called as such stand where the module order puts them."""
     modules = dict(model.named_modules())
     owners = _owners(model)
-    rows: list[LayerRow] = []
+    rows: list[WatchedLayer] = []
     for path, call in _in_order(list(modules), seen.calls):
         module = modules[path]
         for role, places in (("block", seen.blocks), ("attention", seen.attentions)):
             if (path, call) in places:
-                rows.append(LayerRow(f"{_numbered(path, call)}:{role}", type(module).__name__, role, path, call))
+                rows.append(WatchedLayer(f"{_numbered(path, call)}:{role}", type(module).__name__, role, path, call))
         if is_observable(module) or path in pairing.handwritten:
             rows.append(_observed(path, call, module, owners.get(path, []), pairing.handwritten.get(path)))
         elif call <= 1:
@@ -142,7 +142,7 @@ def layer_table(model: nn.Module, seen: FirstForward, pairing: Pairing) -> list[
     return [replace(row, normalizer=_called_next(row.normalizer, rows, place)) for place, row in enumerate(rows)]
 
 
-def _called_next(path: str | None, rows: Sequence[LayerRow], place: int) -> str | None:
+def _called_next(path: str | None, rows: Sequence[WatchedLayer], place: int) -> str | None:
     """The row of a normalizer that follows a place; of one that is called several times, the first call after it."""
     calls = [(index < place, index) for index, row in enumerate(rows) if row.role == "normalizer" and row.module == path]
     return rows[min(calls)[1]].name if calls else None
@@ -174,19 +174,21 @@ def _numbered(path: str, call: int) -> str:
     return path if call <= 1 else f"{path}#{call}"
 
 
-def _observed(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None) -> LayerRow:
+def _observed(
+    path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None
+) -> WatchedLayer:
     name = _numbered(path, call)
     if isinstance(module, ACTIVATING) or (known is not None and known.normalizer is None):
-        return LayerRow(name, type(module).__name__, "activation", path, max(call, 1))
+        return WatchedLayer(name, type(module).__name__, "activation", path, max(call, 1))
     gamma, shape = next(((n, tuple(p.shape)) for n, p in own if call <= 1 and n.rpartition(".")[2] == "weight"), (None, ()))
     epsilon = known.normalizer.epsilon if known is not None and known.normalizer is not None else vars(module).get("eps")
-    return LayerRow(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
+    return WatchedLayer(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
 
 
-def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], pairing: Pairing) -> list[LayerRow]:
+def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], pairing: Pairing) -> list[WatchedLayer]:
     matrices = [(name, parameter) for name, parameter in own if parameter.dim() >= 2]
     return [
-        LayerRow(
+        WatchedLayer(
             path if path and len(matrices) == 1 else name, type(module).__name__, "weight", path, call, name,
             tuple(parameter.shape),
             normalizer=pairing.followed_by.get(name), scale_free=pairing.scale_free.get(name),

@@ -17,7 +17,7 @@ from normscope._watch.backward import Routes
 from normscope._watch.budget import Budget
 from normscope._watch.distributed import ShardedSpectra, TrainingProcesses, placement
 from normscope._watch.following import FollowedPart
-from normscope._watch.layers import FirstForward, Handwritten, LayerRow, layer_table
+from normscope._watch.layers import FirstForward, Handwritten, WatchedLayer, layer_table
 from normscope._watch.life import Life
 from normscope._watch.motion import effective_power
 from normscope._watch.pairing import listed, pair
@@ -35,7 +35,7 @@ FOREIGN = "the optimizer holds none of the model's parameters, as that of anothe
 class LayerTable:
     """The layers of a run, the normalizers among them that are written by hand, and what a reader must know."""
 
-    layers: tuple[LayerRow, ...]
+    layers: tuple[WatchedLayer, ...]
     handwritten: Mapping[str, Handwritten]
     notes: tuple[str, ...]
 
@@ -115,14 +115,14 @@ def _holds_one(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.
     return any(id(parameter) in held for parameter in parameters.values())
 
 
-def _sharding(parameters: Mapping[str, torch.Tensor], layer: LayerRow) -> dict[str, Any]:
+def _sharding(parameters: Mapping[str, torch.Tensor], layer: WatchedLayer) -> dict[str, Any]:
     """The fields of a layer that say how its weight is cut."""
     cut = placement(parameters[layer.parameter]) if layer.parameter else None
     return {"sharded": cut is not None, "replicas": 1 if cut is None else cut.replicas}
 
 
 def sharded_spectra(
-    layers: Sequence[LayerRow], parameters: Mapping[str, torch.Tensor], processes: TrainingProcesses
+    layers: Sequence[WatchedLayer], parameters: Mapping[str, torch.Tensor], processes: TrainingProcesses
 ) -> tuple[ShardedSpectra | None, str]:
     """What computes the spectral norms of sharded weights, if there are any, and a note on those that it cannot."""
     sharded = {
