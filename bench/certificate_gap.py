@@ -33,7 +33,7 @@ from normscope.certify.lower import Space, quotient
 from normscope.certify.relays import STRIDES, cut_vertices, estimate
 from normscope.core.region import Ball
 from normscope.graph.graph import Graph
-from normscope.lab.datasets.catalog import load_data
+from normscope.lab.datasets.catalogue import load_data
 from normscope.lab.models.resnet18 import resnet18
 
 RADII = (1e-4, 1e-3, 1e-2)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from markdown import Markdown
+from markdown.extensions import Extension
 from mkdocs.structure.files import File
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
@@ -19,6 +21,20 @@ ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md")
 NOTEBOOKS = ROOT / "examples"
 LONGEST = 900  # seconds that a cell may take
+
+
+class Subscripts(Extension):
+    """‖A‖_F and ε_set are mathematics: an underscore never emphasizes, as on GitHub it does not beside letters and bars."""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.inlinePatterns.deregister("em_strong2", strict=False)  # before Markdown 3.11
+        if (delimiters := getattr(md, "delimiters", None)) is not None:
+            delimiters.remove("_")
+
+
+def on_config(config: Any) -> Any:
+    config.markdown_extensions.append(Subscripts())
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normscope.findings.catalogue import RULES
-from normscope.findings.table import GROUPS, Rule
+from normscope.findings.table import GROUPS, FindingRule
 
 INTRODUCTION = """\
 # Doctor
@@ -66,7 +66,7 @@ def documentation() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(check: Rule) -> str:
+def _section(check: FindingRule) -> str:
     needs = f" Needs: {', '.join(check.needs)}." if check.needs else ""
     title = f"### {check.id}: {check.title}"
     return f"{title}\n{check.severity.capitalize()}.{needs} {check.why}\n\n*Fix.* {check.fix}\n\n*Reference.* {check.reference}."

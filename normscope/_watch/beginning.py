@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from normscope._watch.directory import CHECKSUMS, EVENTS, MANIFEST, SEGMENTS, STATUS
-from normscope._watch.distributed import Processes
+from normscope._watch.distributed import TrainingProcesses
 from normscope._watch.following import FollowedPart
 from normscope._watch.preparation import Earlier, outline
 from normscope.core.errors import InputError
@@ -33,7 +33,7 @@ def numbered(run: str | Path, model: nn.Module) -> Path:
 
 
 def earlier(
-    run: Path, processes: Processes, parameters: Mapping[str, torch.Tensor], resume: bool, overwrite: bool
+    run: Path, processes: TrainingProcesses, parameters: Mapping[str, torch.Tensor], resume: bool, overwrite: bool
 ) -> Earlier:  # fmt: skip
     """What to go on from; refused where it was not asked for, or where the directory is another model's."""
     directory = processes.directory

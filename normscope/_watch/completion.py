@@ -11,7 +11,7 @@ from normscope._watch.budget import GROWTH
 from normscope._watch.columns import PRODUCTS
 from normscope._watch.distributed import ShardedSpectra
 from normscope._watch.guard import Guard
-from normscope._watch.preparation import Table
+from normscope._watch.preparation import LayerTable
 from normscope._watch.replicas import Replicas
 from normscope._watch.rows import products
 from normscope.findings.finding import Finding
@@ -25,7 +25,7 @@ class Completion:
     """Adds what needs other processes or other rows, looks for early warnings, and calls the user's own function."""
 
     def __init__(
-        self, table: Table, guard: Guard, said: Callable[[Finding], None], every: Chronicle, tell: Callable[..., None],
+        self, table: LayerTable, guard: Guard, said: Callable[[Finding], None], every: Chronicle, tell: Callable[..., None],
         spectra: ShardedSpectra | None, replicas: Replicas, on_row: OnRow | None,
     ) -> None:  # fmt: skip
         """every: judges every step. tell: writes an event."""

@@ -27,7 +27,7 @@ _watches = itertools.count()  # the same in every process, because each starts i
 
 
 @dataclass
-class Processes:
+class TrainingProcesses:
     """This process among those that train together.
 
     store: None where the others cannot be reached, or where there are none; problem: why. Waiting for others has a time limit, and
@@ -43,7 +43,7 @@ class Processes:
     agreed: bool = False  # on the first step
 
     @classmethod
-    def here(cls, model: nn.Module, run: Path) -> Processes:
+    def here(cls, model: nn.Module, run: Path) -> TrainingProcesses:
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
             return cls(run)
         rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -115,7 +115,7 @@ class ShardedSpectra:
     timeout there ends only this metric. Every sum carries the step's number: processes that disagree find out.
     """
 
-    def __init__(self, weights: Mapping[int, torch.Tensor], processes: Processes) -> None:
+    def __init__(self, weights: Mapping[int, torch.Tensor], processes: TrainingProcesses) -> None:
         self.weights, self.processes = weights, processes
         self.vectors = {row: first_vectors(weight, row).double() for row, weight in weights.items()}
         self.steps = FIRST_STEPS

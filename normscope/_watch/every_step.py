@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from normscope._watch.budget import Budget
-from normscope._watch.layers import Layer, is_plain
+from normscope._watch.layers import WatchedLayer, is_plain
 from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import local, norms
 from normscope.findings.finding import Finding
@@ -51,7 +51,7 @@ class EveryStep:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None],
+        self, layers: Sequence[WatchedLayer], rows: Sequence[Mapping[str, Any]], budget: Budget, said: Callable[[Finding], None],
         since: int = 0,
     ) -> None:  # fmt: skip
         self.chronicle = Chronicle(rows, STEP_RULES, since)

@@ -24,8 +24,8 @@ from normscope._watch.layers import (
     MULTIPLYING,
     NORMALIZING,
     PLAIN,
+    FirstForward,
     Handwritten,
-    Seen,
     is_observable,
     is_own_leaf,
 )
@@ -56,7 +56,7 @@ class ForwardView:
         self.model, self.look = model, look
         self.paths = {module: path for path, module in model.named_modules()}
         self.handwritten: Mapping[str, Handwritten] = {}
-        self.seen = Seen()
+        self.seen = FirstForward()
         self.inputs: dict[tuple[str, int], torch.Tensor] = {}
         self.blocks = BlockView(block_paths(model), look)
         self.attentions: dict[tuple[str, int], torch.Tensor] = {}
@@ -65,7 +65,7 @@ class ForwardView:
 
     def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
         """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
-        self.seen, self._spans = Seen(), spans
+        self.seen, self._spans = FirstForward(), spans
         self.forget()
         self._guarded, self._made, self._open = guarded, list[Call](), list[tuple[str, int, int]]()
         self._calls: Counter[str] = Counter()

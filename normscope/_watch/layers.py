@@ -38,7 +38,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Layer:
+class WatchedLayer:
     """One row of the table.
 
     role: weight, normalizer, activation, block or attention. parameter: the weight, or a normalizer's γ. module, call: which call
@@ -67,8 +67,11 @@ class Layer:
         return asdict(self)
 
 
+Layer = WatchedLayer  # as tests/watch import it
+
+
 @dataclass
-class Seen:
+class FirstForward:
     """What the first forward pass showed.
 
     calls: (module path, which call of it), in order. training: module path → whether it was in train mode. whole: whether the
@@ -122,16 +125,16 @@ def is_observable(module: nn.Module) -> bool:
     return isinstance(module, (*NORMALIZING, *ACTIVATING))
 
 
-def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
+def layer_table(model: nn.Module, seen: FirstForward, pairing: Pairing) -> list[WatchedLayer]:
     """Rows in the order of calls; weights whose module is never called as such stand where the module order puts them."""
     modules = dict(model.named_modules())
     owners = _owners(model)
-    rows: list[Layer] = []
+    rows: list[WatchedLayer] = []
     for path, call in _in_order(list(modules), seen.calls):
         module = modules[path]
         for role, places in (("block", seen.blocks), ("attention", seen.attentions)):
             if (path, call) in places:
-                rows.append(Layer(f"{_numbered(path, call)}:{role}", type(module).__name__, role, path, call))
+                rows.append(WatchedLayer(f"{_numbered(path, call)}:{role}", type(module).__name__, role, path, call))
         if is_observable(module) or path in pairing.handwritten:
             rows.append(_observed(path, call, module, owners.get(path, []), pairing.handwritten.get(path)))
         elif call <= 1:
@@ -139,7 +142,7 @@ def layer_table(model: nn.Module, seen: Seen, pairing: Pairing) -> list[Layer]:
     return [replace(row, normalizer=_called_next(row.normalizer, rows, place)) for place, row in enumerate(rows)]
 
 
-def _called_next(path: str | None, rows: Sequence[Layer], place: int) -> str | None:
+def _called_next(path: str | None, rows: Sequence[WatchedLayer], place: int) -> str | None:
     """The row of a normalizer that follows a place; of one that is called several times, the first call after it."""
     calls = [(index < place, index) for index, row in enumerate(rows) if row.role == "normalizer" and row.module == path]
     return rows[min(calls)[1]].name if calls else None
@@ -171,19 +174,21 @@ def _numbered(path: str, call: int) -> str:
     return path if call <= 1 else f"{path}#{call}"
 
 
-def _observed(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None) -> Layer:
+def _observed(
+    path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], known: Handwritten | None
+) -> WatchedLayer:
     name = _numbered(path, call)
     if isinstance(module, ACTIVATING) or (known is not None and known.normalizer is None):
-        return Layer(name, type(module).__name__, "activation", path, max(call, 1))
+        return WatchedLayer(name, type(module).__name__, "activation", path, max(call, 1))
     gamma, shape = next(((n, tuple(p.shape)) for n, p in own if call <= 1 and n.rpartition(".")[2] == "weight"), (None, ()))
     epsilon = known.normalizer.epsilon if known is not None and known.normalizer is not None else vars(module).get("eps")
-    return Layer(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
+    return WatchedLayer(name, type(module).__name__, "normalizer", path, max(call, 1), gamma, shape, epsilon=epsilon)
 
 
-def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], pairing: Pairing) -> list[Layer]:
+def _weights(path: str, call: int, module: nn.Module, own: list[tuple[str, torch.Tensor]], pairing: Pairing) -> list[WatchedLayer]:
     matrices = [(name, parameter) for name, parameter in own if parameter.dim() >= 2]
     return [
-        Layer(
+        WatchedLayer(
             path if path and len(matrices) == 1 else name, type(module).__name__, "weight", path, call, name,
             tuple(parameter.shape),
             normalizer=pairing.followed_by.get(name), scale_free=pairing.scale_free.get(name),

@@ -30,7 +30,7 @@ MISPLACED = "a record batch is not laid out as its schema says"
 
 
 @dataclass(frozen=True)
-class Layout:
+class MessageLayout:
     """header, size: bytes of the message before its body and in all. buffers: (start in the message, bytes)."""
 
     rows: int
@@ -40,7 +40,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPlace:
     """A column within every batch of a schema: which of the buffers holds its numbers, and how many a row has of what type."""
 
     buffer: int
@@ -92,7 +92,7 @@ def _read_field(data: bytes, field: int, listed: bool = False) -> pa.Field:
     return pa.field(name, NUMBERS[numbers], nullable)
 
 
-def batch_layout(header: bytes) -> Layout:
+def batch_layout(header: bytes) -> MessageLayout:
     """Of a record batch whose prefix and metadata are `header` (Message.fbs and its RecordBatch, read as flatbuffers)."""
     metadata = header[PREFIX:]
     try:
@@ -112,28 +112,28 @@ def batch_layout(header: bytes) -> Layout:
         end = start + length
     if rows < 0 or end > size:
         raise InputError(MISPLACED)
-    return Layout(rows, len(header), size, buffers)
+    return MessageLayout(rows, len(header), size, buffers)
 
 
-def places(schema: pa.Schema) -> dict[str, Place]:
+def places(schema: pa.Schema) -> dict[str, ColumnPlace]:
     """Where each column of a run lies: plain numbers, and lists of a fixed number of them."""
-    found: dict[str, Place] = {}
+    found: dict[str, ColumnPlace] = {}
     buffer = 0
     for field in schema:
         listed = pa.types.is_fixed_size_list(field.type)
         numbers = field.type.value_type if listed else field.type
         buffer += 2 if listed else 1  # past the validity bitmaps
-        found[field.name] = Place(buffer, field.type.list_size if listed else 1, DTYPES[numbers])
+        found[field.name] = ColumnPlace(buffer, field.type.list_size if listed else 1, DTYPES[numbers])
         buffer += 1
     return found
 
 
-def most_header(columns: Iterable[Place]) -> int:
+def most_header(columns: Iterable[ColumnPlace]) -> int:
     """Bytes of metadata that a batch of these columns can have: 16 per buffer and per field (fewer), and some more."""
     return 1024 + 32 * (1 + max((place.buffer for place in columns), default=0))
 
 
-def check_batch(layout: Layout, columns: Sequence[Place]) -> None:
+def check_batch(layout: MessageLayout, columns: Sequence[ColumnPlace]) -> None:
     """Every column holds as many numbers as there are rows."""
     for place in columns:
         if place.buffer >= len(layout.buffers) or layout.buffers[place.buffer][1] < layout.rows * place.row_bytes:

@@ -21,8 +21,8 @@ from normscope._watch.growing import Grown
 from normscope._watch.layout import (
     MISPLACED,
     PREFIX,
-    Layout,
-    Place,
+    ColumnPlace,
+    MessageLayout,
     batch_layout,
     check_batch,
     metadata_size,
@@ -45,11 +45,11 @@ CUT = "cut off at the end"
 
 
 @dataclass
-class Block:
+class MessageBlock:
     """Messages one after another with the same header, hence with the same layout."""
 
     start: int
-    layout: Layout
+    layout: MessageLayout
     messages: int = 0
 
     @property
@@ -72,8 +72,8 @@ class Stream(Grown):
         super().forget()
         self.checksums.forget()
         self.schema: pa.Schema | None = None
-        self.places: dict[str, Place] = {}
-        self.blocks: list[Block] = []
+        self.places: dict[str, ColumnPlace] = {}
+        self.blocks: list[MessageBlock] = []
         self.rows = self.unchecked = 0
         self.skipped: list[Damage] = []
         self._tail: Damage | None = None  # damage after which no message was found yet
@@ -82,7 +82,7 @@ class Stream(Grown):
             0  # size that was searched, where to go on, first message that was not all there
         )
         self._searchable, self._triable = MOST_SEARCHED, MOST_TRIED
-        self._known: tuple[bytes, Layout] | None = None
+        self._known: tuple[bytes, MessageLayout] | None = None
 
     @property
     def damage(self) -> list[Damage]:
@@ -203,7 +203,7 @@ class Stream(Grown):
         self._searched, self._next, self._begun = size, self._begun or size - PREFIX, 0
         return None
 
-    def _layout(self, header: bytes) -> Layout:
+    def _layout(self, header: bytes) -> MessageLayout:
         if self._known is None or self._known[0] != header:
             layout = batch_layout(header)
             check_batch(layout, list(self.places.values()))
@@ -220,7 +220,7 @@ class Stream(Grown):
             if layout.size != size:
                 raise InputError("a message is not as long as its checksum says")
             if not self.blocks or self.blocks[-1].layout != layout or self.blocks[-1].end != start:
-                self.blocks.append(Block(start, layout))
+                self.blocks.append(MessageBlock(start, layout))
             self.blocks[-1].messages += 1
             rows = layout.rows
         self.rows += rows
@@ -264,7 +264,7 @@ class Stream(Grown):
         guessed = round(size / usual.size) * usual.rows if usual is not None and self.offset else 0
         return Damage(self.path.name, self.offset, size, guessed if rows is None else rows, rows is not None, why)
 
-    def messages(self, first: int) -> Iterator[tuple[int, int, Layout]]:
+    def messages(self, first: int) -> Iterator[tuple[int, int, MessageLayout]]:
         """(row, place in the file, layout) of every message from the one that begins with row `first`."""
         row = 0
         for block in self.blocks:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from normscope._watch.backward import Routes
-from normscope._watch.layers import Handwritten, Pairing, Seen, is_observable, weight_names
+from normscope._watch.layers import FirstForward, Handwritten, Pairing, is_observable, weight_names
 from normscope.graph.graph import Graph, Node
 from normscope.rules.normalizers import completed
 from normscope.rules.readings import Activation
@@ -20,7 +20,7 @@ LISTED = 8  # names in a note
 ADVICE = "pass ns.watch(model, optimizer, …, symmetries=ns.symmetries(model, example)), made before training"
 
 
-def pair(model: nn.Module, seen: Seen, routes: Routes | None, report: SymmetryReport | None = None) -> Pairing:
+def pair(model: nn.Module, seen: FirstForward, routes: Routes | None, report: SymmetryReport | None = None) -> Pairing:
     """What `ns.symmetries` says in a report, or what the modules prove by themselves, of weights that the loss sees as it does.
 
     Both know what the model returns, not the loss. routes: how the loss depends on the weights, None if no backward pass was read.

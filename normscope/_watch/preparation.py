@@ -15,9 +15,9 @@ from torch import nn
 
 from normscope._watch.backward import Routes
 from normscope._watch.budget import Budget
-from normscope._watch.distributed import Processes, ShardedSpectra, placement
+from normscope._watch.distributed import ShardedSpectra, TrainingProcesses, placement
 from normscope._watch.following import FollowedPart
-from normscope._watch.layers import Handwritten, Layer, Seen, layer_table
+from normscope._watch.layers import FirstForward, Handwritten, WatchedLayer, layer_table
 from normscope._watch.life import Life
 from normscope._watch.motion import effective_power
 from normscope._watch.pairing import listed, pair
@@ -32,10 +32,10 @@ FOREIGN = "the optimizer holds none of the model's parameters, as that of anothe
 
 
 @dataclass(frozen=True)
-class Table:
+class LayerTable:
     """The layers of a run, the normalizers among them that are written by hand, and what a reader must know."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[WatchedLayer, ...]
     handwritten: Mapping[str, Handwritten]
     notes: tuple[str, ...]
 
@@ -48,7 +48,7 @@ class Table:
     def names(self) -> list[str]:
         return [plain(layer.name) for layer in self.layers]
 
-    def as_recorded(self, names: Sequence[str], run: Path) -> Table:
+    def as_recorded(self, names: Sequence[str], run: Path) -> LayerTable:
         """The table of a run that goes on: with the layers that it has on record, in their order, and no others."""
         if not names or list(names) == self.names:
             return self
@@ -93,11 +93,11 @@ def make_table(
     model: nn.Module,
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
-    seen: Seen,
+    seen: FirstForward,
     routes: Routes | None = None,
     report: SymmetryReport | None = None,
     wanted: str | None = None,
-) -> Table:
+) -> LayerTable:
     """The layers whose name matches `wanted`, as the first batch met them."""
     if not seen.whole:  # without a call of the whole model, calls of several passes cannot be told apart
         seen = replace(seen, calls=[(path, call) for path, call in seen.calls if call == 1])
@@ -107,7 +107,7 @@ def make_table(
     layers = tuple(replace(layer, effective_power=power, **_sharding(parameters, layer)) for layer in chosen)
     unknown = f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"
     notes = [*pairing.notes, "" if power else unknown, "" if _holds_one(optimizer, parameters) else FOREIGN]
-    return Table(layers, pairing.handwritten, tuple(filter(None, notes)))
+    return LayerTable(layers, pairing.handwritten, tuple(filter(None, notes)))
 
 
 def _holds_one(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> bool:
@@ -115,14 +115,14 @@ def _holds_one(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.
     return any(id(parameter) in held for parameter in parameters.values())
 
 
-def _sharding(parameters: Mapping[str, torch.Tensor], layer: Layer) -> dict[str, Any]:
+def _sharding(parameters: Mapping[str, torch.Tensor], layer: WatchedLayer) -> dict[str, Any]:
     """The fields of a layer that say how its weight is cut."""
     cut = placement(parameters[layer.parameter]) if layer.parameter else None
     return {"sharded": cut is not None, "replicas": 1 if cut is None else cut.replicas}
 
 
 def sharded_spectra(
-    layers: Sequence[Layer], parameters: Mapping[str, torch.Tensor], processes: Processes
+    layers: Sequence[WatchedLayer], parameters: Mapping[str, torch.Tensor], processes: TrainingProcesses
 ) -> tuple[ShardedSpectra | None, str]:
     """What computes the spectral norms of sharded weights, if there are any, and a note on those that it cannot."""
     sharded = {
@@ -140,8 +140,8 @@ def manifest(
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     budget: Budget,
-    processes: Processes,
-    table: Table,
+    processes: TrainingProcesses,
+    table: LayerTable,
     probed: bool = False,
 ) -> dict[str, Any]:
     """What manifest.json says of a run: the model, its optimizer, the cadence, the versions and the layers."""

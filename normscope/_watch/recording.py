@@ -20,14 +20,14 @@ from normscope._watch.beginning import earlier, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
 from normscope._watch.completion import Completion, OnRow
-from normscope._watch.distributed import Processes
+from normscope._watch.distributed import TrainingProcesses
 from normscope._watch.every_step import EveryStep
 from normscope._watch.forward import is_compiled
 from normscope._watch.guard import Guard, warn
 from normscope._watch.layers import is_plain
 from normscope._watch.life import Life, ending
 from normscope._watch.pairing import listed
-from normscope._watch.preparation import Table, manifest
+from normscope._watch.preparation import LayerTable, manifest
 from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction
 from normscope._watch.sampler import Sampler
@@ -77,7 +77,7 @@ class Watch:
         self.closed = False
         self._life: Life | None = None  # how it ended
         self.every: EveryStep | None = None
-        self.processes = Processes.here(self.model, run)
+        self.processes = TrainingProcesses.here(self.model, run)
         self.guard = Guard(self._event, self._stop)
         self.reaction = Reaction(self.guard)
         self.sinks = Sinks(options.sinks, self.guard)
@@ -122,8 +122,7 @@ class Watch:
         goes_on = options.resume or bool(options.start_step)
         before = earlier(self.run, self.processes, self.parameters, goes_on, options.overwrite)
         self._recorded_layers = before.layers
-        last = before.life.step or 0
-        self.step_number = self.processes.agree(last if self.options.start_step is None else self.options.start_step)
+        self.step_number = self.processes.agree((before.life.step or 0) if options.start_step is None else options.start_step)
         self.budget.begun = self._written = self.step_number
         self.schedule = self.processes.schedule(self.budget)
         self.budget.elsewhere = lambda: writer.cost
@@ -134,10 +133,8 @@ class Watch:
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
         if self._foreign:
-            self._event(
-                "note",
-                message=f"parameters whose tensor type runs code of its own, so they are not recorded: {listed(self._foreign)}",
-            )
+            what = "parameters whose tensor type runs code of its own, so they are not recorded"
+            self._event("note", message=f"{what}: {listed(self._foreign)}")
         if compiled:
             self.sampler.without_inputs("the model is compiled")
         self._handles = [
@@ -145,7 +142,7 @@ class Watch:
             self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
         ]
         atexit.register(self._left)
-        if self.options.probe is not None:
+        if options.probe is not None:
             self._event("note", message=PROBED)
         self.sampler.start()
 
@@ -212,7 +209,7 @@ class Watch:
         self.sampler.stop()
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> LayerTable | None:
         """The layers, once the first batch has been seen."""
         return self.sampler.table
 

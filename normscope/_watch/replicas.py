@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normscope._watch.distributed import Processes, placement
+from normscope._watch.distributed import TrainingProcesses, placement
 from normscope._watch.layers import NORMALIZING
 from normscope._watch.weights import local
 
@@ -28,7 +28,7 @@ BUFFERS = ("running_mean", "running_var")
 class Replicas:
     """tensors: by name, in the same order on every rank."""
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, torch.Tensor], processes: Processes) -> None:
+    def __init__(self, model: nn.Module, parameters: Mapping[str, torch.Tensor], processes: TrainingProcesses) -> None:
         self.processes = processes
         self.tensors = {}
         for path, module in model.named_modules() if processes.store is not None else ():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from normscope._watch.columns import ATTENTION_METRICS, BLOCK_METRICS, INPUT_METRICS, METRICS, MOVED_METRICS, PRODUCTS
-from normscope._watch.layers import Layer
+from normscope._watch.layers import WatchedLayer
 from normscope._watch.motion import derived, effective_learning_rate
 from normscope._watch.stepping import StepView
 
@@ -16,7 +16,7 @@ SEEN = {"block": BLOCK_METRICS, "attention": ATTENTION_METRICS}  # what is measu
 
 
 def assemble(
-    layers: Sequence[Layer], view: StepView, fetched: Mapping[Any, np.ndarray], gradient_names: Sequence[str]
+    layers: Sequence[WatchedLayer], view: StepView, fetched: Mapping[Any, np.ndarray], gradient_names: Sequence[str]
 ) -> dict[str, Any]:
     """Every list column of a row, NaN where a metric does not apply or was not seen, and the scalars that follow from them."""
     row: dict[str, Any] = {name: np.full(len(layers), np.nan) for name in METRICS}
@@ -58,7 +58,9 @@ def assemble(
     return row
 
 
-def _add_gradients(row: dict[str, Any], layers: Sequence[Layer], fetched: Mapping[Any, np.ndarray], names: Sequence[str]) -> None:
+def _add_gradients(
+    row: dict[str, Any], layers: Sequence[WatchedLayer], fetched: Mapping[Any, np.ndarray], names: Sequence[str]
+) -> None:
     scale = float(fetched.get("loss_scale", np.array(1.0)))
     row["loss_scale"] = scale
     if "total_gradient_norm" in fetched:
@@ -72,7 +74,9 @@ def _add_gradients(row: dict[str, Any], layers: Sequence[Layer], fetched: Mappin
             row["gradient_seen"][index] = True
 
 
-def _add_effective_rates(row: dict[str, Any], layers: Sequence[Layer], rows: np.ndarray, fetched: Mapping[Any, np.ndarray]) -> None:
+def _add_effective_rates(
+    row: dict[str, Any], layers: Sequence[WatchedLayer], rows: np.ndarray, fetched: Mapping[Any, np.ndarray]
+) -> None:
     if "rates" not in fetched:
         return
     row["learning_rate"] = float(fetched["learning_rate"][0])
@@ -87,7 +91,7 @@ def _add_effective_rates(row: dict[str, Any], layers: Sequence[Layer], rows: np.
         row["effective_lr_spread"] = float(known.max() / known.min())
 
 
-def products(row: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, float]:
+def products(row: Mapping[str, Any], layers: Sequence[WatchedLayer]) -> dict[str, float]:
     """log10 of the product over depth: of the weights that multiply, and of every normalizer; 0 where there are none."""
     found = {}
     with np.errstate(all="ignore"):

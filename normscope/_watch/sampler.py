@@ -12,13 +12,13 @@ from torch.nn.parameter import is_lazy
 
 from normscope._watch.backward import Routes, Spans, roots_of_this_pass, routes
 from normscope._watch.budget import Budget
-from normscope._watch.distributed import Processes, ShardedSpectra, placement
+from normscope._watch.distributed import ShardedSpectra, TrainingProcesses, placement
 from normscope._watch.forward import ForwardView
 from normscope._watch.gradients import GradientView, active_scaler
 from normscope._watch.guard import Guard
 from normscope._watch.layers import weight_names
 from normscope._watch.pairing import listed
-from normscope._watch.preparation import Table, make_table, sharded_spectra
+from normscope._watch.preparation import LayerTable, make_table, sharded_spectra
 from normscope._watch.replicas import Replicas
 from normscope._watch.rows import assemble
 from normscope._watch.stepping import StepView
@@ -40,7 +40,7 @@ class Sampler:
         model: nn.Module,
         parameters: Parameters,
         optimizer: torch.optim.Optimizer,
-        processes: Processes,
+        processes: TrainingProcesses,
         guard: Guard,
         budget: Budget,
         note: Callable[[str], None],
@@ -48,7 +48,7 @@ class Sampler:
         self.model, self.parameters, self.optimizer, self.processes = model, parameters, optimizer, processes
         self.guard, self.budget, self.note = guard, budget, note
         self.active = self.compiled = False
-        self.table: Table | None = None
+        self.table: LayerTable | None = None
         self.spectra: ShardedSpectra | None = None
         self.forward = ForwardView(model, self.look)
         self.gradients = GradientView(parameters, lambda f, *a: self.look("gradients", f, *a), self._backward_began)
@@ -97,7 +97,7 @@ class Sampler:
             names |= {key: name for key, (name, _) in seen.parameters.items()}
             self._routes.append(routes(roots, names, weight_names(self.model), seen.spans))
 
-    def layers(self, report: SymmetryReport | None, wanted: str | None) -> Table:
+    def layers(self, report: SymmetryReport | None, wanted: str | None) -> LayerTable:
         """As the first sample met them. report, wanted: as in `watch`."""
         seen = self.forward.seen
         seen.blocks, seen.attentions = set(self.forward.blocks.measured), set(self.forward.attentions)
@@ -106,7 +106,7 @@ class Sampler:
         seen.spans, seen.parameters = Spans(), {}
         return table
 
-    def settle(self, table: Table) -> str:
+    def settle(self, table: LayerTable) -> str:
         """From now on these layers are looked at; what of them cannot be is returned in words."""
         self.spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
         self.view = StepView(self.parameters, self.optimizer, table.layers, self.look)

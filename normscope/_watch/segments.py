@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from normscope._watch.directory import opened, read_at
-from normscope._watch.layout import DTYPES, Place
+from normscope._watch.layout import DTYPES, ColumnPlace
 from normscope._watch.messages import Stream
 from normscope.core.errors import InputError
 
@@ -43,7 +43,7 @@ class ColumnCache:
         self._columns: OrderedDict[tuple[Path, str], Column] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path, name: str, place: Place) -> Column:
+    def get(self, path: Path, name: str, place: ColumnPlace) -> Column:
         """The column, empty if it is new."""
         with self._lock:
             column = self._columns.setdefault((path, name), Column(np.empty((0, place.width), place.dtype)))
@@ -90,7 +90,7 @@ class FollowedSegment(Stream):
             values = self._cached(self.cache, name, place)[first:]
         return values if _listed(self.schema, name) else values[:, 0]
 
-    def _cached(self, cache: ColumnCache, name: str, place: Place) -> np.ndarray:
+    def _cached(self, cache: ColumnCache, name: str, place: ColumnPlace) -> np.ndarray:
         if self.rows * place.row_bytes > cache.limit:
             gigabytes = self.rows * place.row_bytes / 2**30
             raise InputError(f"{name} of this run has {gigabytes:.1f} GB, too much to show: read it with ns.load_run")
@@ -101,7 +101,7 @@ class FollowedSegment(Stream):
             cache.trim()
         return column.room[: self.rows]
 
-    def _fill(self, values: np.ndarray, first: int, place: Place) -> None:
+    def _fill(self, values: np.ndarray, first: int, place: ColumnPlace) -> None:
         """Read the rows from `first` on, which begins a message."""
         room = values.data.cast("B") if values.size else memoryview(bytearray())  # without layers there is nothing to cast
         with opened(self.path) as (file, _):
@@ -112,7 +112,7 @@ class FollowedSegment(Stream):
                     raise InputError(f"{self.path.name} was truncated while it was read: reload")
                 wanted[:] = content
 
-    def lists(self) -> list[Place]:
+    def lists(self) -> list[ColumnPlace]:
         """Where the columns are that have a value for each layer."""
         return [place for name, place in self.places.items() if _listed(self.schema, name)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normscope._watch.layers import Layer
+from normscope._watch.layers import WatchedLayer
 from normscope._watch.motion import equilibrium_factor, group_rate
 from normscope._watch.transfer import Transfer
 from normscope._watch.unrecorded import unrecorded
@@ -25,7 +25,7 @@ class StepView:
         self,
         parameters: Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer,
-        layers: Sequence[Layer],
+        layers: Sequence[WatchedLayer],
         look: Callable[..., None],
     ) -> None:
         self.optimizer, self.look = optimizer, look
@@ -122,7 +122,7 @@ def _rms_to_max(weight: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(matrix, dim=1, dtype=dtype).amax() * matrix.shape[1] ** 0.5
 
 
-def has_spectral_norm(layer: Layer) -> bool:
+def has_spectral_norm(layer: WatchedLayer) -> bool:
     """Weights that multiply; an embedding is a table, and γ is a diagonal."""
     return layer.role == "weight" and layer.kind not in ("Embedding", "EmbeddingBag")
 

@@ -10,7 +10,7 @@ import torch
 
 from normscope.bounds.losses import Loss
 from normscope.bounds.partition import Cells
-from normscope.bounds.sample import Seen
+from normscope.bounds.sample import ObservedBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Locator:
     outputs: torch.Tensor  # (count, classes): the model at the centres
     held_out: torch.Tensor  # (count,): mean distance of the held-out points of a cell from its centre, 0 where there are none
 
-    def __call__(self, seen: Seen) -> Mapping[str, torch.Tensor]:
+    def __call__(self, seen: ObservedBatch) -> Mapping[str, torch.Tensor]:
         cell, distance = self.cells.locate(seen.points)
         inside = cell < self.cells.count
         ratio = torch.zeros_like(distance)

@@ -79,7 +79,7 @@ class Environment:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Result):
+class FamilyComparison(Result):
     """How well each bound and measure ranks the members of a family by their true gap.
 
     Two numbers agree on a pair of models if they order it alike: +1, −1 if they do not, 0 if one of them sees no difference.
@@ -162,7 +162,7 @@ class Comparison(Result):
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Comparison:
+    def from_dict(cls, content: Mapping[str, Any]) -> FamilyComparison:
         """The comparison that `to_dict` described; hyperparameters are text."""
         members = []
         for member in content["members"]:
@@ -247,7 +247,7 @@ def compare(
     seed: int = 0,
     progress: Progress = None,
     **options: Any,
-) -> Comparison:
+) -> FamilyComparison:
     """Every bound and measure of every model of a family, scored against the true gaps F(H, h) − F(D, h).
 
     >>> data = torch.randn(40, 3), torch.randint(2, (40,))
@@ -278,7 +278,7 @@ def compare(
             )  # fmt: skip
             members.append(_member(trained.hyperparameters, setting, found))
             bar.advance()
-    return Comparison(tuple(members), chosen.name)
+    return FamilyComparison(tuple(members), chosen.name)
 
 
 def _member(hyperparameters: Setup, setting: Setting, bounds: Iterable[Bound]) -> Member:

@@ -35,7 +35,7 @@ TOLERANCE = 1e-6  # relative, in float64: what ε and deep stacks may make of ro
 Maps = (nn.Linear, nn.modules.conv._ConvNd)
 
 
-class Scale(nn.Module):
+class ChannelScale(nn.Module):
     """s ⊙ x + t, one s and one t per channel."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
@@ -149,13 +149,13 @@ def _fold(model: nn.Module, path: str, node: Node, before: Node) -> None:
     _replace(model, path, nn.Identity())
 
 
-def _scale_of(module: _NormBase) -> Scale:
+def _scale_of(module: _NormBase) -> ChannelScale:
     assert module.running_mean is not None and module.running_var is not None
     scale = (module.running_var + module.eps).rsqrt()
     if module.weight is not None:
         scale = scale * module.weight.detach()
     shift = -scale * module.running_mean
-    return Scale(scale.clone(), (shift if module.bias is None else shift + module.bias.detach()).clone())
+    return ChannelScale(scale.clone(), (shift if module.bias is None else shift + module.bias.detach()).clone())
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -16,7 +16,7 @@ from normscope.bounds.bound import RANDOMIZED, STATUSES, Bound
 from normscope.bounds.losses import Loss, loss_of
 from normscope.bounds.partition import Choice
 from normscope.bounds.setting import BATCH_SIZE, Setting
-from normscope.bounds.table import Entry, NotApplicable
+from normscope.bounds.table import BoundEntry, NotApplicable
 from normscope.bounds.theorems import TABLE
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
@@ -168,7 +168,7 @@ def generalization(
     return Guarantees(tuple(ordered), setting.train.risk, setting.train.size, delta, missing)
 
 
-def _chosen(select: Sequence[str] | None) -> dict[str, Entry]:
+def _chosen(select: Sequence[str] | None) -> dict[str, BoundEntry]:
     unknown = [name for name in select or () if name not in TABLE]
     if unknown:
         raise InputError(f"no bound {unknown[0]!r}: choose from {'; '.join(TABLE)}")

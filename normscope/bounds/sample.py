@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normscope.bounds.checkpoint import Checkpoint, joined
 from normscope.bounds.losses import Loss, check_classes, is_labels, margins
+from normscope.bounds.saved_columns import SavedColumns, joined
 from normscope.bounds.table import NotApplicable
 from normscope.core.data import Call
 from normscope.core.errors import InputError
@@ -21,7 +21,7 @@ from normscope.curvature.batches import Batch, Batches
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedBatch:
     """One batch with what the model and the loss make of it."""
 
     points: torch.Tensor  # (samples, d): all real inputs of a sample in one row
@@ -30,7 +30,7 @@ class Seen:
     losses: torch.Tensor
 
 
-Probe = Callable[[Seen], Mapping[str, torch.Tensor]]  # further columns, one value per sample each
+Probe = Callable[[ObservedBatch], Mapping[str, torch.Tensor]]  # further columns, one value per sample each
 
 
 class Sample:
@@ -49,7 +49,7 @@ class Sample:
         slopes: bool = False,
         probes: Sequence[Probe] = (),
         progress: Progress = None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: SavedColumns | None = None,
         expected: int = 0,
     ) -> None:
         self.batches, self.model, self.loss, self.what = batches, model, loss, what
@@ -140,7 +140,7 @@ class Sample:
             check_classes(outputs, target)
             columns |= {"label": target, "margin": margins(outputs.double(), target)}
         for probe in self.probes:
-            columns |= probe(Seen(points, outputs, target, losses))
+            columns |= probe(ObservedBatch(points, outputs, target, losses))
         return columns
 
 

@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from normscope.bounds.bound import CERTIFIED, GAP, Bound, Part
 from normscope.bounds.cellwise import Cellwise, Locator
-from normscope.bounds.checkpoint import Checkpoint
 from normscope.bounds.folding import as_double, canonical_form, folded
 from normscope.bounds.hypothesis import check_hypothesis
 from normscope.bounds.losses import Loss, is_labels
 from normscope.bounds.network import Network, network
 from normscope.bounds.partition import Cells, Choice, expanded, partitions
 from normscope.bounds.sample import Sample, flat, run
+from normscope.bounds.saved_columns import SavedColumns
 from normscope.bounds.table import NotApplicable
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.known import Known
@@ -98,7 +98,7 @@ class Setting:
             slopes=bool(locators),
             probes=locators,
             progress=self.progress,
-            checkpoint=None if self.checkpoint is None else Checkpoint(self.checkpoint, self._key(locators)),
+            checkpoint=None if self.checkpoint is None else SavedColumns(self.checkpoint, self._key(locators)),
             expected=_length(self._data),
         )
 

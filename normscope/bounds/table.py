@@ -16,14 +16,14 @@ Source = Callable[["Setting"], Iterable[Bound]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class BoundEntry:
     """A function that gives bounds; cellwise: it sums over cells, so the pass over the sample looks at them."""
 
     source: Source
     cellwise: bool = False
 
 
-TABLE: dict[str, Entry] = {}
+TABLE: dict[str, BoundEntry] = {}
 
 
 class NotApplicable(NormscopeError):
@@ -43,7 +43,7 @@ def bounds_of(name: str, cellwise: bool = False, overwrite: bool = False) -> Cal
     def register(source: Source) -> Source:
         if name in TABLE and not overwrite:
             raise ValueError(f"{name} is taken by {TABLE[name].source.__qualname__}; pass overwrite=True to replace it")
-        TABLE[name] = Entry(source, cellwise)
+        TABLE[name] = BoundEntry(source, cellwise)
         return source
 
     return register

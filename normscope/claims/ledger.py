@@ -15,7 +15,7 @@ import torch
 from rich.console import Group, RenderableType
 
 from normscope.claims.statement import AKBAR, ANSWER, DIGEST, HEDGES, LATER, SLIDES, SOURCES, STATED, THAN, Statement
-from normscope.claims.verdicts import BOUND, FALSE, GAP, HEDGED, HOLDS, MEASURED, REFUTED, VERDICTS, Outcome
+from normscope.claims.verdicts import BOUND, FALSE, GAP, HEDGED, HOLDS, MEASURED, REFUTED, VERDICTS, Ruling
 from normscope.core.codec import number
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
@@ -40,7 +40,7 @@ THEMES = (  # modules that register claims, in the order of the ledger
 STATEMENTS = ("than2025.statements", "akbar.statements", "answers.statements")
 COLOURS = {HOLDS: "green", BOUND: "cyan", FALSE: "bold red", GAP: "yellow", HEDGED: "blue", MEASURED: "magenta"}
 
-Check = Callable[..., Outcome]
+Check = Callable[..., Ruling]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Checked:
     """A claim with what running it said."""
 
     claim: Claim
-    outcome: Outcome
+    outcome: Ruling
     seconds: float
 
     @property
@@ -112,11 +112,11 @@ class Checked:
         instance = str(evidence.pop("counterexample" if verdict in REFUTED else "instance", ""))
         read = {name: number(value) if value in (None, "inf", "-inf", "nan") else value for name, value in evidence.items()}
         form = Statement(**{part.name: content[part.name] for part in fields(Statement)})
-        outcome = Outcome(verdict, read, instance, content["correction_confirmed"])
+        outcome = Ruling(verdict, read, instance, content["correction_confirmed"])
         return Checked(Claim(content["id"], form, "", False, _not_here), outcome, float(content["seconds"]))
 
 
-def _not_here(*_: Any, **__: Any) -> Outcome:
+def _not_here(*_: Any, **__: Any) -> Ruling:
     raise InputError("this claim was read from a file: find it by its id with normscope claims --select ID")
 
 

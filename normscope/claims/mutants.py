@@ -22,7 +22,7 @@ from normscope.claims.ledger import Claim, load
 from normscope.claims.observed import exchanged
 from normscope.claims.statement import OBSERVED
 from normscope.claims.than2025 import comparisons, figures, generalization, networks, normalizers, optimization, weights
-from normscope.claims.verdicts import MEASURED, Outcome
+from normscope.claims.verdicts import MEASURED, Ruling
 
 Changes = dict[str, Any]
 FACTORS = (0.9, 1.1)
@@ -35,8 +35,8 @@ class Fate:
     id: str
     mutant: str
     scale: bool
-    before: Outcome
-    after: Outcome
+    before: Ruling
+    after: Ruling
 
     @property
     def killed(self) -> bool:
@@ -307,7 +307,7 @@ def fates(claim: Claim, seed: int = 0) -> list[Fate]:
 
 
 @cache
-def unchanged(id: str, seed: int) -> Outcome:
+def unchanged(id: str, seed: int) -> Ruling:
     """The outcome of the statement that mutants change."""
     claim = load()[id]
     return claim.run(seed, **base(claim)).outcome

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from normscope.claims.verdicts import Outcome, measured
+from normscope.claims.verdicts import Ruling, measured
 from normscope.lab.experiment import Comparison, Results, find
 from normscope.lab.runner import AGREES, run_trials, verdict
 
@@ -31,7 +31,7 @@ def exchanged(results: Results) -> Results:
     return Results([replace(t, parameters={**t.parameters, "normalizer": said(t.parameters["normalizer"])}) for t in results])
 
 
-def observation(experiment: str, seed: int, changes: Changes, stated: Alteration = as_measured) -> Outcome:
+def observation(experiment: str, seed: int, changes: Changes, stated: Alteration = as_measured) -> Ruling:
     """What the lab says of a small run: every row of its judgement, and whether all in which the paper says something agree."""
     results = run_trials(experiment, {**changes, "seeds": f"[{seed}]"}, directory())
     rows = find(experiment).judge(stated(results))

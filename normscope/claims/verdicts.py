@@ -24,7 +24,7 @@ Evidence = dict[str, float | int | bool | str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ruling:
     """What the numbers say.
 
     instance: the counterexample, or the instance that comes closest to a bound. confirmed: whether the corrected statement
@@ -84,7 +84,7 @@ class Case:
         return "0" if isfinite(size) and abs(float(value)) <= ROUNDING * size else f"{float(value):.3g}"
 
 
-def identity(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+def identity(cases: Sequence[Case], **evidence: float | int | str) -> Ruling:
     """stated = true in every case."""
     worst = max(cases, key=lambda case: case.error)
     verdict = HOLDS if worst.error <= TOLERANCE else FALSE
@@ -92,17 +92,17 @@ def identity(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
     corrected = max(case.corrected_error for case in cases)
     found: Evidence = {"instances": len(cases), "largest error": worst.error}
     found |= {"largest error of the correction": corrected} if tried else {}
-    return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= TOLERANCE if tried else None)
+    return Ruling(verdict, found | evidence, _instance(verdict, worst), corrected <= TOLERANCE if tried else None)
 
 
-def constant(cases: Sequence[Case], *, least: bool = False, **evidence: Any) -> Outcome:
+def constant(cases: Sequence[Case], *, least: bool = False, **evidence: Any) -> Ruling:
     """A number, said to be equal to the stated one; a bound where that is only ever too large (`least`: too small)."""
     outcome = identity(cases, **evidence)
     one_sided = all(case.ratio >= 1 - TOLERANCE if least else case.ratio <= 1 + TOLERANCE for case in cases)
     return replace(outcome, verdict=BOUND) if outcome.verdict == FALSE and one_sided else outcome
 
 
-def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Ruling:
     """true ≤ stated in every case; `holds` where some case reaches it, `holds as a bound` where none does."""
     worst = max(cases, key=lambda case: case.ratio)
     verdict = FALSE if worst.ratio > 1 + TOLERANCE else HOLDS if worst.ratio >= SHARP else BOUND
@@ -111,16 +111,16 @@ def upper_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome
     found: Evidence = {"instances": len(cases), "largest true/stated": worst.ratio}
     found |= {"largest true/corrected": corrected} if tried else {}
     found |= NOT_SHARP if worst.ratio * (1 - TOLERANCE) <= SHRUNK else {}
-    return Outcome(verdict, found | evidence, _instance(verdict, worst), corrected <= 1 + TOLERANCE if tried else None)
+    return Ruling(verdict, found | evidence, _instance(verdict, worst), corrected <= 1 + TOLERANCE if tried else None)
 
 
-def lower_bound(cases: Sequence[Case], **evidence: float | int | str) -> Outcome:
+def lower_bound(cases: Sequence[Case], **evidence: float | int | str) -> Ruling:
     """true ≥ stated in every case; `holds` where some case reaches it, `holds as a bound` where none does."""
     worst = min(cases, key=lambda case: case.ratio)
     verdict = FALSE if worst.ratio < 1 - TOLERANCE else HOLDS if worst.ratio <= 1 / SHARP else BOUND
     found: Evidence = {"instances": len(cases), "least true/stated": worst.ratio}
     found |= NOT_SHARP if worst.ratio > 1 / SHRUNK else {}
-    return Outcome(verdict, found | evidence, _instance(verdict, worst))
+    return Ruling(verdict, found | evidence, _instance(verdict, worst))
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Trial:
     terms: tuple[tuple[str, float], ...] = ()
 
 
-def coverage(trials: Sequence[Trial], delta: float, proof: str, **evidence: float | int | str) -> Outcome:
+def coverage(trials: Sequence[Trial], delta: float, proof: str, **evidence: float | int | str) -> Ruling:
     """A bound with probability 1 − δ: in no setting broken by more than a part δ of the trials, three standard errors allowed.
 
     proof: where it is proved, on which a verdict of `holds` rests; trials can only refute.
@@ -164,7 +164,7 @@ def coverage(trials: Sequence[Trial], delta: float, proof: str, **evidence: floa
         found["broken by the correction"] = sum(map(sum, again))
     trial = max(settings[worst], key=lambda trial: trial.true - trial.bound)
     example = f"{worst}: bound {trial.bound:.3g}, true value {trial.true:.3g}"
-    return Outcome(verdict, found | evidence, example if verdict == FALSE else "", confirmed)
+    return Ruling(verdict, found | evidence, example if verdict == FALSE else "", confirmed)
 
 
 def least_factors(trials: Sequence[Trial], delta: float) -> dict[str, float]:
@@ -183,7 +183,7 @@ def least_factors(trials: Sequence[Trial], delta: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class DrawnMean:
     """A mean or a variance: the stated value, and independent draws whose mean it is."""
 
     instance: str
@@ -207,42 +207,42 @@ class Estimate:
         return f"{self.instance}: stated {self.stated:.3g}, mean of draws {self.mean:.3g} ± {self.standard_error:.1g}"
 
 
-def expectation(estimates: Sequence[Estimate], proof: str, **evidence: float | int | str) -> Outcome:
+def expectation(estimates: Sequence[DrawnMean], proof: str, **evidence: float | int | str) -> Ruling:
     """Stated means, each within five standard errors of that of the draws; `proof` as for `coverage`."""
     worst = max(estimates, key=lambda estimate: estimate.distance)
     verdict = HOLDS if worst.distance <= STANDARD_ERRORS else FALSE
     found: Evidence = {"instances": len(estimates), "largest distance in standard errors": worst.distance}
     found["rests on"] = _basis(verdict, proof)
-    return Outcome(verdict, found | evidence, str(worst) if verdict == FALSE else "")
+    return Ruling(verdict, found | evidence, str(worst) if verdict == FALSE else "")
 
 
-def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Outcome:
+def implication(cases: Sequence[Case], evidence: Evidence, least: bool = False) -> Ruling:
     """What the premises allow is at most (`least`: at least) what is stated; a case beyond it is a gap in the argument."""
     excess = {case: 1 / case.ratio if least and case.ratio else inf if least else case.ratio for case in cases}
     worst = max(cases, key=excess.__getitem__)
     verdict = GAP if excess[worst] > 1 + TOLERANCE else HOLDS
-    return Outcome(verdict, {"instances": len(cases), **evidence}, str(worst) if verdict == GAP else "")
+    return Ruling(verdict, {"instances": len(cases), **evidence}, str(worst) if verdict == GAP else "")
 
 
-def weaker(first: Outcome, second: Outcome) -> Outcome:
+def weaker(first: Ruling, second: Ruling) -> Ruling:
     """Two checks of one claim: the verdict that is further from `holds`, the evidence of both."""
     worse = max(first, second, key=lambda outcome: (HOLDS, BOUND, GAP, FALSE).index(outcome.verdict))
     return replace(worse, evidence=first.evidence | second.evidence)
 
 
-def presence(effects: dict[str, float], least: float, confirmed: bool | None = None, **evidence: float | int | str) -> Outcome:
+def presence(effects: dict[str, float], least: float, confirmed: bool | None = None, **evidence: float | int | str) -> Ruling:
     """An effect is claimed to be there: it is where some instance shows at least so much of it."""
     name, effect = max(effects.items(), key=lambda item: item[1])
     verdict = HOLDS if effect >= least else FALSE
     nothing = f"in {len(effects)} instances nothing beyond rounding is seen"
     seen = f"{name}: at most {effect:.3g} is seen" if effect > ROUNDING else nothing
     instance = seen if verdict == FALSE else ""
-    return Outcome(verdict, {"instances": len(effects), "largest effect": effect, **evidence}, instance, confirmed)
+    return Ruling(verdict, {"instances": len(effects), "largest effect": effect, **evidence}, instance, confirmed)
 
 
-def measured(theirs: str, agrees: bool, settings: str, **ours: float | int | str) -> Outcome:
+def measured(theirs: str, agrees: bool, settings: str, **ours: float | int | str) -> Ruling:
     """An observation: the paper's figure, ours, and whether ours agrees with what the paper says."""
-    return Outcome(MEASURED, {"theirs": theirs, **ours, "agrees": bool(agrees), "settings": settings})
+    return Ruling(MEASURED, {"theirs": theirs, **ours, "agrees": bool(agrees), "settings": settings})
 
 
 def _basis(verdict: str, proof: str) -> str:

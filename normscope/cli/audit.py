@@ -75,7 +75,7 @@ def audit(
     if html is not None:
         with writing(html):
             result.to_html(html)
-    write_json(result.to_json(), json)
+    write_json(result.to_dict(), json)
     terminal(json).print(result.render())
     if robustness is not None:
         (errors() if json == STDOUT else terminal()).print(f"robustness: {robustness}")

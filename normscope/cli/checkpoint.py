@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import typer
 
 from normscope.cli.doctor import SEVERITIES, fails
 from normscope.cli.options import FailOn, HtmlFile, JsonFile, SarifFile
-from normscope.cli.output import STDOUT, check_writable, progress_bar, terminal, write_json, writing
+from normscope.cli.output import STDOUT, check_writable, progress_bar, terminal, write_json, write_json_file, writing
 from normscope.core.errors import InputError
 from normscope.core.text import visible
 
@@ -51,14 +50,13 @@ def checkpoint(
             address = None if ray is None else "" if ray == "local" else ray
             reports.append(audit(path, sample=sample, cache=kept, workers=workers, ray=address, progress=report))
         terminal(json).print(reports[-1].render())
-    contents: Any = [report.to_dict() for report in reports]
-    write_json(json_format.dumps(contents if len(contents) > 1 else contents[0], indent=1, default=str), json)
+    contents = [report.to_dict() for report in reports]
+    write_json(contents if len(contents) > 1 else contents[0], json)
     if html is not None:
         with writing(html):
             reports[0].to_html(html)
     if sarif is not None:
-        with writing(sarif):
-            sarif.write_text(json_format.dumps(to_sarif(reports[0].findings, str(paths[0])), indent=2) + "\n", encoding="utf-8")
+        write_json_file(to_sarif(reports[0].findings, str(paths[0])), sarif)
     if any(fails(report.findings, fail_on) for report in reports):
         raise typer.Exit(1)
 

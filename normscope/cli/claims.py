@@ -41,7 +41,7 @@ def claims(
     check_writable(json)
     with progress("claims") as report:
         ledger = run_claims(select or (), long=long, seed=seed, progress=lambda id, *done: report(f"{id:<18}", *done))
-    write_json(ledger.to_json(), json)
+    write_json(ledger.to_dict(), json)
     terminal(json).print(ledger.render())
 
 

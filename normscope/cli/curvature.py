@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,8 +67,7 @@ def curvature(
                 interrupted = True
                 break
         described = "\n\n".join(map(str, found))
-        content = json_text.dumps([made.to_dict() for made in found] if quotient else found[0].to_dict(), indent=1)
-    write_json(content, json)
+    write_json([made.to_dict() for made in found] if quotient else found[0].to_dict(), json)
     terminal(json).print(described, soft_wrap=True)
     if interrupted:
         raise KeyboardInterrupt

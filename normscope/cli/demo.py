@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ NEXT = """How to go on, layer by layer and with a model of yours:
 
 
 @dataclass(frozen=True)
-class Trained:
+class DemoNetwork:
     """One network of the demo: what it gets right on unseen digits, its audit, and how its training loss curves."""
 
     accuracy: float
@@ -67,7 +66,7 @@ def demo(
         from normscope.digits import digits
 
         learned, unseen = digits()
-        found: dict[str, Trained] = {}
+        found: dict[str, DemoNetwork] = {}
         for name, normalizer in NETWORKS.items():
             bar.update(task, description=f"training {name}")
             model = train(learned, normalizer, seed, epochs, runs / name, each_epoch=lambda: bar.advance(task))
@@ -75,7 +74,7 @@ def demo(
             images, generator = unseen[0], torch.Generator().manual_seed(seed)
             audit = ns.audit(model, images[:8], data=images, effort=EFFORT, generator=generator)
             bar.update(task, description=f"curvature of {name}")
-            found[name] = Trained(accuracy(model, unseen), audit, curvature(model, learned))
+            found[name] = DemoNetwork(accuracy(model, unseen), audit, curvature(model, learned))
             bar.advance(task)
         bar.update(task, description="writing the report")
         page = write_report(runs)
@@ -171,7 +170,7 @@ def write_report(runs: Path) -> Path:
     return page
 
 
-def render(found: Mapping[str, Trained], runs: Path, page: Path) -> RenderableType:
+def render(found: Mapping[str, DemoNetwork], runs: Path, page: Path) -> RenderableType:
     """The table, what its numbers say, and what to try next; fits 100 columns."""
     title = Text(f"A {DEPTH}-layer ReLU network, width {WIDTH}, trained on digits; the normalizer is the only difference\n")
     said = [Text(f"\n{sentence}") for sentence in sentences(found)]
@@ -185,7 +184,7 @@ def pictures(runs: Path, page: Path) -> str:
   normscope serve {runs}"""
 
 
-def table(found: Mapping[str, Trained]) -> Table:
+def table(found: Mapping[str, DemoNetwork]) -> Table:
     """One column per network, one row per number that a newcomer can read."""
     made = Table(box=None, pad_edge=False, padding=(0, 2), collapse_padding=True)
     made.add_column("")
@@ -206,15 +205,15 @@ def table(found: Mapping[str, Trained]) -> Table:
     return made
 
 
-def sentences(found: Mapping[str, Trained]) -> list[str]:
+def sentences(found: Mapping[str, DemoNetwork]) -> list[str]:
     """What the numbers say, in words that follow from them."""
     plain, batch, layer = (found[name].audit for name in NETWORKS)
     scores = ", ".join(f"{100 * trained.accuracy:.1f}% ({name})" for name, trained in found.items())
     return [
         f"Trained alike, the three are right on {scores} of the digits that they have not seen.",
-        f"No change of the input moves the plain network's output more than {power(plain.bracket.proved.log10)} times as far: "
-        f"that is proved. Two inputs were found that it moves apart {power(plain.bracket.lower.log10)} times as far, "
-        "so its Lipschitz constant lies between.",
+        f"Two outputs of the plain network are never more than {power(plain.bracket.proved.log10)} times as far apart as their "
+        f"inputs: that is proved. The search found two inputs that reach {power(plain.bracket.lower.log10)}, so the Lipschitz "
+        "constant lies between these numbers.",
         *_about_nearby(found),
         _about_batch_norm(plain, batch),
         _about_definitions(batch),
@@ -223,7 +222,7 @@ def sentences(found: Mapping[str, Trained]) -> list[str]:
     ]
 
 
-def _about_nearby(found: Mapping[str, Trained]) -> list[str]:
+def _about_nearby(found: Mapping[str, DemoNetwork]) -> list[str]:
     near = [(name, trained.audit) for name, trained in found.items() if trained.audit.local is not None]
     said = [
         f"{a.local.lower} ≤ L ≤ {a.local.upper} ({name}; over all inputs at most {power(a.bracket.proved.log10)})"
@@ -298,8 +297,10 @@ def effect(audit: Audit, key: str) -> str:
     return "changes nothing" if abs(value) < 0.05 else f"{'adds' if value > 0 else 'removes'} {power(abs(value))}"
 
 
-def as_json(found: Mapping[str, Trained], seed: int, epochs: int) -> str:
+def as_json(found: Mapping[str, DemoNetwork], seed: int, epochs: int) -> str:
     """The demo's numbers and its sentences as JSON text; each audit as `normscope audit --json` has it."""
+    from normscope.core.codec import encode
+
     networks: dict[str, Any] = {
         name: {
             "accuracy": trained.accuracy,
@@ -312,4 +313,4 @@ def as_json(found: Mapping[str, Trained], seed: int, epochs: int) -> str:
     }
     setting = {"width": WIDTH, "depth": DEPTH, "epochs": epochs, "seed": seed}
     content = {"schema": SCHEMA, "setting": setting, "networks": networks, "reading": sentences(found)}
-    return json_text.dumps(content, indent=1, allow_nan=False)
+    return encode(content)

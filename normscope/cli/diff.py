@@ -25,7 +25,7 @@ def diff(
     with progress("comparing"):
         found = compare(a, b)
     terminal(json).print(found.render())
-    write_json(found.to_json(), json)
+    write_json(found.to_dict(), json)
     if found.same is not True:
         raise typer.Exit(1)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json as json_format
 from ast import literal_eval
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normscope.cli.examples import dtype_of, ids_of, random_example
 from normscope.cli.options import INPUT, Batch, FailOn, JsonFile, Module, Output, SarifFile, Weights, seed_of
-from normscope.cli.output import STDOUT, check_writable, progress, terminal, write_json, writing
+from normscope.cli.output import STDOUT, check_writable, progress, terminal, write_json, write_json_file
 from normscope.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def doctor(
         print(advice)
         return
     if write_baseline is not None:
-        _write(sorted({finding.key for finding in findings}), write_baseline)
+        write_json_file(sorted({finding.key for finding in findings}), write_baseline)
     report(findings.without(known), model, json, sarif, format)
     if fails(findings.without(known), fail_on):
         raise typer.Exit(1)
@@ -111,8 +111,8 @@ def report(findings: Findings, model: str, json: Path | None, sarif: Path | None
     from normscope.findings.sarif import to_github, to_sarif
 
     if sarif is not None:
-        _write(to_sarif(findings, model), sarif)
-    write_json(findings.to_json(), json)
+        write_json_file(to_sarif(findings, model), sarif)
+    write_json(findings.to_dict(), json)
     if format == "github":
         if json != STDOUT:
             print("\n".join(to_github(findings)))
@@ -140,8 +140,3 @@ def read_baseline(path: Path | None) -> set[str]:
 
 def _ids(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _write(content: Any, path: Path) -> None:
-    with writing(path):
-        path.write_text(json_format.dumps(content, indent=2) + "\n", encoding="utf-8")

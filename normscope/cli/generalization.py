@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from normscope.cli.options import DataBatch, JsonFile, Module, Weights, seed_of
 from normscope.cli.output import check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from normscope.bounds.generalization import Guarantees
-    from normscope.core.data import Data
 
 LOSSES = ("zero-one", "ramp", "l1")
 
@@ -48,6 +42,7 @@ def generalization(
 
         import normscope as ns
         from normscope.cli.models import load_data, load_module
+        from normscope.report.results import result_page
 
         loaded = load_module(model, weights, seed, "it has no parameters to fold; name the callable that makes the model")
         before = load_module(model, initial, seed) if initial is not None else None
@@ -57,26 +52,11 @@ def generalization(
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         if html is not None:
-            page = _page(loaded, found, data, unseen, seed)
+            shown = data if unseen is None else unseen
+            page = result_page(found, ns.bounds.margins(loaded, shown), ns.bounds.flatness(loaded, shown, seed=seed))
             with writing(html):
                 html.write_text(page, encoding="utf-8")
-    write_json(found.to_json(), json)
+    write_json(found.to_dict(), json)
     terminal(json).print(found.render())
     for bound in found if details else ():
         terminal(json).print("", bound.render())
-
-
-def _page(model: nn.Module, found: Guarantees, train: Data, held_out: Data | None, seed: int) -> str:
-    """The figures below each other, with all that they need inside."""
-    import normscope as ns
-
-    shown = train if held_out is None else held_out
-    figures = [
-        found.figure(truth=found.held_out),
-        ns.bounds.margins(model, shown).figure(),
-        ns.bounds.flatness(model, shown, seed=seed).figure(),
-    ]
-    for figure in figures:
-        figure.update_layout(modebar={"bgcolor": "rgba(0,0,0,0)", "color": "gray"})
-    parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
-    return '<!doctype html><html lang="en"><meta charset="utf-8"><title>Generalization</title>' + "".join(parts) + "</html>"

@@ -40,13 +40,21 @@ def writing(path: Path) -> Iterator[None]:
         raise InputError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
 
 
-def write_json(content: str, path: Path | None) -> None:
-    """A JSON text into a file, or to stdout for -; nothing without a path."""
+def write_json(content: Any, path: Path | None) -> None:
+    """Plain values as JSON into a file, or to stdout for -; nothing without a path."""
     if path == STDOUT:
-        print(content)
+        from normscope.core.codec import encode
+
+        print(encode(content))
     elif path is not None:
-        with writing(path):
-            path.write_text(content + "\n", encoding="utf-8")
+        write_json_file(content, path)
+
+
+def write_json_file(content: Any, path: Path) -> None:
+    from normscope.core.codec import encode
+
+    with writing(path):
+        path.write_text(encode(content) + "\n", encoding="utf-8")
 
 
 def terminal(json: Path | None = None) -> Console:

@@ -39,14 +39,12 @@ class Meter:
         """Expect the distance to fall to 1 as it has fallen so far, by a factor per step."""
         if self.report is None:
             return
-        expected = done + 1
-        if math.isfinite(distance):
+        left = 0 if distance <= 1 else 1
+        if 1 < distance < math.inf:
             self._first = self._first or (done, distance)
-            fallen = math.log(self._first[1] / max(distance, 1e-300))
-            expected = (
-                done if distance <= 1 else done + math.ceil((done - self._first[0] + 1) * math.log(distance) / max(fallen, 0.1))
-            )
-        self.report(self.what, done, expected)
+            fallen = math.log(self._first[1] / distance)
+            left = math.ceil((done - self._first[0] + 1) * math.log(distance) / max(fallen, 0.1))
+        self.report(self.what, done, done + left)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.rendering import Text
 from normscope.core.result import Result
+from normscope.curvature.matrices import Hessian
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
-from normscope.curvature.products import Hessian
 from normscope.curvature.slices import Direction, Slice, slice_of
 
 MOST_DOUBLINGS = 60

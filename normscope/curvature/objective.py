@@ -20,8 +20,8 @@ from normscope.core.errors import InputError, first_line
 from normscope.core.randomness import seed_generators
 from normscope.core.wrapping import unwrapped
 from normscope.curvature.batches import Batch, Batches
-from normscope.curvature.layout import Layout
 from normscope.curvature.twice import twice_differentiable
+from normscope.curvature.vector_layout import VectorLayout
 
 MODES = ("train", "eval")
 BATCH_SIZE = 256
@@ -94,7 +94,7 @@ class Objective:
         self.mode, self.seed = mode, seed
         self.model = snapshot(model, mode, dtype)
         chosen = _chosen(self.model, parameters)
-        self.layout = Layout(chosen)
+        self.layout = VectorLayout(chosen)
         self.point = self.layout.join(list(chosen.values()))  # in one dtype, the widest
         self.dtypes = [tensor.dtype for tensor in chosen.values()]
         self.losses = tuple(loss) if isinstance(loss, Sequence) else (loss,)
@@ -121,7 +121,7 @@ class Objective:
             for name, value in other.model.named_parameters():
                 value.copy_(own.get(name, value))
         chosen = {name: own[name] for name in _matching(list(own), parameters)}
-        other.layout = Layout(chosen)
+        other.layout = VectorLayout(chosen)
         other.point, other.dtypes = self.layout.join(list(chosen.values())), [own[name].dtype for name in chosen]
         return other
 

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from normscope.core.errors import InputError
+from normscope.curvature.matrices import CurvatureMatrix
 from normscope.curvature.objective import Objective
-from normscope.curvature.products import Matrix
+from normscope.symmetry.indices import components
 
 Named = dict[str, torch.Tensor]
 
@@ -28,10 +26,10 @@ BALANCED = 1e-12  # relative change of a vector at which balancing ends
 MOST_SWEEPS = 200
 
 
-class Quotient:
+class QuotientHessian:
     """P H P at one point of an orbit, with P v = v − Dᵀ(DDᵀ)⁺D v and D the tangents of the orbits."""
 
-    def __init__(self, matrix: Matrix, symmetries: Any) -> None:
+    def __init__(self, matrix: CurvatureMatrix, symmetries: Any) -> None:
         self.matrix, self.symmetries = matrix, symmetries
         self.size = matrix.size
         self.point = named_point(matrix.objective)
@@ -84,9 +82,8 @@ def orthonormal_basis(rows: torch.Tensor) -> torch.Tensor:
 def _diagonal_blocks(matrix: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The rows and the columns of each block of a matrix that is block diagonal but for the order of its rows and columns."""
     count, size = matrix.shape
-    row, column = matrix.nonzero().int().numpy().T  # 32 bits, as older scipy wants them
-    shared = coo_array((np.ones(len(row)), (row, count + column)), shape=(count + size, count + size))
-    labels = torch.from_numpy(connected_components(shared, directed=False)[1])
+    row, column = matrix.nonzero().T
+    labels = torch.from_numpy(components(torch.stack([row, count + column]).numpy(), count + size))
     for label in labels[:count].unique():
         yield (labels[:count] == label).nonzero()[:, 0], (labels[count:] == label).nonzero()[:, 0]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from normscope.core.errors import InputError
+from normscope.curvature.matrices import matrix_of
 from normscope.curvature.objective import Objective
-from normscope.curvature.products import matrix_of
 from normscope.curvature.quotient import named_point, symmetries_of
 from normscope.curvature.spectrum import Curvature
 

@@ -21,9 +21,9 @@ from normscope.core.rendering import Text
 from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate, Quadrature, check_confidence, trace
 from normscope.curvature.lanczos import ORDERS, Krylov, Operator, extremes
+from normscope.curvature.matrices import MEMORY, CurvatureMatrix, matrix_of
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
-from normscope.curvature.products import MEMORY, Matrix, matrix_of
-from normscope.curvature.quotient import Quotient, representative, symmetries_of
+from normscope.curvature.quotient import QuotientHessian, representative, symmetries_of
 
 LARGEST_DENSE = 5000
 RESOLVED = 0.1  # a Ritz value counts as an eigenvalue's when its error is at most this share of it
@@ -73,9 +73,9 @@ class Curvature(Result):
 
     schema = "normscope.curvature/1"
 
-    def __init__(self, objective: Objective, matrix: Matrix, symmetries: Any = None, progress: Progress = None) -> None:
+    def __init__(self, objective: Objective, matrix: CurvatureMatrix, symmetries: Any = None, progress: Progress = None) -> None:
         self.objective, self.matrix, self.symmetries, self.progress = objective, matrix, symmetries, progress
-        self.operator: Operator = matrix if symmetries is None else Quotient(matrix, symmetries)
+        self.operator: Operator = matrix if symmetries is None else QuotientHessian(matrix, symmetries)
         self.results: dict[str, Any] = {}
 
     @property

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from normscope.core.errors import InputError
-from normscope.curvature.products import GaussNewton, Hessian, Matrix
-from normscope.curvature.quotient import Quotient, named_point, symmetries_of
+from normscope.curvature.matrices import CurvatureMatrix, GaussNewton, Hessian
+from normscope.curvature.quotient import QuotientHessian, named_point, symmetries_of
 from normscope.curvature.spectrum import Curvature
 from normscope.geometry.groups import SCALES, SHIFTS, self_contained
 
@@ -69,9 +69,9 @@ def equilibrium(curvature: Curvature, symmetries: Any = None) -> Equilibrium:
     return Equilibrium(float(objective.gradient().norm()), _modes(Hessian(objective, curvature.matrix.memory), symmetries))
 
 
-def _modes(matrix: Matrix, symmetries: Any) -> ZeroModes:
+def _modes(matrix: CurvatureMatrix, symmetries: Any) -> ZeroModes:
     objective = matrix.objective
-    tangents = Quotient(matrix, symmetries or symmetries_of(objective)).vertical
+    tangents = QuotientHessian(matrix, symmetries or symmetries_of(objective)).vertical
     if tangents is None:
         raise InputError(f"counting zero modes is for small models, not {objective.size} parameters: try a smaller one of its kind")
     values = torch.linalg.eigvalsh(Curvature(objective, matrix).dense().double()).abs()

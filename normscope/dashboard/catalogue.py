@@ -18,7 +18,7 @@ from normscope._watch.reading import Run, followed
 from normscope._watch.segments import ColumnCache
 from normscope.core.errors import InputError, NormscopeError
 from normscope.dashboard.card import Card, card, status
-from normscope.dashboard.discovery import Discovery, Place
+from normscope.dashboard.discovery import Discovered, Discovery
 from normscope.dashboard.results import result_card
 
 AT_ONCE = 0.4  # seconds that one answer looks for runs, and then reads; what is left is done by the next one
@@ -35,10 +35,10 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass
-class Entry:
+class RunEntry:
     """A run in the catalogue. version: that of the catalogue when its card last changed. read: whether `run` holds what it read."""
 
-    place: Place
+    place: Discovered
     run: Run
     name: str
     card: Card
@@ -80,7 +80,7 @@ class Catalogue:
         self.cache = cache or ColumnCache(MOST_CACHED)
         self.version = 0
         self.discovery = Discovery(self.root)
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the one that was listed last is the last one
+        self._entries: OrderedDict[str, RunEntry] = OrderedDict()  # the one that was listed last is the last one
         self._held: dict[str, int] = {}  # bytes of manifests and events
         self._lock = threading.Lock()
         self._readers = threading.Semaphore(MOST_READERS)
@@ -140,7 +140,7 @@ class Catalogue:
             raise InputError(f"no result {id[:200]!r} here: reload the list")
         return place.path
 
-    def _enter(self, ids: Sequence[str]) -> list[Entry]:
+    def _enter(self, ids: Sequence[str]) -> list[RunEntry]:
         """The entries of these places, in this order; others beyond MOST_KEPT are forgotten."""
         for id in [id for id in self._entries if id not in self.discovery.places]:
             self._drop(id)
@@ -154,7 +154,7 @@ class Catalogue:
             self._drop(next(iter(self._entries)))
         return entered
 
-    def _refresh(self, entries: Sequence[Entry]) -> None:
+    def _refresh(self, entries: Sequence[RunEntry]) -> None:
         """Renew these entries, in this order, for AT_ONCE seconds, and one of them in any case; what is left waits."""
         deadline, renewed = time.monotonic() + AT_ONCE, 0
         for entry in entries:
@@ -166,7 +166,7 @@ class Catalogue:
                 finally:
                     entry.lock.release()
 
-    def _renew(self, entry: Entry, needed: bool = False) -> None:
+    def _renew(self, entry: RunEntry, needed: bool = False) -> None:
         """Read what changed of an entry whose lock is held, and note what was made of it. needed: its run is, not only its card."""
         state, id = signature(entry.place), entry.place.id
         live = entry.card.status == "live"
@@ -186,7 +186,7 @@ class Catalogue:
                 self.version += 1
                 entry.card, entry.version = made, self.version
 
-    def _let_go(self, latest: Entry) -> None:
+    def _let_go(self, latest: RunEntry) -> None:
         """Forget what the runs hold that were listed longest ago, all but `latest`, until the rest is within MOST_HELD."""
         self._held[latest.place.id] = sum(part.held for part in latest.run.parts)
         if sum(self._held.values()) <= MOST_HELD:
@@ -208,13 +208,13 @@ class Catalogue:
         name = unquote_to_bytes(id).decode(errors="replace")
         return self.root.name if name == "." else name
 
-    def _entry(self, place: Place) -> Entry:
+    def _entry(self, place: Discovered) -> RunEntry:
         name = self._name(place.id)
         run = followed(place.path, place.ranks, self.cache)
         self.version += 1
-        return Entry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
+        return RunEntry(place, run, name, Card(place.id, name, "waiting"), version=self.version)
 
-    def _read(self, entry: Entry, state: Signature, again: bool) -> Card:
+    def _read(self, entry: RunEntry, state: Signature, again: bool) -> Card:
         """Its card. again: not only whether it is still being written."""
         updated = _modified(state) / 1e9
         entry.signature, entry.unfinished, entry.read = state, False, True
@@ -231,7 +231,7 @@ class Catalogue:
             return Card(entry.place.id, entry.name, "error", message[:500], updated=updated)
 
 
-def signature(place: Place) -> Signature:
+def signature(place: Discovered) -> Signature:
     """Name, inode, size and time of every file of a run or a result: what changes when it is written; empty where it is gone."""
     if place.is_result:
         return tuple(state for state in _states(place.path.parent) if state[0] == place.path.name)

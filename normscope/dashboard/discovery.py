@@ -35,7 +35,7 @@ WATCHED = 50  # directories without a run of their own that are looked at in bet
 
 
 @dataclass(frozen=True)
-class Place:
+class Discovered:
     """A run or a result on disk. id: its path below the root, percent-encoded, so that any name gives plain ASCII."""
 
     id: str
@@ -49,7 +49,7 @@ class Discovery:
 
     def __init__(self, root: Path) -> None:
         self.root = os.fspath(root)
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, Discovered] = {}
         self.written: dict[str, int] = {}
         self.known_once = False  # whether all was looked through at least once
         self._watched: dict[str, int] = {}  # directory → when it had changed last, as of its listing
@@ -132,12 +132,12 @@ class Discovery:
         is_part = RANK.fullmatch(os.path.basename(path)) is not None and path != self.root
         is_run = not is_part and bool(ranks or MANIFEST in files or EVENTS in files or any(map(STREAM.fullmatch, files)))
         if is_run:
-            self._take(Place(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), list(files.values()))
+            self._take(Discovered(self._id(path), Path(path), tuple(Path(path, name) for name in ranks)), list(files.values()))
         if not is_run and not is_part:
             self._watched[path] = changed
             for name in [name for name in files if name.endswith(".json")][:MOST_RESULTS]:
                 if is_result(Path(path, name)):
-                    self._take(Place(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [files[name]])
+                    self._take(Discovered(self._id(os.path.join(path, name)), Path(path, name), is_result=True), [files[name]])
         if depth < DEEPEST:
             deeper = [entry for name, entry in directories.items() if not name.startswith(".") and name not in ranks]
             deeper.sort(key=os.DirEntry.inode, reverse=True)
@@ -148,7 +148,7 @@ class Discovery:
     def _is_new(self, path: str) -> bool:
         return path not in self._watched and self._id(path) not in self.places
 
-    def _take(self, place: Place, files: list[os.DirEntry[str]]) -> None:
+    def _take(self, place: Discovered, files: list[os.DirEntry[str]]) -> None:
         """files: whose times count."""
         if len(self.places) >= MOST_PLACES and place.id not in self.places:
             return
@@ -177,11 +177,3 @@ def is_result(path: Path) -> bool:
     except InputError:
         return False
     return begins is not None and begins[1].decode(errors="replace") in SECTIONS
-
-
-def discover(root: Path) -> list[Place]:
-    """All that lies below `root`, in the order of names."""
-    found = Discovery(root)
-    while not found.known_once:
-        found.advance(60.0)
-    return sorted(found.places.values(), key=lambda place: place.id)

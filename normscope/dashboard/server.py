@@ -25,8 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from normscope._watch.store import plain
 from normscope.core.errors import InputError, NormscopeError
 from normscope.dashboard import views
+from normscope.dashboard.access import MOST_HEADERS, SHORTEST_TOKEN, AccessGuard, is_loopback
 from normscope.dashboard.catalogue import Catalogue
-from normscope.dashboard.guard import MOST_HEADERS, SHORTEST_TOKEN, Guard, is_loopback
 from normscope.dashboard.results import POLICY as RESULT_POLICY
 from normscope.dashboard.results import result_page
 
@@ -83,7 +83,7 @@ def application(root: Path, token: str | None = None) -> Starlette:
         *(Route(f"/static/{path.name}", _static(path)) for path in STATIC.iterdir() if path.suffix in KINDS),
         *(Route(f"/api/{name}", _answered(answer)) for name, answer in api.items()),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token)])
+    return Starlette(routes=routes, middleware=[Middleware(AccessGuard, token=token)])
 
 
 def serve(

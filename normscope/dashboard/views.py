@@ -18,7 +18,7 @@ from normscope.core.errors import InputError
 from normscope.dashboard.card import alerts, text
 from normscope.dashboard.catalogue import MOST_SHOWN
 from normscope.report.quantities import quantity
-from normscope.report.runs import Scale, heatmap, layer_series, norm_angle, products, series
+from normscope.report.runs import ColourScale, heatmap, layer_series, norm_angle, products, series
 
 MOST_LINES = 28  # that can be told apart
 MOST_NOTES = 100
@@ -109,7 +109,7 @@ def figure(kind: str, runs: Sequence[Run], question: Question) -> go.Figure:
     between, columns = question.between, question.columns
     if kind == "heatmap":
         metric, chosen = question.of_metric(), question.chosen(runs[0])
-        scale = Scale.shared(runs, metric) if len(runs) > 1 else None
+        scale = ColourScale.shared(runs, metric) if len(runs) > 1 else None
         return heatmap(runs[0], metric, layers=chosen, between=between, columns=question.columns_of(len(chosen)), scale=scale)
     if kind == "layers":
         chosen = question.chosen(runs[0])[:MOST_LINES]
@@ -132,7 +132,7 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 @dataclass(frozen=True)
-class Table:
+class FigureTable:
     """What a figure shows, for who cannot see it. Numbers are floats, None where there is none."""
 
     caption: str
@@ -143,7 +143,7 @@ class Table:
         return asdict(self)
 
 
-def table(kind: str, runs: Sequence[Run], question: Question) -> Table:
+def table(kind: str, runs: Sequence[Run], question: Question) -> FigureTable:
     """What a figure of this kind shows: of layers first, last, least and greatest values of the first run, else a few steps."""
     _check(runs)
     if kind == "products":
@@ -156,7 +156,7 @@ def table(kind: str, runs: Sequence[Run], question: Question) -> Table:
     return _step_table(quantity(question.of).axis, [(name, found["step"], found[question.of]) for name, found in read], question)
 
 
-def _layer_table(run: Run, question: Question) -> Table:
+def _layer_table(run: Run, question: Question) -> FigureTable:
     arrays = run.arrays(question.of)
     steps, values = arrays["step"], arrays[question.of]
     if question.between is not None:
@@ -173,17 +173,17 @@ def _layer_table(run: Run, question: Question) -> Table:
                 column.min(), int(steps[seen[column.argmin()]]), column.max(), int(steps[seen[column.argmax()]]),
             ])  # fmt: skip
     columns = ("layer", "kind", "first", "last", "least", "at step", "greatest", "at step")
-    return Table(f"{quantity(question.of).axis}, {run.name}", columns, rows)
+    return FigureTable(f"{quantity(question.of).axis}, {run.name}", columns, rows)
 
 
-def _step_table(caption: str, columns: Sequence[tuple[str, np.ndarray, np.ndarray]], question: Question) -> Table:
+def _step_table(caption: str, columns: Sequence[tuple[str, np.ndarray, np.ndarray]], question: Question) -> FigureTable:
     """columns: name, steps, values."""
     steps = np.unique(np.concatenate([steps for _, steps, _ in columns]))
     if question.between is not None:
         steps = steps[(steps >= question.between[0]) & (steps <= question.between[1])]
     shown = steps[np.unique(np.linspace(0, len(steps) - 1, TABLE_ROWS).round().astype(int))] if len(steps) else steps
     rows = [[int(step), *(_at(steps, values, step) for _, steps, values in columns)] for step in shown]
-    return Table(caption, ("step", *(name for name, _, _ in columns)), rows)
+    return FigureTable(caption, ("step", *(name for name, _, _ in columns)), rows)
 
 
 def _at(steps: np.ndarray, values: np.ndarray, step: int) -> float | None:

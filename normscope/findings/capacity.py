@@ -9,14 +9,15 @@ import torch
 
 from normscope.findings.subject import Subject
 from normscope.findings.table import Hit, rule
-from normscope.graph.graph import Node, cast
-from normscope.rules.readings import Attention
+from normscope.graph.graph import Constant, Node, cast
+from normscope.rules.readings import Attention, LinearMap
 from normscope.rules.registry import registry
 
 HALF_OF_ALL = 0.5
 FEW = 6  # layers, below which one of them carries a large share anyway
 LARGE_GAIN, IN_A_ROW = 10.0, 3
 LARGE_LOGIT = 50.0
+POWER_STEPS = 6
 
 
 @rule(
@@ -27,7 +28,7 @@ LARGE_LOGIT = 50.0
 def dominant_layer(subject: Subject) -> Iterator[Hit]:
     """The product of the layers' norms bounds how much the network can amplify. If one layer of many has more than half of
     its logarithm, the sensitivity of the whole model is that layer's, and no other layer can mend it."""
-    norms = subject.norm_estimates
+    norms = {node: _estimated_norm(found) for node, found in subject.weighted.items()}
     logs = {node: max(math.log10(norm), 0.0) for node, norm in norms.items() if 0 < norm < math.inf}
     total = sum(logs.values())
     for node, log in logs.items() if len(logs) >= FEW and total > 1 else ():
@@ -80,3 +81,20 @@ def saturated_attention(subject: Subject) -> Iterator[Hit]:
         largest = float((logits.amax(-1) - logits.median(-1).values).max())
         if largest > LARGE_LOGIT:
             yield Hit.at(node, f"a logit on the example is {largest:.0f} above its row's median", largest=largest)
+
+
+def _estimated_norm(found: LinearMap) -> float:
+    """‖W‖ from below, by a few steps of power iteration in the weight's own type.
+
+    There is one random vector: products with vectors read W much faster than those with matrices do.
+    """
+    assert isinstance(found.weight, Constant)
+    value = found.weight.value.detach()
+    matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
+    if not matrix.numel():
+        return 0.0
+    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
+    for _ in range(POWER_STEPS):
+        image = matrix @ (vector / torch.linalg.vector_norm(vector))
+        vector = matrix.mT @ (image / torch.linalg.vector_norm(image))
+    return float(torch.linalg.vector_norm(vector))  # NaN of a weight of zeros, or with a NaN in it (NS209)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from normscope.findings.finding import Finding
-from normscope.findings.table import RULES, Rule
+from normscope.findings.table import RULES, FindingRule
 
 Row = Mapping[str, Any]
 
@@ -179,7 +179,7 @@ class Chronicle:
         self._unsaid -= set(told)
         return [self._found[key] for key in told]
 
-    def _judge(self, rule: Rule, row: Row) -> Iterator[tuple[str, str]]:
+    def _judge(self, rule: FindingRule, row: Row) -> Iterator[tuple[str, str]]:
         step, seen = int(row["step"]), set()
         self.history.seen = True
         for hit in rule.find((self.history, row)):

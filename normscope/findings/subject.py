@@ -40,7 +40,6 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 TORCH_NORMALIZERS = (BatchNorm, InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 MOST_BATCHES = 16  # of the data, for statistics
-POWER_STEPS = 6
 MOST_PARAMETERS, MOST_MODULES = 100_000_000, 2_000  # of a model whose symmetries are looked for unasked
 
 
@@ -129,11 +128,6 @@ class Subject:
     def weight_norms(self) -> dict[Node, Magnitude]:
         """Spectral norms of the weights as matrices (out, everything else); quick, and no bound for a convolution by itself."""
         return {node: spectral_norm(found.matrix(), slack=1e-3) for node, found in self.weighted.items()}
-
-    @cached_property
-    def norm_estimates(self) -> dict[Node, float]:
-        """The same by a few steps of power iteration in the weights' own type: estimates, from below, for models of any size."""
-        return {node: _estimated_norm(found) for node, found in self.weighted.items()}
 
     @cached_property
     def bound(self) -> Magnitude | None:
@@ -362,20 +356,6 @@ class Subject:
             if not have.get(need, True):
                 return NEEDS[need]
         return ""
-
-
-def _estimated_norm(found: LinearMap) -> float:
-    """‖W‖ by power iteration on one random vector: products with vectors read W much faster than those with matrices do."""
-    assert isinstance(found.weight, Constant)
-    value = found.weight.value.detach()
-    matrix = value if value.dim() == 2 and found.kernel is None and value.dtype == torch.float32 else found.matrix().float()
-    if not matrix.numel():
-        return 0.0
-    vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix)
-    for _ in range(POWER_STEPS):
-        image = matrix @ (vector / torch.linalg.vector_norm(vector))
-        vector = matrix.mT @ (image / torch.linalg.vector_norm(image))
-    return float(torch.linalg.vector_norm(vector))  # NaN of a weight of zeros, or with a NaN in it (NS209)
 
 
 def _passed(node: Node, readers: Mapping[Node, list[Node]]) -> list[Node]:

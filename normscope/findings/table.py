@@ -70,7 +70,7 @@ class Clean:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FindingRule:
     """why: one paragraph. reference: where to read more. name: a word for it in reports. clean: of rules on rows."""
 
     id: str
@@ -100,7 +100,7 @@ class Rule:
         return GROUPS[self.id[:3]]
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, FindingRule] = {}
 
 
 def rule(
@@ -113,7 +113,7 @@ def rule(
         if id in RULES:
             raise ValueError(f"{id} is taken by {RULES[id].title!r}")
         why = " ".join((inspect.getdoc(find) or "").split())
-        RULES[id] = Rule(id, title, severity, fix, why, reference, needs, find, name, clean)
+        RULES[id] = FindingRule(id, title, severity, fix, why, reference, needs, find, name, clean)
         return find
 
     return decorate
@@ -128,14 +128,14 @@ def chosen_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list
     return [rule for rule in wanted if not ignore or not rule.startswith(tuple(ignore))]
 
 
-class Subject(Protocol):
+class Examined(Protocol):
     """What rules are run on."""
 
     def missing(self, needs: tuple[str, ...]) -> str:
         """Why a rule with these needs cannot run, or an empty string."""
 
 
-def judged(subject: Subject, rules: Sequence[str]) -> tuple[list[Finding], list[str], dict[str, str]]:
+def judged(subject: Examined, rules: Sequence[str]) -> tuple[list[Finding], list[str], dict[str, str]]:
     """What the rules found, which of them ran, and why the others did not."""
     found: list[Finding] = []
     checked: list[str] = []

@@ -13,19 +13,19 @@ from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """Index j along `axis`, of size outer · B · inner, belongs to sample (j // inner) mod B."""
 
     axis: int
     outer: int = 1
     inner: int = 1
 
-    def at(self, axis: int) -> Layout:
-        return Layout(axis, self.outer, self.inner)
+    def at(self, axis: int) -> SampleLayout:
+        return SampleLayout(axis, self.outer, self.inner)
 
 
 @dataclass(frozen=True)
-class Constant:
+class SampleFree:
     """Depends on no sample, nor on how many there are."""
 
 
@@ -34,9 +34,9 @@ class Unproved:
     reason: str
 
 
-CONSTANT = Constant()
+CONSTANT = SampleFree()
 
-State = Union[Layout, Constant, Unproved]
+State = Union[SampleLayout, SampleFree, Unproved]
 
 ENTRYWISE = {
     "alias", "copy", "detach", "fill", "floor_divide", "hardswish", "lift_fresh", "lift_fresh_copy",
@@ -104,15 +104,15 @@ class Operation:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
-    def layout(self, name: str) -> Layout | None:
+    def layout(self, name: str) -> SampleLayout | None:
         """Of a tensor argument; None for a constant and for no tensor."""
         return self.of(self.values.get(name))
 
-    def of(self, value: Any) -> Layout | None:
+    def of(self, value: Any) -> SampleLayout | None:
         state = self.known.get(id(value)) if isinstance(value, torch.Tensor) else None
-        return state if isinstance(state, Layout) else None
+        return state if isinstance(state, SampleLayout) else None
 
-    def only(self, name: str) -> Layout:
+    def only(self, name: str) -> SampleLayout:
         """The layout of an argument, the only one that holds samples."""
         layout = self.layout(name)
         if layout is None or any(self.of(tensor) is not None for tensor in self.tensors if tensor is not self[name]):
@@ -135,7 +135,7 @@ def require(holds: bool, reason: str = "") -> None:
         raise Ends(reason)
 
 
-def aligned(operation: Operation, tensors: Sequence[Any], rank: int) -> Layout:
+def aligned(operation: Operation, tensors: Sequence[Any], rank: int) -> SampleLayout:
     """The one layout of tensors that are broadcast together; constants are the same for every sample."""
     found = {layout.at(layout.axis + rank - tensor.dim()) for tensor in tensors if (layout := operation.of(tensor)) is not None}
     require(len(found) == 1, "brings samples together")
@@ -147,21 +147,21 @@ def aligned(operation: Operation, tensors: Sequence[Any], rank: int) -> Layout:
     return layout
 
 
-def entrywise(operation: Operation) -> Layout:
+def entrywise(operation: Operation) -> SampleLayout:
     return aligned(operation, operation.tensors, max(tensor.dim() for tensor in operation.tensors))
 
 
-def reduced(operation: Operation) -> Layout:
+def reduced(operation: Operation) -> SampleLayout:
     layout = operation.only("self")
     axes = operation.axes("dim", operation["self"].dim())
     require(layout.axis not in axes)
     return layout if operation.values.get("keepdim") else layout.at(layout.axis - sum(axis < layout.axis for axis in set(axes)))
 
 
-def along(name: str) -> Callable[[Operation], Layout]:
+def along(name: str) -> Callable[[Operation], SampleLayout]:
     """Works along the axes that an argument names, which stay."""
 
-    def rule(operation: Operation) -> Layout:
+    def rule(operation: Operation) -> SampleLayout:
         layout = operation.only("self" if "self" in operation.values else "input")
         require(bool(operation[name]) or operation[name] == 0)
         require(layout.axis not in operation.axes(name, operation.tensors[0].dim()))
@@ -170,7 +170,7 @@ def along(name: str) -> Callable[[Operation], Layout]:
     return rule
 
 
-def viewed(operation: Operation) -> Layout:
+def viewed(operation: Operation) -> SampleLayout:
     """Reshaped: sample number = (place // stride) mod B, in row-major order, before and after."""
     layout, before, after = operation.only("self"), operation["self"].shape, operation.results[0].shape
     stride = layout.inner * _product(before[layout.axis + 1 :])
@@ -181,7 +181,7 @@ def viewed(operation: Operation) -> Layout:
     assert size is not None
     inner = stride // block
     require(inner > 0 and size[0] % inner == 0, "splits the samples")
-    return Layout(axis, size[0] // inner, inner)
+    return SampleLayout(axis, size[0] // inner, inner)
 
 
 def _batch_axis(shape: Sequence[Any]) -> int:
@@ -210,7 +210,7 @@ def _uniform(shape: Sequence[Any]) -> State:
     size = size_of(shape[axis])
     require(size is not None and size[1] == 1)
     assert size is not None
-    return Layout(axis, 1, size[0])
+    return SampleLayout(axis, 1, size[0])
 
 
 def expanded(operation: Operation) -> State:
@@ -231,10 +231,10 @@ def repeated(operation: Operation) -> State:
     size = size_of(repeats[axis])
     require(size is not None and size[1] == 1)
     assert size is not None
-    return Layout(axis, 1, size[0] * (tensor.shape[axis - new] if axis >= new else 1))
+    return SampleLayout(axis, 1, size[0] * (tensor.shape[axis - new] if axis >= new else 1))
 
 
-def permuted(operation: Operation) -> Layout:
+def permuted(operation: Operation) -> SampleLayout:
     layout, rank = operation.only("self"), operation["self"].dim()
     order = list(range(rank))
     if operation.name == "permute":
@@ -247,12 +247,12 @@ def permuted(operation: Operation) -> Layout:
     return layout.at(order.index(layout.axis))
 
 
-def unsqueezed(operation: Operation) -> Layout:
+def unsqueezed(operation: Operation) -> SampleLayout:
     layout, rank = operation.only("self"), operation["self"].dim()
     return layout.at(layout.axis + (operation["dim"] % (rank + 1) <= layout.axis))
 
 
-def squeezed(operation: Operation) -> Layout:
+def squeezed(operation: Operation) -> SampleLayout:
     layout, shape = operation.only("self"), operation["self"].shape
     among = operation.axes("dim", len(shape)) if "dim" in operation.values else range(len(shape))
     return layout.at(
@@ -260,14 +260,14 @@ def squeezed(operation: Operation) -> Layout:
     )
 
 
-def selected(operation: Operation) -> Layout:
+def selected(operation: Operation) -> SampleLayout:
     layout, rank = operation.only("self"), operation["self"].dim()
     axis = operation["dim"] % rank
     require(axis != layout.axis)
     return layout.at(layout.axis - (axis < layout.axis))
 
 
-def sliced(operation: Operation) -> Layout:
+def sliced(operation: Operation) -> SampleLayout:
     layout, tensor = operation.only("self"), operation["self"]
     axis, start, end, step = (operation[name] for name in ("dim", "start", "end", "step"))
     if axis % tensor.dim() == layout.axis:
@@ -278,7 +278,7 @@ def sliced(operation: Operation) -> Layout:
     return layout
 
 
-def diagonal(operation: Operation) -> Layout:
+def diagonal(operation: Operation) -> SampleLayout:
     layout, rank = operation.only("self"), operation["self"].dim()
     axes = {operation["dim1"] % rank, operation["dim2"] % rank}
     require(layout.axis not in axes)

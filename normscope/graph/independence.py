@@ -1,7 +1,7 @@
 """A proof that the samples of a batch stay apart: the batch axis, followed through every operation that runs.
 
 The model runs once on fake tensors (shapes without values, as torch.export runs it) whose batch has a symbolic size B. Beside every
-tensor goes a `Layout`: which axis holds the samples, so that the part of sample i is g(sample i) with the same g for every i.
+tensor goes a `SampleLayout`: which axis holds the samples, so that the part of sample i is g(sample i) with the same g for every i.
 `LAYOUTS` says which operations keep that law. Everything else (an operation that is not in the table, one along the batch axis, a
 number that depends on B) makes its result `Unproved`; a write of such a value, a branch on B or a value that Python reads ends the
 proof. What is proved holds for every batch of two samples or more.
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
 from normscope.core.errors import Refusal, first_line
-from normscope.graph.batch_axis import CONSTANT, Layout, Operation, State, Unproved, size_of
+from normscope.graph.batch_axis import CONSTANT, Operation, SampleLayout, State, Unproved, size_of
 from normscope.graph.layouts import LAYOUTS, states_of
 
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
@@ -99,7 +99,7 @@ class _Attempt:
         with unset_fake_temporarily():
             real = torch.empty((1, *value.shape[1:]), dtype=value.dtype, device=value.device).expand(self.size, *value.shape[1:])
         made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
-        proof.keep(made, Layout(0))
+        proof.keep(made, SampleLayout(0))
         return made
 
 
@@ -130,7 +130,7 @@ class _Proof(TorchDispatchMode):
         state = self.state(output) if isinstance(output, torch.Tensor) else Unproved("no tensor is returned")
         if isinstance(state, Unproved):
             return state.reason
-        whole = isinstance(state, Layout) and state.axis == 0 and state.outer == 1
+        whole = isinstance(state, SampleLayout) and state.axis == 0 and state.outer == 1
         return None if whole else "axis 0 of the output is not the batch"
 
     def keep(self, tensor: torch.Tensor, state: State) -> None:
@@ -182,12 +182,13 @@ def _consistent(tensor: torch.Tensor, state: State, name: str) -> State:
     if isinstance(state, Unproved):
         return state
     wanted = [
-        (state.outer * state.inner, 1) if isinstance(state, Layout) and axis == state.axis else None for axis in range(len(sizes))
+        (state.outer * state.inner, 1) if isinstance(state, SampleLayout) and axis == state.axis else None
+        for axis in range(len(sizes))
     ]
     fits = all(
         size is not None and (size == want if want is not None else size[1] == 0) for size, want in zip(sizes, wanted, strict=True)
     )
-    misplaced = isinstance(state, Layout) and (not 0 <= state.axis < len(sizes) or math.prod(s[0] for s in sizes if s) == 0)
+    misplaced = isinstance(state, SampleLayout) and (not 0 <= state.axis < len(sizes) or math.prod(s[0] for s in sizes if s) == 0)
     if not fits or misplaced:
         return Unproved(f"{name} makes shape {tuple(tensor.shape)} of the batch")
     return state

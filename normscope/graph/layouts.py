@@ -10,8 +10,8 @@ import torch
 from normscope.graph.batch_axis import (
     CONSTANT,
     Ends,
-    Layout,
     Operation,
+    SampleLayout,
     State,
     Unproved,
     aligned,
@@ -34,7 +34,7 @@ from normscope.graph.batch_axis import (
 )
 
 
-def joined(operation: Operation) -> Layout:
+def joined(operation: Operation) -> SampleLayout:
     tensors = operation["tensors"]
     if operation.name == "cat":  # which leaves out tensors of shape (0,), whatever the rank of the others
         tensors = [tensor for tensor in tensors if tensor.dim() != 1 or size_of(tensor.shape[0]) != (0, 0)]
@@ -49,7 +49,7 @@ def joined(operation: Operation) -> Layout:
     return layout
 
 
-def _matrix_product(operation: Operation, a: Any, b: Any) -> Layout:
+def _matrix_product(operation: Operation, a: Any, b: Any) -> SampleLayout:
     """Axes of a: (…, row, inner), of b: (…, inner, column) or (inner,); leading axes are the same in both."""
     left, right, rank = operation.of(a), operation.of(b), a.dim()
     if left is not None and right is not None:
@@ -63,8 +63,8 @@ def _matrix_product(operation: Operation, a: Any, b: Any) -> Layout:
     return right
 
 
-def multiplied(first: str, second: str, added: str | None = None) -> Callable[[Operation], Layout]:
-    def rule(operation: Operation) -> Layout:
+def multiplied(first: str, second: str, added: str | None = None) -> Callable[[Operation], SampleLayout]:
+    def rule(operation: Operation) -> SampleLayout:
         a, b = operation[first], operation[second]
         if operation.of(a) is None and operation.of(b) is None:
             raise Ends("adds samples to a product")
@@ -83,10 +83,10 @@ def multiplied(first: str, second: str, added: str | None = None) -> Callable[[O
     return rule
 
 
-def on_last(count: int, name: str = "self") -> Callable[[Operation], Layout]:
+def on_last(count: int, name: str = "self") -> Callable[[Operation], SampleLayout]:
     """Works within the last axes, each of the places before them by itself."""
 
-    def rule(operation: Operation) -> Layout:
+    def rule(operation: Operation) -> SampleLayout:
         layout = operation.only(name)
         require(layout.axis < operation[name].dim() - count and operation.results[0].dim() == operation[name].dim())
         return layout
@@ -94,31 +94,31 @@ def on_last(count: int, name: str = "self") -> Callable[[Operation], Layout]:
     return rule
 
 
-def padded(operation: Operation) -> Layout:
+def padded(operation: Operation) -> SampleLayout:
     layout, pad = operation.only("self"), operation["pad"]
     require(layout.axis < operation["self"].dim() - len(pad) // 2)
     return layout
 
 
-def convolved(operation: Operation) -> Layout:
+def convolved(operation: Operation) -> SampleLayout:
     layout = operation.only("input")
     require(layout.axis == 0 and operation["input"].dim() == operation["weight"].dim())
     return layout
 
 
-def layer_normalized(operation: Operation) -> Layout:
+def layer_normalized(operation: Operation) -> SampleLayout:
     layout = operation.only("input")
     require(layout.axis < operation["input"].dim() - len(operation["normalized_shape"]))
     return layout
 
 
-def group_normalized(operation: Operation) -> tuple[Layout, ...]:
+def group_normalized(operation: Operation) -> tuple[SampleLayout, ...]:
     layout = operation.only("input")
     require(layout.axis == 0 and size_of(operation["N"]) == size_of(operation["input"].shape[0]))
     return (layout,)
 
 
-def batch_normalized(operation: Operation) -> tuple[Layout, ...]:
+def batch_normalized(operation: Operation) -> tuple[SampleLayout, ...]:
     """With running statistics each sample by itself; with its own, where the samples are channels (as instance norms do it)."""
     layout = operation.layout("input")
     assert layout is not None or operation.tensors
@@ -137,7 +137,7 @@ def batch_normalized(operation: Operation) -> tuple[Layout, ...]:
     return (layout,)
 
 
-def attended(operation: Operation) -> tuple[Layout, ...]:
+def attended(operation: Operation) -> tuple[SampleLayout, ...]:
     heads = [operation[name] for name in ("query", "key", "value")]
     layouts = {operation.of(tensor) for tensor in heads}
     require(len(layouts) == 1 and None not in layouts and all(tensor.dim() == 4 for tensor in heads), "brings samples together")
@@ -150,11 +150,11 @@ def attended(operation: Operation) -> tuple[Layout, ...]:
     return (layout,)
 
 
-def looked_up(operation: Operation) -> Layout:
+def looked_up(operation: Operation) -> SampleLayout:
     return operation.only("indices")
 
 
-def index_selected(operation: Operation) -> Layout:
+def index_selected(operation: Operation) -> SampleLayout:
     axis = operation["dim"] % max(operation["self"].dim(), 1)
     if operation.layout("self") is None:
         return operation.only("index").at(axis)
@@ -163,7 +163,7 @@ def index_selected(operation: Operation) -> Layout:
     return layout
 
 
-def gathered(operation: Operation) -> Layout:
+def gathered(operation: Operation) -> SampleLayout:
     """Every tensor has its samples along the same axis, which is not the one that indices point along."""
     layouts = {operation.of(tensor) for tensor in operation.tensors}
     require(len(layouts) == 1 and None not in layouts, "treats samples differently")
@@ -173,7 +173,7 @@ def gathered(operation: Operation) -> Layout:
     return layout
 
 
-def indexed(operation: Operation) -> Layout:
+def indexed(operation: Operation) -> SampleLayout:
     indices = list(operation["indices"])
     places = [place for place, index in enumerate(indices) if index is not None]
     given = [indices[place] for place in places]
@@ -274,7 +274,7 @@ def _common(operation: Operation) -> State | tuple[State, ...]:
     if counted:
         return Unproved(f"{counted[0]} of {name} depends on the size of the batch")
     sized = any(has_symbol(value) for value in operation.values.values())
-    if not sized and not any(isinstance(known[id(tensor)], Layout) for tensor in operation.tensors):
+    if not sized and not any(isinstance(known[id(tensor)], SampleLayout) for tensor in operation.tensors):
         return CONSTANT
     rule = entrywise if operation.entrywise else LAYOUTS.get(name)
     if rule is None:

@@ -121,7 +121,7 @@ def with_and_without(settings: TrainingSettings, seed: int) -> dict[str, Trainin
 
 
 @dataclass
-class Trained:
+class TrainedNetwork:
     """A network after its training. history: one record per epoch, the first before any step."""
 
     model: nn.Module
@@ -167,7 +167,7 @@ def shuffled(classes: Tensor, size: int, order: torch.Generator) -> Iterator[Ten
     yield from (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
 
 
-def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> Trained:
+def train(training: Training, workspace: Workspace, meter: Meter | None = None) -> TrainedNetwork:
     """Train the network that the training names, or go on from the checkpoint; see `fit`."""
     return fit(*prepare(training, workspace), training, workspace, meter)
 
@@ -187,7 +187,7 @@ def fit(
     meter: Meter | None = None,
     batches: Batches = shuffled,
     penalty: Penalty | None = None,
-) -> Trained:
+) -> TrainedNetwork:
     """Train this network on this data by the recipe, or go on from the checkpoint.
 
     meter: given the model and a fixed batch, makes what measures after every epoch. batches: how an epoch is cut. penalty: given
@@ -236,7 +236,7 @@ def fit(
             history.append({**record, **evaluated(model, split.test, "test"), **measure(model)})
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "order": order.get_state()}
             workspace.save({**states, "history": history})
-    return Trained(model.eval(), split, history, diverged)
+    return TrainedNetwork(model.eval(), split, history, diverged)
 
 
 def trained_numbers(training: Training, workspace: Workspace) -> Numbers:
@@ -251,7 +251,7 @@ def accuracy_numbers(training: Training, workspace: Workspace) -> Numbers:
     return ends(train(training, workspace))
 
 
-def ends(trained: Trained) -> Numbers:
+def ends(trained: TrainedNetwork) -> Numbers:
     """Losses and accuracies on both parts at the end, their gaps, and how it went."""
     found = {**evaluated(trained.model, trained.split.train, "train"), **evaluated(trained.model, trained.split.test, "test")}
     return {

@@ -11,9 +11,9 @@ import torch
 
 from normscope.core.errors import InputError
 from normscope.geometry.families import Family, Symmetries, scale_free_families
+from normscope.optim.family_rows import Rows
 from normscope.optim.first_example import FirstExample
 from normscope.optim.plain import States
-from normscope.optim.rows import Rows
 
 Parameters: TypeAlias = torch.nn.Module | Iterable[Any]  # what torch's optimizers take, or the model itself
 Settings = Mapping[str, Any]  # a parameter group

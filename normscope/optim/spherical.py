@@ -21,8 +21,8 @@ import torch
 from normscope.geometry.families import Family
 from normscope.geometry.sphere import inner, norm
 from normscope.optim.base import Detection, Matrices, Parameters, ScaleFreeOptimizer, Settings
+from normscope.optim.family_rows import Rows
 from normscope.optim.plain import step_adamw, step_sgd
-from normscope.optim.rows import Rows
 
 
 class SphericalOptimizer(ScaleFreeOptimizer):

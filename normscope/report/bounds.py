@@ -16,7 +16,7 @@ from normscope.report.theme import COLORS, NEUTRAL, escaped, figure, labels
 
 if TYPE_CHECKING:
     from normscope.bounds.bound import Bound
-    from normscope.bounds.comparison import Comparison
+    from normscope.bounds.comparison import FamilyComparison
     from normscope.bounds.flatness import Flatness
     from normscope.bounds.generalization import Guarantees
     from normscope.bounds.margins import Margins
@@ -95,7 +95,7 @@ def bound_comparison(guarantees: Guarantees, truth: float | None = None) -> go.F
     return found.update_layout(height=180 + 26 * len(names), margin={"t": 80}, legend={"orientation": "h", "y": -0.2})
 
 
-def bounds_against_gaps(comparison: Comparison) -> go.Figure:
+def bounds_against_gaps(comparison: FamilyComparison) -> go.Figure:
     """One point per model and a bound: log10 of the gap that the bound states against the true gap, and a line where they agree."""
     traces: list[go.Scatter] = []
     for number, name in enumerate(comparison.names):

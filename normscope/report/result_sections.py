@@ -16,7 +16,7 @@ from normscope._checkpoint.report import CheckpointReport
 from normscope._watch.reading import Run
 from normscope.auditing import Audit
 from normscope.bounds.bound import MEASURE, RISK, Bound, shown
-from normscope.bounds.comparison import Comparison
+from normscope.bounds.comparison import FamilyComparison
 from normscope.bounds.flatness import Flatness
 from normscope.bounds.generalization import Guarantees
 from normscope.bounds.iterations import TrainingCost
@@ -28,8 +28,7 @@ from normscope.core.bracket import Bracket
 from normscope.core.codec import encode
 from normscope.core.errors import InputError
 from normscope.core.gap_curve import GapCurve
-from normscope.core.papers import CLAIM_SCHEMA, CLAIM_VERDICTS, LAB_SCHEMA, LEDGER_SCHEMA
-from normscope.core.papers import Comparison as Compared
+from normscope.core.papers import CLAIM_SCHEMA, CLAIM_VERDICTS, LAB_SCHEMA, LEDGER_SCHEMA, Comparison
 from normscope.core.result import Result
 from normscope.curvature.estimators import Density, Estimate
 from normscope.curvature.landscape import Landscape
@@ -247,7 +246,7 @@ def ledger_section(records: Sequence[Record]) -> Section:
 def lab_section(records: Sequence[Record]) -> Section:
     """What the paper says beside what was measured."""
     record = _one(records)
-    compared = [Compared(**row) for row in record["comparisons"]]
+    compared = [Comparison(**row) for row in record["comparisons"]]
     rows = [[words(row.quantity), words(row.paper), words(row.ours), row.answer or "–"] for row in compared]
     failures = [f"{failure['label']}, seed {failure['seed']}: {failure['error']}" for failure in record["failures"]]
     settings: list[list[Child]] = [[name, words(str(value))] for name, value in record["settings"].items()]
@@ -275,8 +274,8 @@ def _one(records: Sequence[Record]) -> Record:
 # any other result ----------------------------------------------------------------------------------------------------
 
 STORED: tuple[type[Result], ...] = (
-    Ablation, Bound, Bracket, CheckpointReport, Comparison, Difference, Flatness, GapCurve, Landscape, LocalBrackets, Margins, Path,
-    Robustness, Sensitivities, TrainingCost,
+    Ablation, Bound, Bracket, CheckpointReport, Difference, FamilyComparison, Flatness, GapCurve, Landscape, LocalBrackets, Margins,
+    Path, Robustness, Sensitivities, TrainingCost,
 )  # fmt: skip
 
 

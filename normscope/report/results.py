@@ -85,9 +85,9 @@ def results_report(results: Sequence[Shown]) -> str:
     return page.render(title, *body, sections=[("summary", "Summary"), *anchors(results)])
 
 
-def result_page(result: Result) -> str:
-    """The report of one result, as HTML text."""
-    return results_report([Shown(None, section_of(result))])
+def result_page(*results: Result) -> str:
+    """The report of results, as HTML text."""
+    return results_report([Shown(None, section_of(result)) for result in results])
 
 
 def headlines(results: Sequence[Shown]) -> Markup | None:

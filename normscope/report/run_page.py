@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from normscope._watch.columns import PRODUCTS
-from normscope.report import sampling
 from normscope.report import summary as summaries
+from normscope.report import thinning
 from normscope.report.html import Drawing, Page, columns, number, section, titled, words
 from normscope.report.markup import Child, Markup, element, table
 from normscope.report.quantities import quantity
 from normscope.report.results import Shown, anchors, headlines, result_sections
-from normscope.report.runs import HEATMAPS, Scale, heatmap, norm_angle, products, series
+from normscope.report.runs import HEATMAPS, ColourScale, heatmap, norm_angle, products, series
 from normscope.report.snapshot import Snapshot
 from normscope.report.summary import MOST_OUTLIERS, Summary, extent, summarize
 
@@ -133,13 +133,13 @@ def _comparison(together: Sequence[tuple[str, Snapshot, Summary]]) -> Markup:
 
 
 def _heatmaps(page: Page, metric: str, names: Sequence[str], runs: Sequence[Snapshot]) -> Markup:
-    scale = Scale.shared(runs, metric) if len(runs) > 1 else None
+    scale = ColourScale.shared(runs, metric) if len(runs) > 1 else None
     buckets = CELLS // max(1, sum(len(run.layers) for run in runs))
     drawn = []
     for name, run in zip(names, runs, strict=True):
         title = quantity(metric).axis + (f": {name}" if len(runs) > 1 else "")
         numbers = _layers_table(run, metric, f"{title}, by layer")
-        made = heatmap(run, metric, scale=scale, columns=min(sampling.COLUMNS, max(FEWEST_COLUMNS, buckets)))
+        made = heatmap(run, metric, scale=scale, columns=min(thinning.COLUMNS, max(FEWEST_COLUMNS, buckets)))
         drawn.append(page.draw(Drawing(title, made, CAPTIONS[metric], numbers)))
     return columns(drawn)
 

@@ -14,7 +14,6 @@ from normscope.core.errors import InputError
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Judged
 from normscope.report.quantities import Quantity, quantity
-from normscope.report.sampling import COLUMNS, SampledMatrix, sample_matrix, sample_series
 from normscope.report.theme import (
     DIVERGING,
     SEQUENTIAL,
@@ -28,6 +27,7 @@ from normscope.report.theme import (
     paragraph,
     spans_decades,
 )
+from normscope.report.thinning import COLUMNS, SampledMatrix, sample_matrix, sample_series
 
 HEATMAPS = ("spectral_norm", "input_variance", "gradient_norm", "effective_lr")  # the main view, in this order
 MOST_DECADES = 12.0  # below the greatest value, what a colour scale tells apart
@@ -77,7 +77,7 @@ def heatmap(
     layers: Sequence[int] | None = None,
     between: Between | None = None,
     columns: int = COLUMNS,
-    scale: Scale | None = None,
+    scale: ColourScale | None = None,
 ) -> go.Figure:
     """One row per layer, one column per few steps, with the findings marked; layers without the metric are left out.
 
@@ -88,7 +88,7 @@ def heatmap(
     chosen = [index for index in (every if layers is None else layers) if recorded[index]]
     about, shown = quantity(metric), labels(run.layers[index]["name"] for index in chosen)
     sampled = sample_matrix(steps, values if chosen == list(every) else values[:, chosen], columns)
-    traces = [_cells(sampled, shown, about, scale or Scale.of(sampled.values, about.signed))] if chosen else []
+    traces = [_cells(sampled, shown, about, scale or ColourScale.of(sampled.values, about.signed))] if chosen else []
     places = {run.layers[index]["name"]: shown[row] for row, index in enumerate(chosen)}
     made = figure(*traces, *_marks(run, places, between), title=about.axis, x="step", y="")  # names say what rows are
     height = min(max(LEAST_HEIGHT, 140 + ROW_HEIGHT * len(chosen)), MOST_HEIGHT)
@@ -98,7 +98,7 @@ def heatmap(
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Both ends of a colour scale, of log10 where it is logarithmic."""
 
     low: float
@@ -106,23 +106,23 @@ class Scale:
     logarithmic: bool = False
 
     @staticmethod
-    def of(values: np.ndarray, signed: bool = False) -> Scale:
+    def of(values: np.ndarray, signed: bool = False) -> ColourScale:
         """Logarithmic where values span decades, symmetric about zero where signs matter."""
         finite = values[np.isfinite(values)]
         if signed:
             largest = float(np.abs(finite).max(initial=0)) or 1.0
-            return Scale(-largest, largest)
+            return ColourScale(-largest, largest)
         positive = finite[finite > 0]
         if not (finite < 0).any() and spans_decades(positive):
             low, high = np.log10([positive.min(), positive.max()], dtype=np.float64)
-            return Scale(max(float(low), float(high) - MOST_DECADES), float(high), logarithmic=True)
+            return ColourScale(max(float(low), float(high) - MOST_DECADES), float(high), logarithmic=True)
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-        return Scale(low, high) if high > low else Scale(low - 0.5, high + 0.5)
+        return ColourScale(low, high) if high > low else ColourScale(low - 0.5, high + 0.5)
 
     @staticmethod
-    def shared(runs: Sequence[Recording], metric: str) -> Scale:
+    def shared(runs: Sequence[Recording], metric: str) -> ColourScale:
         """One scale for a metric of several runs."""
-        return Scale.of(np.concatenate([run.arrays(metric)[metric].ravel() for run in runs]), quantity(metric).signed)
+        return ColourScale.of(np.concatenate([run.arrays(metric)[metric].ravel() for run in runs]), quantity(metric).signed)
 
     def place(self, values: np.ndarray) -> np.ndarray:
         """Where values lie on the scale; what is beyond an end, zero and infinity too, lies at that end."""
@@ -131,7 +131,7 @@ class Scale:
         return np.clip(places, self.low, self.high).astype(np.float32)
 
 
-def _cells(sampled: SampledMatrix, names: Sequence[str], about: Quantity, scale: Scale) -> go.Heatmap:
+def _cells(sampled: SampledMatrix, names: Sequence[str], about: Quantity, scale: ColourScale) -> go.Heatmap:
     """Coloured by the scale; hovering shows step and value as recorded."""
     bar: dict[str, Any] = {"title": {"text": about.unit}, "thickness": 14, "outlinewidth": 0}
     if scale.logarithmic:

@@ -48,7 +48,7 @@ def bonds(forms: Sequence[Form]) -> Iterator[Bond]:
     for form in forms:
         if isinstance(form, Contraction) and form.operands[0] is not form.operands[1]:
             try:
-                found = _Search(form, users).bond()
+                found = _IndexSearch(form, users).bond()
             except Impassable:
                 continue
             key = tuple(sorted(f"{name}:{(codes >= 0).tobytes().hex()}" for name, codes in found.codes.items()))
@@ -57,7 +57,7 @@ def bonds(forms: Sequence[Form]) -> Iterator[Bond]:
                 yield found
 
 
-class _Search:
+class _IndexSearch:
     """Follows the index of one contraction; `codes` are those of every form that it reaches."""
 
     def __init__(self, start: Contraction, users: dict[Form, list[Form]]) -> None:

@@ -100,10 +100,17 @@ def partition(shape: Shape, relations: Iterable[tuple[np.ndarray, np.ndarray]]) 
         offset += len(names)
     if not lines:
         return np.arange(count).reshape(shape)
-    edges = np.concatenate(lines, 1).astype(np.int32)  # as older scipy wants them
-    _, classes = connected_components(coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(offset, offset)), directed=False)
+    classes = components(np.concatenate(lines, 1), offset)
     own = np.where(classes[:count] == classes[count], FORBIDDEN, classes[:count])
     return renumbered(own).reshape(shape)
+
+
+def components(edges: np.ndarray, count: int) -> np.ndarray:
+    """Which component of a graph each of its `count` vertices belongs to; edges: (2, …)."""
+    edges = edges.astype(np.int32)  # as older scipy wants them
+    labels: np.ndarray
+    _, labels = connected_components(coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(count, count)), directed=False)
+    return labels
 
 
 def renumbered(labels: np.ndarray) -> np.ndarray:

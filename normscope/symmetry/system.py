@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+
+from normscope.symmetry.indices import components
 
 Terms = Sequence[tuple[float, np.ndarray]]  # Σ coefficient · unknown, entry by entry
 Row = dict[int, Fraction]
@@ -49,9 +49,7 @@ class System:
 
     def _classes(self) -> np.ndarray:
         """The class of every unknown under the equalities; class 0 is zero."""
-        edges = np.concatenate([np.zeros((2, 0), dtype=np.int64), *self._equal], 1).astype(np.int32)  # as older scipy wants them
-        graph = coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(self.count, self.count))
-        _, labels = connected_components(graph, directed=False)
+        labels = components(np.concatenate([np.zeros((2, 0), dtype=np.int64), *self._equal], 1), self.count)
         swap = labels[self.ZERO]
         return np.where(labels == swap, 0, np.where(labels == 0, swap, labels))
 
@@ -99,20 +97,12 @@ def _without_zeros(rows: list[Row]) -> list[Row]:
 
 def _components(rows: list[Row]) -> Iterable[list[Row]]:
     """Rows that share unknowns, together."""
-    parent: dict[int, int] = {}
-
-    def root(unknown: int) -> int:
-        while parent.setdefault(unknown, unknown) != unknown:
-            parent[unknown] = unknown = parent[parent[unknown]]
-        return unknown
-
-    for row in rows:
-        first, *others = row
-        for other in others:
-            parent[root(other)] = root(first)
+    mentioned = {unknown: number for number, unknown in enumerate({unknown for row in rows for unknown in row}, len(rows))}
+    edges = [(place, mentioned[unknown]) for place, row in enumerate(rows) for unknown in row]
+    labels = components(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(rows) + len(mentioned))
     found: dict[int, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[root(next(iter(row)))].append(row)
+    for row, label in zip(rows, labels.tolist(), strict=False):
+        found[label].append(row)
     return found.values()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.bounds.bound import GAP, MEASURE, RISK, Bound
-from normscope.bounds.comparison import Comparison, Environment, Member
+from normscope.bounds.comparison import Environment, FamilyComparison, Member
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
 from tests.bounds.models import batch_norm, data, plain
@@ -25,9 +25,11 @@ def true_gap(width: int, rate: float) -> float:
     return 0.01 * width + rate
 
 
-def family(measure: Callable[[int, float], float], error: float = 0.0, gap: Callable[[int, float], float] = true_gap) -> Comparison:
+def family(
+    measure: Callable[[int, float], float], error: float = 0.0, gap: Callable[[int, float], float] = true_gap
+) -> FamilyComparison:
     """A grid of widths and rates, with the measure `m` as given."""
-    return Comparison(
+    return FamilyComparison(
         tuple(
             Member(
                 f"{width}, {rate}", {"width": width, "rate": rate}, gap(width, rate), error, {"zero-one": 0.05},
@@ -85,7 +87,7 @@ def test_a_bound_on_a_risk_states_the_gap_above_the_sample():
 
 
 def test_values_beyond_all_floats_are_ranked_and_drawn():
-    found = Comparison(
+    found = FamilyComparison(
         tuple(
             Member(str(k), {"k": k}, k, 0.0, {}, {"m": Bound("m", Magnitude.from_log10(400 + k), GAP, "l1", 2.0, MEASURE)})
             for k in range(3)

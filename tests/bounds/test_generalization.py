@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import normscope as ns
 from normscope.bounds.bound import MEASURE, Bound
-from normscope.bounds.checkpoint import Checkpoint
 from normscope.bounds.generalization import generalization
 from normscope.bounds.losses import loss_of
 from normscope.bounds.partition import Partition
+from normscope.bounds.saved_columns import SavedColumns
 from normscope.bounds.setting import Setting
 from normscope.bounds.table import TABLE, bounds_of
 from normscope.bounds.theorems.held_out import clopper_pearson, hoeffding
@@ -257,13 +257,13 @@ def settings(path: Path | None, train=None, model: nn.Module | None = None, **op
 
 
 def test_a_stopped_pass_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("normscope.bounds.checkpoint.SECONDS", 0.0)
+    monkeypatch.setattr("normscope.bounds.saved_columns.SECONDS", 0.0)
     expected = settings(None).train.columns
     path = tmp_path / "pass.safetensors"
     for batches in (1, 4, 9):
         with pytest.raises(Stopped):
             _ = settings(path, progress=stop_after(batches)).train.columns
-        assert len(Checkpoint(path, settings(path).train.checkpoint.key).load()[0]["loss"]) == 8 * batches
+        assert len(SavedColumns(path, settings(path).train.checkpoint.key).load()[0]["loss"]) == 8 * batches
     looked = []
     resumed = settings(path).train
     look = resumed._look
@@ -289,7 +289,7 @@ def test_killed_without_warning_and_resumed(tmp_path):
     path = tmp_path / "pass.safetensors"
     script = textwrap.dedent(f"""
         import os, signal
-        import normscope.bounds.checkpoint as checkpoints
+        import normscope.bounds.saved_columns as checkpoints
         checkpoints.SECONDS = 0.0
         from tests.bounds.test_generalization import settings
         def report(what, done, expected):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import normscope as ns
-from normscope.bounds.folding import Scale, as_double, canonical_form, difference, folded
+from normscope.bounds.folding import ChannelScale, as_double, canonical_form, difference, folded
 from normscope.bounds.network import MatrixLayer, network
 from tests.bounds.models import MODELS, seeded
 
@@ -78,7 +78,7 @@ def test_folding_preserves_the_function_and_leaves_no_statistics(name, dtype):
 def test_what_cannot_be_folded_is_counted_once():
     model = seeded(Shared())
     made = folded(model, torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
-    assert isinstance(made.one, Scale) and isinstance(made.two, Scale)
+    assert isinstance(made.one, ChannelScale) and isinstance(made.two, ChannelScale)
     layers = network(made, torch.zeros(1, 4, dtype=torch.float64)).layers
     assert [layer.name for layer in layers] == ["map", "one", "map", "two"]
     assert float(layers[1].spectral) == pytest.approx(float(made.one.weight.detach().abs().max())) and layers[0].shared

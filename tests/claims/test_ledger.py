@@ -13,7 +13,7 @@ import normscope as ns
 from normscope.claims.documentation import documentation
 from normscope.claims.ledger import PAPERS, Checked, Ledger, claim, contents, explanation, find, load
 from normscope.claims.statement import HEDGES, QUANTIFIERS, SLIDES, SOURCES
-from normscope.claims.verdicts import MEASURED, VERDICTS, Outcome
+from normscope.claims.verdicts import MEASURED, VERDICTS, Ruling
 from normscope.core.errors import InputError
 from tests.claims.expected import DISAGREE, LATE, LONG
 
@@ -56,7 +56,7 @@ def test_each_function_states_its_mathematics():
 
 def test_an_id_is_taken_once():
     with pytest.raises(ValueError, match="T-L1 is taken"):
-        claim("T-L1")(lambda generator: Outcome("holds", {}))
+        claim("T-L1")(lambda generator: Ruling("holds", {}))
     assert load()["T-L1"].check.__name__ == "batch_norm_constant"
 
 
@@ -96,7 +96,7 @@ def test_json_lists_the_claims(ledger, tmp_path):
 
 def test_json_has_no_infinities():
     claim = find("T-L1")
-    ledger = Ledger((Checked(claim, Outcome("measured", {"a": float("inf"), "b": float("nan"), "c": 1.5}), 0.0),))
+    ledger = Ledger((Checked(claim, Ruling("measured", {"a": float("inf"), "b": float("nan"), "c": 1.5}), 0.0),))
     content = json.loads(ledger.to_json(), parse_constant=pytest.fail)
     assert content["claims"][0]["evidence"] == {"a": "inf", "b": None, "c": 1.5}
     again = Ledger.from_dict(content)[0].outcome.evidence
@@ -139,7 +139,7 @@ def test_progress_is_reported():
 
 def test_the_page_is_fresh(ledger):
     """Of a measurement the page has one thing that it decides: whether a correction is printed. A full test measures all."""
-    agreed = [Checked(find(id), Outcome(MEASURED, {"agrees": id not in DISAGREE}), 0.0) for id in LATE]
+    agreed = [Checked(find(id), Ruling(MEASURED, {"agrees": id not in DISAGREE}), 0.0) for id in LATE]
     assert PAGE.read_text(encoding="utf-8") == documentation(Ledger((*ledger, *agreed))), STALE
 
 

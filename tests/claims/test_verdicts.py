@@ -14,8 +14,8 @@ from normscope.claims.verdicts import (
     MEASURED,
     REFUTED,
     Case,
-    Estimate,
-    Outcome,
+    DrawnMean,
+    Ruling,
     Trial,
     constant,
     coverage,
@@ -176,14 +176,14 @@ def test_coverage_is_judged_in_every_setting():
 
 def test_stated_means_are_compared_with_draws():
     draws = torch.randn(10_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert expectation([Estimate("here", 0.0, draws)], "a proof").verdict == HOLDS
-    refuted = expectation([Estimate("here", 0.0, draws), Estimate("there", 0.1, draws)], "a proof")
+    assert expectation([DrawnMean("here", 0.0, draws)], "a proof").verdict == HOLDS
+    refuted = expectation([DrawnMean("here", 0.0, draws), DrawnMean("there", 0.1, draws)], "a proof")
     assert refuted.verdict == FALSE and "there: stated 0.1" in refuted.instance and "refute" in str(refuted.evidence["rests on"])
 
 
 def test_a_survivor_needs_a_reason():
     """Sharp and shrunk without a change of the verdict: unexplained. Where the evidence says so: not sharp here."""
-    blunt, sharp, other = Outcome(HOLDS, {"sharpness": "not sharp here"}), Outcome(HOLDS, {}), Outcome(FALSE, {})
+    blunt, sharp, other = Ruling(HOLDS, {"sharpness": "not sharp here"}), Ruling(HOLDS, {}), Ruling(FALSE, {})
     assert reason(Fate("T", "× 0.9", True, blunt, blunt), []) == "not sharp here"
     survivor, victim = Fate("T", "× 1.1", True, sharp, sharp), Fate("T", "× 0.9", True, sharp, other)
     assert reason(survivor, [survivor]) == UNEXPLAINED and "weaker" in reason(survivor, [survivor, victim])

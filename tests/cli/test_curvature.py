@@ -46,6 +46,17 @@ def pairs():
 def column():
     return torch.nn.Linear(64, 1)
 
+class Flat(torch.nn.Module):
+    # its loss is linear in its parameters, so the Hessian is zero
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(64, 1)
+
+    def forward(self, pixels, labels=None):
+        found = self.inner(pixels)
+        return {"logits": found, "loss": found.mean()}
+
 def row():
     inputs, targets = real()
     return inputs.flatten(1), targets[:, 0]
@@ -86,6 +97,15 @@ def test_json_alone_on_stdout_and_in_a_file(place: Path) -> None:
     assert len(content["eigenvalues"]["largest"]) == 2 and content["condition"]["threshold"] == 1e-3
     assert curvature(*words, "found.json").exit_code == 0
     assert json.loads((place / "found.json").read_text()) == content
+
+
+@pytest.mark.parametrize("quotient", [[], ["--quotient"]])
+def test_json_is_json_where_a_number_is_infinite(quotient: list[str]) -> None:
+    """Of a matrix without positive eigenvalues, or of a loss that is not finite, too."""
+    words = ["network.py:Flat", "--data", "network.py:dicts", "--loss", "model", *quotient]
+    result = curvature(*words, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    json.loads(result.stdout, parse_constant=pytest.fail)
 
 
 def test_real_targets_and_batches() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.cli import demo
-from normscope.cli.demo import Trained
+from normscope.cli.demo import DemoNetwork
 from normscope.curvature.sharpness import Sharpness
 from normscope.curvature.spectrum import Condition, Eigenpair
 from normscope.digits import digits
@@ -36,16 +36,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Trained]:
+def found() -> dict[str, DemoNetwork]:
     """Filled by the demo that `content` runs."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def content(runs: Path, found: dict[str, Trained]) -> dict[str, Any]:
+def content(runs: Path, found: dict[str, DemoNetwork]) -> dict[str, Any]:
     before, as_json = torch.random.get_rng_state(), demo.as_json
 
-    def seen(networks: dict[str, Trained], seed: int, epochs: int) -> str:
+    def seen(networks: dict[str, DemoNetwork], seed: int, epochs: int) -> str:
         found.update(networks)
         return as_json(networks, seed, epochs)
 
@@ -60,7 +60,7 @@ def content(runs: Path, found: dict[str, Trained]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("content")
 def test_one_table_that_fits_and_says_how_to_go_on(
-    runs: Path, found: dict[str, Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, found: dict[str, DemoNetwork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command again, with the networks that are trained and audited already."""
     shutil.copytree(runs, tmp_path, dirs_exist_ok=True)
@@ -119,13 +119,13 @@ def test_the_plain_network_trains(tmp_path: Path) -> None:
     assert demo.accuracy(demo.train(learned, "none", seed=0, epochs=8, run=tmp_path), unseen) > 0.9
 
 
-def trained(gains: list[float], lower: float = 1.0, upper: float = 100.0, accuracy: float = 0.9) -> Trained:
+def trained(gains: list[float], lower: float = 1.0, upper: float = 100.0, accuracy: float = 0.9) -> DemoNetwork:
     """A network with one normalizer of the given gains and one linear layer of norm 1."""
     audit = ns.audit(nn.Linear(3, 2), torch.zeros(1, 3), effort=0.1)
     row = LayerRow("normalizer", "batch_norm", **{key: ns.Magnitude(gain) for key, gain in zip(KEYS, gains, strict=False)})
     bracket = replace(audit.bracket, lower=ns.Magnitude(lower), upper=ns.Magnitude(upper))
     sharpness = Sharpness(Eigenpair(2.0, 0.0, {}), Condition(10.0, 1e-6, False), False)
-    return Trained(accuracy, replace(audit, bracket=bracket, layers=(row,)), sharpness)
+    return DemoNetwork(accuracy, replace(audit, bracket=bracket, layers=(row,)), sharpness)
 
 
 @pytest.mark.parametrize(

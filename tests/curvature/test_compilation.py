@@ -23,7 +23,7 @@ def assert_same(found: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize(("name", "matrix"), [("weight norm", "hessian"), ("tied and unused", "gauss-newton")])
 def test_the_flat_graph_is_the_product(name, matrix, monkeypatch):
     """All but the code generator, which takes its time."""
-    monkeypatch.setattr("normscope.curvature.products.without_tape", lambda *given: without_tape(*given, backend="eager"))
+    monkeypatch.setattr("normscope.curvature.matrices.without_tape", lambda *given: without_tape(*given, backend="eager"))
     case = CASES[name]
     plain = ns.hessian(case.model(), case.loss, case.data(), mode=case.mode, matrix=matrix, batch_size=case.batch_size)
     assert_same(compiled(case, matrix=matrix).dense(), plain.dense())

@@ -8,7 +8,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.core.errors import InputError
-from normscope.curvature.products import GaussNewton
+from normscope.curvature.matrices import GaussNewton
 from normscope.curvature.quotient import orthonormal_basis, symmetries_of
 from normscope.curvature.sharpness import sharpness
 from normscope.curvature.slices import slice_of

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from normscope._watch.columns import METRICS, SCALARS
 from normscope.dashboard.server import application
-from tests.dashboard.test_catalogue import FINDING, NAMES
+from tests.dashboard.cards import FINDING, NAMES
 from tests.report.recordings import write_run
 
 HERE = "http://127.0.0.1:8321"

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from normscope.dashboard.server import application
-from tests.dashboard.test_catalogue import NAMES
+from tests.dashboard.cards import NAMES
 from tests.dashboard.test_server import HERE
 from tests.report.recordings import write_run
 from tests.watch.test_store import opened, row

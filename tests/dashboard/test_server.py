@@ -17,7 +17,7 @@ from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
 from normscope.dashboard.server import STATIC, application
 from normscope.dashboard.views import FIGURES, Question, parse_ranges
 from tests.browser.serving import served
-from tests.dashboard.test_catalogue import FINDING, NAMES
+from tests.dashboard.cards import FINDING, NAMES
 from tests.report.recordings import write_run
 
 HERE = "http://127.0.0.1:8321"

@@ -9,7 +9,8 @@ from torch import nn
 import normscope as ns
 from normscope.findings.catalogue import RULES
 from normscope.findings.table import NEEDS
-from tests.doctor.cases import CASES, FURTHER, Patient
+from tests.doctor.cases import CASES, FURTHER
+from tests.doctor.patients import Patient
 
 
 def rules(patient: Patient) -> set[str]:

@@ -17,7 +17,8 @@ from normscope._doctor.documentation import documentation
 from normscope.findings.catalogue import RULES
 from normscope.findings.finding import in_ranges
 from normscope.findings.sarif import to_github, to_sarif
-from tests.doctor.cases import CASES, conv, randn
+from tests.doctor.cases import CASES
+from tests.doctor.patients import conv, randn
 
 
 class Silenced(nn.Module):

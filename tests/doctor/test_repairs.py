@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import normscope as ns
-from tests.doctor.cases import CASES, Block, begun, conv, micro, modes, randn, unmoved
+from tests.doctor.cases import CASES
+from tests.doctor.patients import Block, begun, conv, micro, modes, randn, unmoved
 
 
 class RootMeanSquare(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import normscope as ns
 from normscope._watch.columns import METRICS, PRODUCTS, SCALARS
 from normscope.report.quantities import QUANTITIES, quantity
-from normscope.report.runs import HEATMAPS, Scale, heatmap, layer_series, products, run_figure, series
+from normscope.report.runs import HEATMAPS, ColourScale, heatmap, layer_series, products, run_figure, series
 from tests.report.recordings import write_run
 
 NAMES = ["stem", "block.0.linear", "block.1.linear", "head"]
@@ -68,7 +68,7 @@ def test_lines_are_named_and_compared(run):
 
 @pytest.mark.parametrize("low, high, logarithmic", [(1e-9, 1e3, True), (0.5, 2.0, False), (0.0, 0.0, False)])
 def test_scales_are_logarithmic_where_values_span_decades(low, high, logarithmic):
-    scale = Scale.of(np.array([low, high, np.nan, np.inf]))
+    scale = ColourScale.of(np.array([low, high, np.nan, np.inf]))
     assert scale.logarithmic is logarithmic and scale.low < scale.high
     assert np.isfinite(scale.place(np.array([0.0, low, high, np.inf]))).all()
 

@@ -7,162 +7,24 @@ of two of one shape). A maker may return what does not run on that tensor: the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.networks import Draw
-
-Step = Callable[[Tensor], Tensor]
-Joint = Callable[[Tensor, Tensor], Tensor]
-Parameter = Callable[..., Callable[[], Tensor]]  # a shape → the accessor of a parameter of that shape
-Maker = Callable[[Draw, Tensor, Parameter], Step]
-
-
-def _axis(draw: Draw, x: Tensor) -> int:
-    """An axis that is not the batch, counted from the front or from the back."""
-    axis = draw(*range(1, x.dim()))
-    return axis if draw.chance(0.5) else axis - x.dim()
-
-
-def _number(draw: Draw) -> float:
-    """A factor: mostly ordinary, at times zero, one, tiny or huge."""
-    return draw(0.5, -2.0, 3.0, 1.0, -1.0, 0.0, draw.power_of_ten(-2, 2), -draw.power_of_ten(-12, 12), draw.power_of_ten(-170, 170))
-
-
-def _indices(draw: Draw, size: int, count: int | None = None) -> Tensor:
-    count = draw.integer(1, 2 * size) if count is None else count
-    return torch.randint(0, size, (count,), generator=draw.generator)
-
-
-def _mask(draw: Draw, x: Tensor) -> Tensor:
-    return torch.rand(x.shape[1:], generator=draw.generator) < draw(0.2, 0.5, 0.9)
-
-
-def _slice(draw: Draw, size: int) -> slice:
-    start = draw(*range(size))
-    return slice(start, draw(*range(start + 1, size + 1)), draw(1, 1, 1, 2, 3))
-
-
-# linear maps -----------------------------------------------------------------------------------------------------------
-
-
-def linear(draw, x, parameter):
-    out = draw.integer(1, 12)
-    weight, bias = parameter(out, x.shape[-1]), parameter(out) if draw.chance(0.5) else (lambda: None)
-    form = draw("linear", "matmul", "einsum", "addmm", "tensordot", "unfolded")
-    if form == "linear":
-        return lambda x: F.linear(x, weight(), bias())
-    if form == "matmul":
-        return lambda x: x @ weight().T
-    if form == "einsum":
-        return lambda x: torch.einsum("...i,oi->...o", x, weight())
-    if form == "addmm" and x.dim() == 2:
-        alpha, beta = draw(1, 1, -0.5, 2), draw(1, 0, 3)
-        offset = parameter(out)
-        return lambda x: torch.addmm(offset(), x, weight().t(), alpha=alpha, beta=beta)
-    if form == "unfolded":  # one parameter read in overlapping windows
-        line = parameter(x.shape[-1] + out - 1)
-        return lambda x: F.linear(x, line().unfold(0, x.shape[-1], 1))
-    return lambda x: torch.tensordot(x, weight(), dims=([x.dim() - 1], [1]))
-
-
-def mix_other_axis(draw, x, parameter):
-    axis = _axis(draw, x)
-    weight = parameter(draw.integer(1, 8), x.shape[axis])
-    return lambda x: torch.movedim(torch.movedim(x, axis, -1) @ weight().mT, -1, axis)
-
-
-def convolution(draw, x, parameter):
-    n = x.dim() - 2
-    if n < 1 or n > 3:
-        x, n = x.unsqueeze(1), x.dim() - 1
-    groups = draw(*(g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0))
-    out = groups * draw(1, 2, 3)
-    kernel = [draw(*range(1, min(4, size) + 1)) for size in x.shape[2:]]
-    weight = parameter(out, x.shape[1] // groups, *kernel)
-    bias = parameter(out) if draw.chance(0.5) else (lambda: None)
-    stride, dilation = draw(1, 1, 2, 3), draw(1, 1, 2)
-    padding = draw(0, 1, "same", "valid", 2) if stride == 1 else draw(0, 1, 2)
-    function = (F.conv1d, F.conv2d, F.conv3d)[n - 1]
-    wide = x.dim()
-    return lambda x: function(x if x.dim() == wide else x.unsqueeze(1), weight(), bias(), stride, padding, dilation, groups)
-
-
-def transposed_convolution(draw, x, parameter):
-    n = x.dim() - 2
-    if n not in (1, 2):
-        raise ValueError
-    groups = draw(*(g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0))
-    kernel = [draw(1, 2, 3) for _ in range(n)]
-    weight = parameter(x.shape[1], draw(1, 2), *kernel)
-    stride = draw(1, 2, 3)
-    options = (stride, draw(0, 0, 1), draw(0, stride - 1), groups, draw(1, 1, 2))
-    function = (F.conv_transpose1d, F.conv_transpose2d)[n - 1]
-    return lambda x: function(x, weight(), None, *options)
-
-
-def convolution_module(draw, x, parameter):
-    kind = (nn.Conv1d, nn.Conv2d)[x.dim() - 3] if x.dim() in (3, 4) else None
-    if kind is None:
-        raise ValueError
-    module = kind(
-        x.shape[1], draw(1, 2, 4), draw(1, 2, 3), padding=draw(0, 1), padding_mode=draw("zeros", "circular", "reflect", "replicate")
-    )
-    return module.to(x.dtype)
-
-
-# normalizers -----------------------------------------------------------------------------------------------------------
-
-
-def layer_norm(draw, x, parameter):
-    shape = tuple(x.shape[draw(*range(1, x.dim())) :])
-    weight = parameter(*shape) if draw.chance(0.5) else (lambda: None)
-    epsilon = draw(1e-5, 1e-5, 1e-12, 1e-3, 10.0)
-    if draw.chance(0.3):
-        return lambda x: F.rms_norm(x, shape, weight(), epsilon)
-    bias = parameter(*shape) if draw.chance(0.5) else (lambda: None)
-    return lambda x: F.layer_norm(x, shape, weight(), bias(), epsilon)
-
-
-def group_norm(draw, x, parameter):
-    groups = draw(*(g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0))
-    weight = parameter(x.shape[1]) if draw.chance(0.5) else (lambda: None)
-    if draw.chance(0.3) and x.dim() > 2:
-        return lambda x: F.instance_norm(x, weight=weight(), eps=1e-3)
-    return lambda x: F.group_norm(x, groups, weight(), None, 1e-4)
-
-
-def batch_norm(draw, x, parameter):
-    mean = torch.randn(x.shape[1], generator=draw.generator, dtype=x.dtype) * draw(1, 1, 1e3)
-    variance = (10 ** (4 * torch.rand(x.shape[1], generator=draw.generator) - 2)).to(x.dtype)
-    weight, bias = (parameter(x.shape[1]), parameter(x.shape[1])) if draw.chance(0.6) else ((lambda: None), (lambda: None))
-    return lambda x: F.batch_norm(x, mean.to(x.dtype), variance.to(x.dtype), weight(), bias())
-
-
-def handmade_norm(draw, x, parameter):
-    axis, epsilon = _axis(draw, x), draw(1e-5, 1e-2, 1e-8)
-    form = draw("std", "sqrt", "rsqrt", "norm", "normalize", "l1", "softly", "local")
-    if form == "std":
-        unbiased = draw(True, False)
-        return lambda x: (x - x.mean(axis, keepdim=True)) / (x.std(axis, keepdim=True, unbiased=unbiased) + epsilon)
-    if form == "sqrt":
-        return lambda x: (x - x.mean(axis, keepdim=True)) / (x.var(axis, keepdim=True, unbiased=False) + epsilon).sqrt()
-    if form == "rsqrt":
-        return lambda x: x * torch.rsqrt(x.pow(2).mean(axis, keepdim=True) + epsilon)
-    if form == "norm":
-        return lambda x: x / (x.norm(dim=axis, keepdim=True) + epsilon)
-    if form == "normalize":
-        p = draw(2.0, 2.0, 1.0, math.inf, 3.0)
-        return lambda x: F.normalize(x, p, axis, epsilon)
-    if form == "l1":
-        return lambda x: x / (1 + x.abs().sum(axis, keepdim=True))
-    if form == "softly":
-        return lambda x: x / (1 + x.abs())
-    return lambda x: F.local_response_norm(x, 2)
-
+from tests.sweep.choices import Joint, Maker, Step, any_axis, any_indices, any_mask, any_number, any_slice
+from tests.sweep.layers import (
+    batch_norm,
+    convolution,
+    convolution_module,
+    group_norm,
+    handmade_norm,
+    layer_norm,
+    linear,
+    mix_other_axis,
+    transposed_convolution,
+)
+from tests.sweep.writes import write
 
 # entrywise -------------------------------------------------------------------------------------------------------------
 
@@ -182,7 +44,7 @@ def entrywise(draw, x, parameter):
 
 
 def entrywise_with_arguments(draw, x, parameter):
-    a, b = sorted((_number(draw), _number(draw)))
+    a, b = sorted((any_number(draw), any_number(draw)))
     limits = parameter(*x.shape[draw(*range(1, x.dim())) :])
     slope = parameter(draw(1, x.shape[1]))
     beta, threshold, exponent = draw(1, 1, 0.5, 5.0), draw(20, 20, 40), draw(0.5, 1, 0, 4, -1)
@@ -196,7 +58,7 @@ def entrywise_with_arguments(draw, x, parameter):
 
 
 def arithmetic(draw, x, parameter):
-    a, b = _number(draw), _number(draw)
+    a, b = any_number(draw), any_number(draw)
     other = parameter(*x.shape[draw(*range(1, x.dim())) :])
     rounding = draw(None, None, "floor")
     wider = parameter(draw(1, 3), *x.shape[1:]) if x.dim() < 4 else other
@@ -213,7 +75,7 @@ def arithmetic(draw, x, parameter):
 
 
 def reduction(draw, x, parameter):
-    axis, keep = _axis(draw, x), draw(True, False)
+    axis, keep = any_axis(draw, x), draw(True, False)
     several = tuple(draw.random.sample(range(1, x.dim()), draw(*range(1, x.dim()))))
     k = draw(*range(1, x.shape[axis] + 1))
     p = draw(2, 1, math.inf, -math.inf, 0.5, 3.0, 0)
@@ -269,11 +131,11 @@ def resample(draw, x, parameter):
 
 
 def shape(draw, x, parameter):
-    axis, other = _axis(draw, x), _axis(draw, x)
+    axis, other = any_axis(draw, x), any_axis(draw, x)
     size = x.shape[axis]
-    indices, permutation = _indices(draw, size), draw.random.sample(range(1, x.dim()), x.dim() - 1)
-    window, span = draw(*range(1, size + 1)), _slice(draw, size)
-    mask, lines = _mask(draw, x), torch.rand(size, generator=draw.generator) < 0.6
+    indices, permutation = any_indices(draw, size), draw.random.sample(range(1, x.dim()), x.dim() - 1)
+    window, span = draw(*range(1, size + 1)), any_slice(draw, size)
+    mask, lines = any_mask(draw, x), torch.rand(size, generator=draw.generator) < 0.6
     repeats = torch.randint(0, 3, (size,), generator=draw.generator)
     pick = torch.randint(0, size, x.shape[1:], generator=draw.generator)
     amount = [draw(-1, 0, 1, 2) for _ in range(2 * draw(1, min(2, x.dim() - 1)))]
@@ -306,103 +168,6 @@ def factors(numbers: int) -> tuple[int, ...]:
 
 def pick_for(pick: Tensor, x: Tensor, size: int) -> Tensor:
     return (pick % size).expand(x.shape[0], *pick.shape).unsqueeze(1)
-
-
-# writes ----------------------------------------------------------------------------------------------------------------
-
-
-def write(draw, x, parameter):
-    axis, a = _axis(draw, x), draw(100.0, -3.0, 0.0, 0.5)
-    span, row = _slice(draw, x.shape[1]), parameter(*x.shape[2:]) if x.dim() > 2 else parameter(1)
-    mask, index = _mask(draw, x), _indices(draw, x.shape[1], 1)
-
-    def halves(x):
-        y = x * 1
-        first, _ = y.chunk(2, axis)
-        first.mul_(a)
-        return y
-
-    def rows(x):
-        y = x + 0
-        for place, part in enumerate(y.unbind(1)):
-            part.mul_(1 + place)
-        return y
-
-    def table(x):
-        scale = torch.ones(x.shape[1:], dtype=x.dtype)
-        for place, part in enumerate(scale):
-            part.add_(place)
-        return x * scale
-
-    def slices(x):
-        y = x.clone()
-        y[:, span] *= a
-        y[:, 0] = row()
-        return y
-
-    def quietly(x):
-        y = x * 2
-        with torch.no_grad():
-            y[:, span] *= a
-        return y
-
-    def onto(x):
-        y = x * 1
-        torch.mul(x[:, :1], 50.0, out=y[:, :1])
-        return y
-
-    def through_views(x):
-        y = x.clone()
-        y.view(y.shape[0], -1)[:, ::2].add_(y.flatten(1)[:, :1])
-        return y
-
-    def transposed(x):
-        y = x * 1
-        y.transpose(1, -1).relu_()
-        return y
-
-    def saved(x):
-        y = x * 1
-        z = y * 3
-        y.add_(1).mul_(a)
-        return y + z
-
-    def together(x):
-        y = x * 1
-        torch._foreach_mul_([y], a)
-        return y
-
-    def copied(x):
-        y = torch.empty_like(x)
-        y.copy_(x.flip(1))
-        y[:, 0].fill_(1.0)
-        return y
-
-    def masked(x):
-        y = x.clone()
-        y[:, mask] = 0.0
-        return y.masked_fill_(mask, a)
-
-    def placed(x):
-        y = torch.zeros_like(x)
-        y[:, index] = x[:, index]
-        y.index_add_(1, index, x[:, :1])
-        return y
-
-    def relu_in_place(x):
-        y = x * 1
-        z = y[:, :1]
-        F.relu(y, inplace=True)
-        return y + z
-
-    def expanded(x):
-        y = x.unsqueeze(1).repeat(1, 2, *[1] * (x.dim() - 1))
-        y[:, 1] -= y[:, 0] * a
-        return y
-
-    return draw(
-        halves, rows, table, slices, quietly, onto, through_views, transposed, saved, together, copied, masked, placed, relu_in_place, expanded
-    )  # fmt: skip
 
 
 # two tensors -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.networks import Draw
-from tests.sweep.operations import JOINTS, MAKERS, MIXING, Joint, Step
+from tests.sweep.choices import Joint, Step
+from tests.sweep.operations import JOINTS, MAKERS, MIXING
 
 SHAPES = ((4,), (1,), (6,), (9,), (2, 6), (3, 4), (1, 5), (4, 3, 5), (2, 4, 4), (1, 6, 6), (3, 2, 2))
 MOST_ENTRIES, MOST_TRIES = 400, 60

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import jacobian, normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity
+from normscope.claims.verdicts import Case, Ruling, identity
 
 
 def with_statistics_held(x: Tensor, w: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def with_statistics_moving(x: Tensor, w: Tensor) -> Tensor:
 
 
 @claim("A-S6.1")
-def neuron_gradient(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = with_statistics_held) -> Outcome:
+def neuron_gradient(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = with_statistics_held) -> Ruling:
     """∇_w a and ∇_w a·w of every sample of a batch: as stated, by automatic differentiation, and as corrected."""
     cases = []
     for size, inputs in ((8, 3), (40, 5)):
@@ -51,7 +51,7 @@ def variance_after_batch_norm(
     generator: torch.Generator,
     stated: Callable[[Tensor, Tensor], Tensor] = unit_variance,
     correlations: tuple[float, ...] = (0.0, 0.5, 0.99),
-) -> Outcome:
+) -> Ruling:
     """Two features of given correlation, one 1000 times as large, after BN: the variance along axes and diagonals.
 
     By hand: x₁ = x₂ leaves (1, −1)/√2 no variance at all. Beside it, κ of least squares with BN and without.

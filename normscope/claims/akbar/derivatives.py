@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.claims.akbar.symmetry import weight_of
 from normscope.claims.calculus import Map, gradient, hessian, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity
+from normscope.claims.verdicts import Case, Ruling, identity
 
 SIZES = (3, 8, 32)  # of a batch, or of a layer
 
@@ -45,7 +45,7 @@ def backward_cases(generator: torch.Generator, stated: Callable[[Tensor, Tensor,
 @claim("A-Eq1")
 def batch_norm_backward(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_without_gamma
-) -> Outcome:
+) -> Ruling:
     """The chain rule passes a = γẑ + β, so ∂L/∂ẑ = γδ; the rest of Eq. (1) is exact."""
     return identity(backward_cases(generator, stated))
 
@@ -53,7 +53,7 @@ def batch_norm_backward(
 @claim("A-A.1.1-end")
 def batch_norm_backward_appendix(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = backward_with_gamma
-) -> Outcome:
+) -> Ruling:
     """The appendix ends with the right formula, although the Jacobian that it starts from is not (A-A.1.1)."""
     return identity(backward_cases(generator, stated))
 
@@ -66,7 +66,7 @@ def weight_gradient(deltas: Tensor, z: Tensor, x: Tensor, gamma: Tensor) -> Tens
 
 
 @claim("A-A.1.1-W")
-def batch_norm_weight_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = weight_gradient) -> Outcome:
+def batch_norm_weight_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = weight_gradient) -> Ruling:
     """Against automatic differentiation for one neuron with inputs whose mean is not zero; then its cosine with W against 0."""
     cases = []
     for size in SIZES:
@@ -92,7 +92,7 @@ def right_jacobian(z: Tensor) -> Tensor:
 
 
 @claim("A-A.1.1")
-def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Outcome:
+def batch_norm_jacobian(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = printed_jacobian) -> Ruling:
     """Entry by entry against automatic differentiation. As printed, the matrix does not annul z − μ, the direction of scale."""
     points = [normal(generator, size) for size in SIZES]
     return identity([Case(f"batch of {len(z)}", stated(z), jacobian(_hat, z), right_jacobian(z)) for z in points])
@@ -113,7 +113,7 @@ def right_layer_norm_backward(deltas: Tensor, z: Tensor, gamma: Tensor) -> Tenso
 @claim("A-LN-backward")
 def layer_norm_backward(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = printed_layer_norm_backward
-) -> Outcome:
+) -> Ruling:
     """With γ = 1 and with random γ, against automatic differentiation."""
     cases = []
     for size in SIZES:
@@ -168,13 +168,13 @@ def weight_norm_cases(generator: torch.Generator, stated: Callable[..., WeightNo
 
 
 @claim("A-WN-3.2")
-def weight_norm_gradients(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = without_cross_terms) -> Outcome:
+def weight_norm_gradients(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = without_cross_terms) -> Ruling:
     """w_k depends on every v_j through ‖v‖, and ∂w/∂g = v/‖v‖. Against automatic differentiation."""
     return identity(weight_norm_cases(generator, stated))
 
 
 @claim("A-WN-4.3")
-def weight_norm_gradients_again(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = with_spare_norm) -> Outcome:
+def weight_norm_gradients_again(generator: torch.Generator, stated: Callable[..., WeightNormGradient] = with_spare_norm) -> Ruling:
     """As A-WN-3.2; ‖v‖ ≠ 1 shows the spare factor."""
     return identity(weight_norm_cases(generator, stated))
 
@@ -182,7 +182,7 @@ def weight_norm_gradients_again(generator: torch.Generator, stated: Callable[...
 @claim("A-WN-radial")
 def weight_norm_radial_gradient(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda g, of_g: g * of_g
-) -> Outcome:
+) -> Ruling:
     """What Proposition 4.3 would imply, had it been right; as parts of ‖∇_v L‖‖v‖."""
     cases = []
     for v, g, _, of_v, of_g in weight_norm_instances(generator):
@@ -223,7 +223,7 @@ def equilibria(generator: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]
 
 
 @claim("A-A.1.2")
-def equilibrium_spectrum(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = spectrum) -> Outcome:
+def equilibrium_spectrum(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = spectrum) -> Ruling:
     """At δ = 0 the Hessian is (γ²/σ²)JᵀJσ² with J = ∂ẑ/∂z, a projection over σ; eigenvalues of automatic differentiation."""
     return identity(
         [
@@ -234,7 +234,7 @@ def equilibrium_spectrum(generator: torch.Generator, stated: Callable[[Tensor, T
 
 
 @claim("A-A.1.2-matrix")
-def equilibrium_hessian(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = printed_hessian) -> Outcome:
+def equilibrium_hessian(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = printed_hessian) -> Ruling:
     """The printed matrix against automatic differentiation, γ fixed: it lacks a factor 1/m before ẑẑᵀ."""
     return identity(
         [
@@ -245,7 +245,7 @@ def equilibrium_hessian(generator: torch.Generator, stated: Callable[[Tensor, Te
 
 
 @claim("A-A.1.2-gradient")
-def equilibrium_gradient(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = zero_gradient) -> Outcome:
+def equilibrium_gradient(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = zero_gradient) -> Ruling:
     """Squared error ½Σ(a − y)², γ and β at their optimum for random y, where Σδ = Σδẑ = 0 but δ ≠ 0."""
     cases = []
     for size in SIZES[1:]:
@@ -259,7 +259,7 @@ def equilibrium_gradient(generator: torch.Generator, stated: Callable[[Tensor, T
 
 
 @claim("A-S3.2-flat")
-def curvature_along_weights(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Outcome:
+def curvature_along_weights(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Ruling:
     """The second derivative of t ↦ L(w + tw) as a part of ‖Hw‖‖w‖; L is constant on that line. stated: the direction."""
     cases = []
     for size in SIZES:
@@ -273,7 +273,7 @@ def curvature_along_weights(generator: torch.Generator, stated: Callable[[Tensor
 @claim("A-S3.2-eigen")
 def hessian_along_weights(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda slope, w: 0 * slope
-) -> Outcome:
+) -> Ruling:
     """Hw of a BN neuron with a random loss, away from critical points."""
     cases = []
     for size in SIZES:

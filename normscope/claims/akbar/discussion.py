@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.claims.akbar.dynamics import VISIBLE, minibatch_loss
 from normscope.claims.calculus import Map, gradient, hessian, normal, random_weights, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity, implication, presence
+from normscope.claims.verdicts import Case, Ruling, identity, implication, presence
 
 HIDDEN_CONSTANT = 1e6  # of O
 SAMPLES = 20  # of a training set, from a population of 400
@@ -20,7 +20,7 @@ SCALES = (1.0, 1e-2, 1e-4)  # of the weights before BN
 @claim("A-S7.1-saddles")
 def saddles_of_linear_batch_norm(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda least, variance: least
-) -> Outcome:
+) -> Ruling:
     """One linear neuron with BN and a trained γ: L(w, γ) = ½ mean (γẑ − t)² with t of mean 0. At γ = 0 and w orthogonal to mean(tx)
     the gradient is 0 and the loss ½ mean t², whatever the least loss is.
 
@@ -69,7 +69,7 @@ def sum_of_scale_free_norms(weights: Sequence[Tensor], deviations: Sequence[Tens
 
 
 @claim("A-S7.2-norms")
-def bound_in_norms(generator: torch.Generator, stated: Norms = sum_of_norms) -> Outcome:
+def bound_in_norms(generator: torch.Generator, stated: Norms = sum_of_norms) -> Ruling:
     """W → cW before BN leaves the function, and its gap, as they are, and multiplies the sum by c^2K: a small c refutes any O.
 
     400 points with random labels, 20 of them the sample; of 50 random networks with two BN layers and statistics of the
@@ -101,7 +101,7 @@ def _calibrated(weights: Sequence[Tensor], x: Tensor) -> tuple[Tensor, list[Tens
 
 
 @claim("A-S9.2-noise")
-def minibatches_keep_invariance(generator: torch.Generator, statistics: str = "batch", power: float = 1.0) -> Outcome:
+def minibatches_keep_invariance(generator: torch.Generator, statistics: str = "batch", power: float = 1.0) -> Ruling:
     """The loss of a mini-batch at w and at 7w, the statistics being those of the batch, ε = 0: the same, for every batch.
 
     What mini-batches do is another thing: their mean gradient is not that of all data (evidence, as a part of its norm).
@@ -121,7 +121,7 @@ def minibatches_keep_invariance(generator: torch.Generator, statistics: str = "b
 
 
 @claim("A-S9.3-shift")
-def standardized_inputs(generator: torch.Generator, stated: tuple[float, float] = (0.0, 1.0)) -> Outcome:
+def standardized_inputs(generator: torch.Generator, stated: tuple[float, float] = (0.0, 1.0)) -> Ruling:
     """Mean and variance of ẑ over the batch, for weights of three scales and inputs that are far from normal; ε = 0.
 
     They are two numbers, not the distribution: ẑ = ±1 has mean ½ behind a ReLU, and ẑ = 2 in one of five samples, −½ else, 0.4,

@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.claims.akbar.derivatives import scale_free_loss
 from normscope.claims.akbar.symmetry import (
     LAYER_AXIS,
-    Normalized,
+    NormalizedLayer,
     parameters,
     random_layer,
     weight_norm_output,
@@ -19,7 +19,7 @@ from normscope.claims.akbar.symmetry import (
 )
 from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity, presence, upper_bound
+from normscope.claims.verdicts import Case, Ruling, identity, presence, upper_bound
 
 FACTORS = (0.1, 3.0, 100.0)
 TIME, STEPS = 1.0, 80  # of gradient flow
@@ -31,7 +31,7 @@ def metric(y: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 @claim("A-metric")
-def scale_invariant_metric(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = metric) -> Outcome:
+def scale_invariant_metric(generator: torch.Generator, stated: Callable[[Tensor, Tensor, Tensor], Tensor] = metric) -> Ruling:
     """The identity for random vectors; then the derivative of a function along great circles against its projected gradient."""
     cases = []
     for k in FACTORS:
@@ -49,7 +49,7 @@ def scale_invariant_metric(generator: torch.Generator, stated: Callable[[Tensor,
 
 
 @claim("A-grad-scale")
-def gradient_scale(generator: torch.Generator, stated: tuple[float, float] = (1.0, 2.0)) -> Outcome:
+def gradient_scale(generator: torch.Generator, stated: tuple[float, float] = (1.0, 2.0)) -> Ruling:
     """L(cw) = L(w) gives ∇L(cw) = ∇L(w)/c and H(cw) = H(w)/c². stated: the two exponents."""
     cases = []
     for c in FACTORS:
@@ -60,7 +60,7 @@ def gradient_scale(generator: torch.Generator, stated: tuple[float, float] = (1.
 
 
 @claim("A-Ex5.1")
-def gradient_size(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = lambda size, c: size) -> Outcome:
+def gradient_size(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = lambda size, c: size) -> Ruling:
     """‖∇L(cw)‖ for c ≥ 3 against ‖∇L(w)‖; the rate is 1/c. stated: the bound, of ‖∇L(w)‖ and c."""
     cases, error = [], 0.0
     for c in (3.0, 100.0):
@@ -88,7 +88,7 @@ def flow(loss: Map, start: Tensor) -> Tensor:
     return integrated(lambda w: -gradient(loss, w), start)
 
 
-def layer_norm_loss(generator: torch.Generator) -> tuple[Normalized, Map]:
+def layer_norm_loss(generator: torch.Generator) -> tuple[NormalizedLayer, Map]:
     """A layer with LN, tanh (smooth, so that the flow can be integrated to high order) and a readout: the loss of (W, b)."""
     layer, x = random_layer(generator, LAYER_AXIS), normal(generator, 12, 5)
     readout, targets = normal(generator, 4), normal(generator, 12)
@@ -100,7 +100,7 @@ def kept(norm: Tensor, time: float) -> Tensor:
 
 
 @claim("A-L5.1")
-def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = kept) -> Outcome:
+def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = kept) -> Ruling:
     """d‖w‖²/dt = −2 w·∇L = 0. A step of plain gradient descent of size η instead adds exactly η²‖∇L‖² to ‖w‖²."""
     cases = []
     for inputs in (3, 8):
@@ -112,7 +112,7 @@ def norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, floa
 
 
 @claim("A-L5.1-WN")
-def weight_norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = kept) -> Outcome:
+def weight_norm_is_conserved(generator: torch.Generator, stated: Callable[[Tensor, float], Tensor] = kept) -> Ruling:
     """∇_v L·v = 0, because w does not depend on ‖v‖. The reason that is given, a gradient orthogonal to (v, −g), is another and
     does not hold (A-WN-radial); it would conserve ‖v‖² − g² instead."""
     x, targets, both = normal(generator, 20, 5), normal(generator, 20), normal(generator, 6)
@@ -125,7 +125,7 @@ def weight_norm_is_conserved(generator: torch.Generator, stated: Callable[[Tenso
 @claim("A-L5.1-LN")
 def layer_norm_weight_norm(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda weight, bias: weight.norm()
-) -> Outcome:
+) -> Ruling:
     """The scale symmetry of LN is joint in (W, b), unlike BN's, which ignores b altogether. stated: what is conserved."""
     cases = []
     for trial in range(3):
@@ -138,7 +138,7 @@ def layer_norm_weight_norm(
 
 
 @claim("A-WD")
-def weight_decay_rate(generator: torch.Generator, stated: float = 1.0) -> Outcome:
+def weight_decay_rate(generator: torch.Generator, stated: float = 1.0) -> Ruling:
     """2w·(−∇L − λw) with w·∇L = 0. stated: the factor of −λ‖w‖²."""
     cases = []
     for decay in (1e-4, 0.1, 2.0):
@@ -176,7 +176,7 @@ def minibatch_loss(x: Tensor, targets: Tensor, w: Tensor, statistics: str, power
 @claim("A-R5.1")
 def minibatch_radial_gradient(
     generator: torch.Generator, stated: float = VISIBLE, statistics: str = "batch", power: float = 1.0
-) -> Outcome:
+) -> Ruling:
     """Cosines of w and the gradients of mini-batches of a BN neuron, ε = 0. stated: the cosine that would count as a component.
 
     statistics: "data" normalizes each batch with the statistics of all data, held fixed; then there is one. power: of σ in BN.

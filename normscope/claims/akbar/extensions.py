@@ -15,7 +15,7 @@ from normscope.claims.akbar.discussion import linear_neuron
 from normscope.claims.akbar.dynamics import integrated
 from normscope.claims.calculus import Map, chain, gradient, hessian, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity
+from normscope.claims.verdicts import Case, Ruling, identity
 
 HEIGHTS = (-1.5, -0.4, 0.3, 2.0)  # of z at the saddle, before they are standardized
 RATE, STEPS, RUNS = 0.1, 200, 9  # of the descent from the saddle
@@ -26,7 +26,7 @@ DEPTH = 50
 @claim("A-S5.1-saddle")
 def noise_at_a_saddle_without_symmetry(
     generator: torch.Generator, stated: Callable[[int], float] = lambda size: 1 / size
-) -> Outcome:
+) -> Ruling:
     """L(w, γ) = ½ mean (γẑ − t)² with t = x₁ = ±1 independent of x₂, at w = (0, 1), γ = 0: a saddle, no units being equal.
 
     There ∂L/∂w = 0 and ∂L/∂γ = −mean(tẑ) in every batch, a push that has a part along the way down. Given the ẑ of a batch, its t
@@ -85,7 +85,7 @@ def _batch_loss(batch: Tensor, x: Tensor, own: bool, point: Tensor) -> Tensor:
 
 
 @claim("A-S9.5-tangent")
-def steps_in_the_tangent_plane(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Outcome:
+def steps_in_the_tangent_plane(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Ruling:
     """∇L − (∇L·w)w/‖w‖² = ∇L for a neuron before BN: leaving out the radial part leaves out nothing. stated: what is left out.
 
     Without BN it does (evidence: the part of ‖∇L‖ that is radial).
@@ -111,7 +111,7 @@ def on_the_sphere(start: Tensor, plain: Tensor) -> Tensor:
 
 
 @claim("A-S9.5-clipping")
-def normalized_gradients(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = on_the_sphere) -> Outcome:
+def normalized_gradients(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = on_the_sphere) -> Ruling:
     """−∇L/‖∇L‖ and the clipped gradient have the direction of −∇L, so their flows run along the same curves at another speed.
 
     By hand: L = ½‖w‖² from (1, 0); plain flow goes straight to 0 and so does normalized flow, with ‖w‖ = 1 − t. Plain flow to time
@@ -162,7 +162,7 @@ def _timed(loss: Map, speed: Map, point: Tensor) -> Tensor:
 @claim("A-S9.5-free")
 def initialization_without_normalizers(
     generator: torch.Generator, stated: Callable[[int], float] = lambda depth: 1.0, gain: float = 1.0
-) -> Outcome:
+) -> Ruling:
     """W_1 = [V; −V], W_k = [V, −V; −V, V] with orthogonal V: h_k = (relu(u), relu(−u)) with u = V⋯Vx, so ‖h_k‖ = ‖x‖ for every x.
 
     One of each pair of units is on, so the Jacobian is an isometry almost everywhere: no gradient explodes or vanishes. It is the
@@ -189,7 +189,7 @@ def mirrored(width: int, depth: int, generator: torch.Generator) -> list[Tensor]
 @claim("A-S9.5-training")
 def variance_during_training(
     generator: torch.Generator, stated: Callable[[float, float], float] = lambda size, share: 1.0
-) -> Outcome:
+) -> Ruling:
     """z = w·x on whitened inputs, t = c·x₁, gradient descent on ½ mean (z − t)²: the only minimum has z = t, of variance c².
 
     By hand: x = ±1, t = 2x, w = 1 has variance 1; descent brings w to 2 and the variance to 4. Then K such weights in a chain, all

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import EPSILON, gradient, jacobian, normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, constant, identity, presence
+from normscope.claims.verdicts import Case, Ruling, constant, identity, presence
 
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 INPUTS, OUTPUTS, BATCH = 5, 4, 12
@@ -21,7 +21,7 @@ VISIBLE = 1e-6  # a relative change that counts
 
 
 @dataclass(frozen=True)
-class Normalized:
+class NormalizedLayer:
     """a = γ · normalize(xWᵀ + b) + β, along the batch (BN) or along the features (LN)."""
 
     weight: Tensor
@@ -33,27 +33,27 @@ class Normalized:
     def __call__(self, x: Tensor, epsilon: float = 0.0) -> Tensor:
         return self.gamma * standardize(x @ self.weight.T + self.bias, self.axis, epsilon) + self.beta
 
-    def scaled(self, c: float | Tensor) -> Normalized:
+    def scaled(self, c: float | Tensor) -> NormalizedLayer:
         """(W, b) → (cW, cb); a tensor c has one factor per neuron."""
         rows = c[:, None] if isinstance(c, Tensor) else c
         return replace(self, weight=rows * self.weight, bias=c * self.bias)
 
 
-def random_layer(generator: torch.Generator, axis: int) -> Normalized:
+def random_layer(generator: torch.Generator, axis: int) -> NormalizedLayer:
     weight = normal(generator, OUTPUTS, INPUTS)
     bias, gamma, beta = normal(generator, 3, OUTPUTS)
-    return Normalized(weight, bias, gamma, beta, axis)
+    return NormalizedLayer(weight, bias, gamma, beta, axis)
 
 
-Change = Callable[[Normalized, float], Normalized]
+Change = Callable[[NormalizedLayer, float], NormalizedLayer]
 
 
-def scale_all(layer: Normalized, c: float) -> Normalized:
+def scale_all(layer: NormalizedLayer, c: float) -> NormalizedLayer:
     """(W, b) → (cW, cb)."""
     return layer.scaled(c)
 
 
-def scale_and_divide_gamma(layer: Normalized, c: float) -> Normalized:
+def scale_and_divide_gamma(layer: NormalizedLayer, c: float) -> NormalizedLayer:
     """(W, b, γ) → (cW, cb, γ/c)."""
     return replace(layer.scaled(c), gamma=layer.gamma / c)
 
@@ -68,14 +68,14 @@ def invariance_cases(generator: torch.Generator, axis: int, stated: Change, corr
     return cases
 
 
-def defect(layer: Normalized, x: Tensor, c: float) -> float:
+def defect(layer: NormalizedLayer, x: Tensor, c: float) -> float:
     """How much the output changes with ε = 1e-5 when (W, b) is scaled by c."""
     before = layer(x, EPSILON)
     return float((layer.scaled(c)(x, EPSILON) - before).norm() / before.norm())
 
 
 @claim("A-P4.1")
-def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_all) -> Outcome:
+def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_all) -> Ruling:
     """ẑ = (z − μ)/σ has degree 0 in (W, b), at ε = 0 and with the statistics of the batch; also one factor per neuron.
 
     With ε > 0 the relative defect is about ε/(σ² + ε), which matters when weights shrink. In eval mode, with fixed statistics, the
@@ -93,7 +93,7 @@ def batch_norm_scale_invariance(generator: torch.Generator, stated: Change = sca
 
 
 @claim("A-P4.1-gamma")
-def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Outcome:
+def batch_norm_scale_with_gamma(generator: torch.Generator, stated: Change = scale_and_divide_gamma) -> Ruling:
     """ẑ does not change, so a = γẑ + β becomes γẑ/c + β."""
     return identity(invariance_cases(generator, BATCH_AXIS, stated, scale_all))
 
@@ -104,7 +104,7 @@ def whole_layers(layers: int, neurons: int) -> int:
 
 
 @claim("A-S4.1-group")
-def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = whole_layers) -> Outcome:
+def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = whole_layers) -> Ruling:
     """Two layers with BN and tanh, no biases: the nullity of the Jacobian of the outputs in all weights, at ε = 0."""
     cases = []
     for widths in ((3, 4, 2), (5, 2, 6)):
@@ -121,7 +121,7 @@ def scale_group(generator: torch.Generator, stated: Callable[[int, int], int] = 
 
 
 @claim("A-S9.1-bias")
-def bias_before_batch_norm(generator: torch.Generator, statistics: str = "batch", removed: float = 1.0) -> Outcome:
+def bias_before_batch_norm(generator: torch.Generator, statistics: str = "batch", removed: float = 1.0) -> Ruling:
     """The output of a layer with BN with and without its bias. statistics: "fixed" keeps the mean from before; the bias counts.
 
     removed: the part of the bias that BN's mean takes off.
@@ -145,7 +145,7 @@ def radial(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 @claim("A-C4.1.1")
 def gradient_is_orthogonal(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = radial
-) -> Outcome:
+) -> Ruling:
     """The derivative of L along c ↦ (cW, cb) at c = 1, as a cosine, for a loss with a ReLU and a random readout after the layer."""
     cases = []
     for trial in range(4):
@@ -156,27 +156,27 @@ def gradient_is_orthogonal(
     return identity(cases)
 
 
-def layer_gradient(layer: Normalized, x: Tensor, generator: torch.Generator) -> Tensor:
+def layer_gradient(layer: NormalizedLayer, x: Tensor, generator: torch.Generator) -> Tensor:
     """∇ of a random loss of relu(layer(x)) with respect to (W, b), as one vector."""
     readout, targets = normal(generator, OUTPUTS), normal(generator, len(x))
     return gradient(lambda p: (with_parameters(layer, p)(x).relu() @ readout - targets).square().mean(), parameters(layer))
 
 
-def parameters(layer: Normalized) -> Tensor:
+def parameters(layer: NormalizedLayer) -> Tensor:
     return torch.cat([layer.weight.flatten(), layer.bias])
 
 
-def with_parameters(layer: Normalized, vector: Tensor) -> Normalized:
+def with_parameters(layer: NormalizedLayer, vector: Tensor) -> NormalizedLayer:
     return replace(layer, weight=vector[: -len(layer.bias)].reshape(layer.weight.shape), bias=vector[-len(layer.bias) :])
 
 
-def scale_and_shift(layer: Normalized, c: float) -> Normalized:
+def scale_and_shift(layer: NormalizedLayer, c: float) -> NormalizedLayer:
     """(W, b) → (cW, cb + c)."""
     return replace(layer.scaled(c), bias=c * layer.bias + c)
 
 
 @claim("A-P4.2")
-def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_and_shift) -> Outcome:
+def layer_norm_scale_invariance(generator: torch.Generator, stated: Change = scale_and_shift) -> Ruling:
     """ẑ has degree 0 in (W, b) jointly at ε = 0. One neuron alone may not be scaled; RMSNorm keeps the scale but not the shift."""
     layer, x = random_layer(generator, LAYER_AXIS), normal(generator, BATCH, INPUTS)
     one = torch.ones(OUTPUTS, dtype=torch.float64)
@@ -203,7 +203,7 @@ def weight_norm_output(x: Tensor, vector: Tensor) -> Tensor:
 @claim("A-P4.3")
 def weight_norm_scale_invariance(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] = lambda v, g, c: (c * v, g / c)
-) -> Outcome:
+) -> Ruling:
     """v/‖v‖ has degree 0 in v: the factor 1/α on g is left over. The proof divides by ‖v‖ where it should by ‖αv‖."""
     cases = []
     for c in FACTORS:
@@ -223,7 +223,7 @@ def freedoms(kind: str, inputs: int) -> int:
 
 
 @claim("A-Tab1")
-def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], int] = table_of_freedoms) -> Outcome:
+def degrees_of_freedom(generator: torch.Generator, stated: Callable[[str, int], int] = table_of_freedoms) -> Ruling:
     """The nullity of the Jacobian of the normalized output in the parameters, at ε = 0 on more samples than parameters."""
     cases = []
     for inputs in (3, 6):
@@ -243,7 +243,7 @@ def nullity(matrix: Tensor) -> int:
 
 def _jacobian_of_layer(x: Tensor, weight: Tensor, bias: Tensor, axis: int) -> Tensor:
     ones = torch.ones_like(bias)
-    layer = Normalized(weight, bias, ones, 0 * ones, axis)
+    layer = NormalizedLayer(weight, bias, ones, 0 * ones, axis)
     return jacobian(lambda p: with_parameters(layer, p)(x), parameters(layer))
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from normscope.claims.calculus import chain, jacobian, normal, product, random_weights, scalar, spectral_product, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, identity, implication, upper_bound
+from normscope.claims.verdicts import Case, Ruling, identity, implication, upper_bound
 
 
 @claim("A-S4.3-fisher")
-def fisher_null_space(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Outcome:
+def fisher_null_space(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda w: w) -> Ruling:
     """Gaussian outputs of variance 1 have the Fisher information JᵀJ, and J(W) maps each row of W that goes into BN to 0.
 
     Then the natural gradient (JᵀJ)⁺∇L lies in the row space of J, so its part along those rows is 0 too. stated: the direction.
@@ -48,7 +48,7 @@ def condition_times_logarithm(condition: float, epsilon: float) -> float:
 @claim("A-S7.1-rate")
 def rate_with_strong_convexity(
     generator: torch.Generator, stated: Callable[[float, float], float] = condition_times_logarithm
-) -> Outcome:
+) -> Ruling:
     """½Σλ_i x_i² with λ from μ to L, step 1/L, x = 1: the slowest entry shrinks by 1 − 1/κ per step, and (1 − 1/κ)^k ≤ e^(−k/κ).
 
     Steps until ‖x‖_∞ ≤ ε, against κ ln(1/ε). Convexity alone would not do: x⁴/4 on [−1, 1] is convex and 3-smooth with μ = 0, and
@@ -73,7 +73,7 @@ def _steps_of_quartic(epsilon: float) -> int:
 
 
 @claim("A-S7.2-margin")
-def margin_and_complexity(generator: torch.Generator, stated: Callable[[float], float] = lambda growth: 1 / growth) -> Outcome:
+def margin_and_complexity(generator: torch.Generator, stated: Callable[[float], float] = lambda growth: 1 / growth) -> Ruling:
     """ReLU networks whose last weight is multiplied by c: ∏‖W_k‖/margin, the size of a margin bound, before and after.
 
     stated: by what the bound is multiplied when the margin grows by a factor.
@@ -90,7 +90,7 @@ def margin_and_complexity(generator: torch.Generator, stated: Callable[[float], 
 
 
 @claim("A-S10-VC")
-def dichotomies(generator: torch.Generator, stated: Callable[[int], int] = lambda number: number // 2) -> Outcome:
+def dichotomies(generator: torch.Generator, stated: Callable[[int], int] = lambda number: number // 2) -> Ruling:
     """Labelings of d points in general position by sign(w·x), for w of any length and for unit w. stated: how many are left.
 
     Each labeling y is realized by w = X⁻¹y, and by w/‖w‖: the signs are the same.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import Map, normal, random_weights, scalar, spectral_norm
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, lower_bound, upper_bound
+from normscope.claims.verdicts import Case, Ruling, lower_bound, upper_bound
 
 WIDTHS = ((3, 3), (4, 6, 2), (2, 8, 8, 5), (5, 5, 5, 5, 5, 5))
 ACTIVATIONS: dict[str, Map] = {"ReLU": torch.relu, "tanh": torch.tanh, "identity": lambda x: x}
@@ -106,7 +106,7 @@ def batch_norm_cases(generator: torch.Generator, affine: bool, floor: Callable[[
 @claim("O-floor-BN")
 def floor_of_batch_norm(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda last, trace: (len(last) / trace).sqrt()
-) -> Outcome:
+) -> Ruling:
     """tr Cov y = ½E‖y − y'‖² ≤ L²·½E‖x − x'‖², and what BN returns has tr Cov = n_K; the product bounds L.
 
     Random chains with three activations, then a descent of the product in all weights. Reached on data along a line. stated: of
@@ -118,7 +118,7 @@ def floor_of_batch_norm(
 @claim("O-affine")
 def floor_with_affine_parameters(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda last, trace: last.norm() / trace.sqrt()
-) -> Outcome:
+) -> Ruling:
     """As O-floor-BN with random γ of both signs and random β in every layer: tr Cov of what the last BN returns is ‖γ_K‖²."""
     return lower_bound(batch_norm_cases(generator, True, stated))
 
@@ -126,7 +126,7 @@ def floor_with_affine_parameters(
 @claim("O-floor-LN")
 def floor_of_layer_norm(
     generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = lambda output, x: output.norm() / x.norm()
-) -> Outcome:
+) -> Ruling:
     """‖Γ_kz_k‖ = ‖Γ_kPW_kh_{k−1}‖/σ_k ≤ (‖Γ_kPW_k‖/σ_k)‖h_{k−1}‖ and ‖h_{k−1}‖ ≤ ‖Γ_{k−1}z_{k−1}‖: the product telescopes.
 
     Random chains and points, then a descent of the product. Reached by one layer with W = I − 11ᵀ/n at a centred x. With a bias it
@@ -156,7 +156,7 @@ def gain_of_small_variance(
     stated: Callable[[Tensor, Tensor, float], Tensor] = lambda weight, deviations, epsilon: torch.minimum(
         spectral_norm(weight / deviations[:, None]), spectral_norm(weight) / epsilon**0.5
     ),
-) -> Outcome:
+) -> Ruling:
     """(S² + ε)^-½ is at most S⁻¹ and at most ε^-½, entry by entry. W → cW for c from 1e-6 to 1e6: the gain rises from c‖W‖/√ε to
     ‖S⁻¹W‖. Below σ² ≈ ε capacity falls linearly with the weights, whatever the data; above, scale does not count."""
     cases, epsilon = [], 1e-5

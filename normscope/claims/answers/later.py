@@ -10,13 +10,11 @@ from torch import Tensor
 
 from normscope.claims.calculus import Map, normal, scalar, spectral_norm, steepness
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, lower_bound
+from normscope.claims.verdicts import Case, Ruling, lower_bound
 
 
 @claim("L-explosion")
-def constants_that_explode(
-    generator: torch.Generator, stated: Callable[[int], float] = lambda depth: 2.0 ** (depth - 1)
-) -> Outcome:
+def constants_that_explode(generator: torch.Generator, stated: Callable[[int], float] = lambda depth: 2.0 ** (depth - 1)) -> Ruling:
     """Two units (z, −z) per layer and W_k = ½[1 1; −1 −1], of norm 1, so that behind the ReLU each layer folds: z ↦ ±|z|.
 
     Of data that are uniform on an interval |z| is uniform on half of it, and BN stretches it to unit variance again: the slope
@@ -52,7 +50,7 @@ def _from_first(later: Sequence[Tensor], norms: Sequence[Map], x: Tensor, weight
 
 
 @claim("L-rank")
-def rank_is_created(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda thickness: 1 / thickness) -> Outcome:
+def rank_is_created(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = lambda thickness: 1 / thickness) -> Ruling:
     """Data x = (t + s·u, t − s·u)/√2 with t, u of unit variance: W turns by 45°, and BN divides the second unit by s."""
     cases, turn = [], torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) * 0.5**0.5
     along, across = normal(generator, 2, 200)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import normal, scalar, standardize
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Estimate, Outcome, expectation
+from normscope.claims.verdicts import DrawnMean, Ruling, expectation
 
 BATCHES = 20_000  # that are drawn of every size
 SIZES = (4, 12, 48)
@@ -33,7 +33,7 @@ Stated = Callable[[int, float, float], tuple[float, float]]
 
 
 @claim("O-batch-noise")
-def noise_of_batch_statistics(generator: torch.Generator, stated: Stated = mean_and_variance) -> Outcome:
+def noise_of_batch_statistics(generator: torch.Generator, stated: Stated = mean_and_variance) -> Ruling:
     """ẑ of z = w·x, ‖w‖ = 1, loss ½mean(ẑ − t)², t = ρz + τy + νn with y = v·x, v ⟂ w a unit vector; −∂L/∂v of 20,000 mini-batches.
 
     With the statistics of all data it is τ. By hand: a batch of 2 has ẑ = ±1 for every w, so its gradient is 0: batches of 2
@@ -46,9 +46,9 @@ def noise_of_batch_statistics(generator: torch.Generator, stated: Stated = mean_
             draws = slopes(size, angle, noise, generator)
             mean, variance = stated(size, sin(angle), noise)
             what = f"batches of {size}, τ = {sin(angle):.2g}, ν = {noise:g}"
-            estimates.append(Estimate(f"{what}, mean", mean, draws))
+            estimates.append(DrawnMean(f"{what}, mean", mean, draws))
             if size >= WITH_VARIANCE:
-                estimates.append(Estimate(f"{what}, variance", variance, (draws - draws.mean()).square()))
+                estimates.append(DrawnMean(f"{what}, variance", variance, (draws - draws.mean()).square()))
     sizes = [2**power for power in range(2, 13)]
     shares = [size * (1 - shrinkage(size)) ** 2 / mean_and_variance(size, 1.0, 0.0)[1] for size in sizes]
     known = {f"a_{size}": shrinkage(size) for size in SIZES}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.claims.calculus import layer_deviation, normal, scalar, spectral_norm, standardize, steepness
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, upper_bound
+from normscope.claims.verdicts import Case, Ruling, upper_bound
 
 WIDTH = 8
 
@@ -60,7 +60,7 @@ def product_of_blocks(ratios: Sequence[Tensor]) -> Tensor:
 
 
 @claim("O-residual")
-def residual_constant(generator: torch.Generator, stated: Callable[[Sequence[Tensor]], Tensor] = product_of_blocks) -> Outcome:
+def residual_constant(generator: torch.Generator, stated: Callable[[Sequence[Tensor]], Tensor] = product_of_blocks) -> Ruling:
     """∂/∂x (x + F(LN x)) = I + F'·∂LN/∂x, of norm at most 1 + ℓ/σ. Jacobians at random points of several scales.
 
     Straight blocks keep x in the span of 1 and x, so a direction orthogonal to both is multiplied by 1 + ℓ/σ in each: reached.
@@ -81,7 +81,7 @@ def square_root_of_depth(branch: float, growth: float, depth: int) -> float:
 @claim("O-depth")
 def depth_of_residual_network(
     generator: torch.Generator, stated: Callable[[float, float, int], float] = square_root_of_depth
-) -> Outcome:
+) -> Ruling:
     """Σ_{l ≤ L} 1/√l ≤ 2√L. Random blocks: ℓ the largest, c the least σ_l/√l, log of the Jacobian against 2(ℓ/c)√depth.
 
     The first block has l = 1. Evidence: log L at depths 8 and 128; were it linear in the depth, it would be 16 times as large.

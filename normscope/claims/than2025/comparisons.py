@@ -17,13 +17,13 @@ from normscope.claims.than2025.generalization import (
     LOSS_BOUND,
     POINTS,
     PROOF,
-    Sample,
+    DrawnSample,
     adversarial_losses,
     bound_of_theorem,
     samples,
     uncertainty,
 )
-from normscope.claims.verdicts import Case, Outcome, Trial, coverage, implication, upper_bound, weaker
+from normscope.claims.verdicts import Case, Ruling, Trial, coverage, implication, upper_bound, weaker
 from normscope.core.magnitude import Magnitude
 
 CONSTANT = 1.0  # L and τ of the losses that are compared
@@ -32,7 +32,7 @@ FILLED = ((1, 1, 100), (10, 10, 1000), (100, 100, 10_000), (1000, 1000, 10**6)) 
 
 
 @claim("T-Eq66")
-def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Outcome:
+def sensitivity_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Ruling:
     """Coverage as for T-T20, with the same losses and one that is linear, for which both sums are equal; then sum against sum.
 
     It needs no Lipschitz constant, and so holds for any loss, with jumps or without: proved in docs/laws.md (Cells), for cells that
@@ -58,7 +58,7 @@ def attacked(loss: Tensor, radius: float) -> Tensor:
 
 
 @claim("T-S-adversarial")
-def attacks_bound_the_sum(generator: torch.Generator, stated: Callable[[float], float] = float) -> Outcome:
+def attacks_bound_the_sum(generator: torch.Generator, stated: Callable[[float], float] = float) -> Ruling:
     """In (6) the sum over cells comes from Σ (m_i/m) E[f : X_i]. Where no two points of a cell are further apart than r, that is at
     most the mean over the samples of max f within r, which is what adversarial training of radius r makes small.
 
@@ -74,12 +74,12 @@ def attacks_bound_the_sum(generator: torch.Generator, stated: Callable[[float], 
     cell = (points * cells).long().clamp(max=cells - 1)
     counts = torch.zeros(POINTS, dtype=torch.int64)
     counts[(cell == cells - 1).nonzero()[0]] = 10
-    sample = Sample(points, torch.full((POINTS,), 1 / POINTS, dtype=torch.float64), counts, cell, cells)
+    sample = DrawnSample(points, torch.full((POINTS,), 1 / POINTS, dtype=torch.float64), counts, cell, cells)
     far = (points > 1 - 0.05 / cells).double() * LOSS_BOUND
     return upper_bound([*cases, _attacked_case("samples at the left end, loss at the right", sample, far, stated)])
 
 
-def _attacked_case(name: str, sample: Sample, loss: Tensor, stated: Callable[[float], float]) -> Case:
+def _attacked_case(name: str, sample: DrawnSample, loss: Tensor, stated: Callable[[float], float]) -> Case:
     inside = sample.shares @ loss  # E[f : X_i] at every point
     bound = sample.empirical(attacked(loss, stated(1 / sample.cells)))
     return Case(name, scalar(bound), scalar(sample.empirical(inside)))
@@ -95,7 +95,7 @@ def two_labels(x: Tensor) -> Tensor:
 
 
 @claim("T-C22-labels")
-def loss_with_labels(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = two_labels) -> Outcome:
+def loss_with_labels(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = two_labels) -> Ruling:
     """Random networks on a line with loss |h₁(x) − y(x)|, L_f = L_y = 1: the steepest slope of the loss against ∏‖W_k‖.
 
     stated: y(x). Beside it, cross-entropy (L_f = √2, no L_y) at the logits (100, 0) when the label changes, ‖y − y'‖ = √2.
@@ -129,7 +129,7 @@ def smaller_than_hou(
     generator: torch.Generator,
     stated: Callable[[float, int, int], float] = sum_of_hou,
     partitions: Sequence[tuple[int, int, int]] = FILLED,
-) -> Outcome:
+) -> Ruling:
     """N cells of diameter 1/N, L_i = 1 and C = 1: λL + g of Theorem 20 against what (HKK) adds to F(D, h).
 
     partitions: cells, those with data, samples.
@@ -160,7 +160,7 @@ def sum_of_theorem(dimension: int, size: int) -> float:
 @claim("T-LLA")
 def more_efficient_than_lyu(
     generator: torch.Generator, stated: Callable[[int], float] = sum_of_lyu, dimensions: tuple[int, ...] = (2, 4, 8)
-) -> Outcome:
+) -> Ruling:
     """Sums that are added to F(D, h) for L = τ = C = 1: the factor by which each falls from m = 10⁴ to 10⁸, free of constants.
 
     dimensions: of the inputs, uniform in a cube.

@@ -12,7 +12,7 @@ from torch import nn
 
 from normscope.claims.ledger import claim
 from normscope.claims.observed import Alteration, Changes, as_measured, directory, observation
-from normscope.claims.verdicts import Outcome, measured
+from normscope.claims.verdicts import Ruling, measured
 from normscope.lab.experiment import Results
 from normscope.lab.measurements import LayerMeter
 from normscope.lab.models.efficientnet import InvertedResidual, Stage
@@ -38,25 +38,25 @@ PRODUCTS = {
 
 
 @claim("T-F1")
-def weight_norms(generator: torch.Generator, stated: Alteration = as_measured) -> Outcome:
+def weight_norms(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
     """`weight-norms`: ∏‖W_k‖ (spectral, and Frobenius beside it) of a 10-layer ReLU network before and after training."""
     return observation("weight-norms", generator.initial_seed(), RELU_NETWORK, stated)
 
 
 @claim("T-F2")
-def input_variance(generator: torch.Generator, stated: Alteration = as_measured) -> Outcome:
+def input_variance(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
     """`input-variance`: variances before each activation, and the product of one 1/σ per layer."""
     return observation("input-variance", generator.initial_seed(), RELU_NETWORK, stated)
 
 
 @claim("T-F1-resnet18", long=True)
-def weight_norms_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Outcome:
+def weight_norms_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
     """As T-F1 for ResNet-18 with a small stem, two epochs; convolutions as matrices (out, in·kh·kw)."""
     return observation("weight-norms", generator.initial_seed(), RESNET18, stated)
 
 
 @claim("T-F2-resnet18", long=True)
-def input_variance_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Outcome:
+def input_variance_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
     """As T-F2 for ResNet-18: the definitions differ by tens of orders of magnitude, so each is named."""
     return observation("input-variance", generator.initial_seed(), RESNET18, stated)
 
@@ -95,7 +95,7 @@ def norms_and_variances(numbers: Numbers) -> bool:
 
 
 @claim("T-F3")
-def efficientnet(generator: torch.Generator, stated: Judgement = norms_and_variances) -> Outcome:
+def efficientnet(generator: torch.Generator, stated: Judgement = norms_and_variances) -> Ruling:
     """As T-F1 and T-F2 for a stack of three of EfficientNet's inverted residual blocks, 10 BN layers: not B3 itself.
 
     `normscope lab run efficientnet` trains B3.
@@ -138,14 +138,14 @@ def saves_more_when_deeper(needed: Numbers) -> bool:
 
 
 @claim("T-S-data")
-def less_data(generator: torch.Generator, stated: Judgement = saves_more_when_deeper) -> Outcome:
+def less_data(generator: torch.Generator, stated: Judgement = saves_more_when_deeper) -> Ruling:
     """The least of 50, 100, …, 800 digits with which a network of depth 2 or 6 reaches 85 % on test data, with and without BN."""
     needed = data_needed(generator.initial_seed())
     return measured("exponentially less", stated(needed), "width 48, Adam 3e-3, 120 steps, batch 50, 85 % of test digits", **needed)
 
 
 @claim("T-S5.2-guide")
-def penalized_constants(generator: torch.Generator, stated: Alteration = as_measured) -> Outcome:
+def penalized_constants(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
     """`capacity-penalty`: a multiple of Σ log ‖W_l‖ and Σ log gains in the loss, with BN and without; the best of two factors."""
     return observation("capacity-penalty", generator.initial_seed(), PENALTIES, stated)
 

@@ -27,7 +27,7 @@ from normscope.claims.calculus import (
     uniform,
 )
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, Trial, coverage, implication, upper_bound, weaker
+from normscope.claims.verdicts import Case, Ruling, Trial, coverage, implication, upper_bound, weaker
 
 DELTA = 0.05
 POINTS = 800
@@ -36,7 +36,7 @@ PROOF = "docs/laws.md, Cells"  # for cells that were fixed before the sample
 
 
 @dataclass(frozen=True)
-class Sample:
+class DrawnSample:
     """m draws from a distribution on points of [0, 1] that are split into cells."""
 
     points: Tensor
@@ -117,7 +117,7 @@ def uncertainty(seen: int, cells: int, size: int) -> float:
     return stated_uncertainty(seen, cells, size, LOSS_BOUND, DELTA)
 
 
-def samples(generator: torch.Generator, repeats: int) -> Iterator[Sample]:
+def samples(generator: torch.Generator, repeats: int) -> Iterator[DrawnSample]:
     """Even and very uneven distributions, few and many cells, small and large samples."""
     points = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     for size in (100, 400, 3000):
@@ -128,10 +128,10 @@ def samples(generator: torch.Generator, repeats: int) -> Iterator[Sample]:
                     weights = torch.exp(unevenness * torch.randn(POINTS, generator=generator, dtype=torch.float64))
                     probabilities = weights / weights.sum()
                     draws = torch.multinomial(probabilities, size, replacement=True, generator=generator)
-                    yield Sample(points, probabilities, draws.bincount(minlength=POINTS), cell, cells)
+                    yield DrawnSample(points, probabilities, draws.bincount(minlength=POINTS), cell, cells)
 
 
-def memorized(sample: Sample, slope: float) -> Tensor:
+def memorized(sample: DrawnSample, slope: float) -> Tensor:
     """min(C, slope · distance to the data): no loss on the sample, as much as the slope allows elsewhere."""
     data = sample.points[sample.counts > 0]
     return (slope * (sample.points[:, None] - data).abs().amin(1)).clamp(max=LOSS_BOUND)
@@ -140,7 +140,7 @@ def memorized(sample: Sample, slope: float) -> Tensor:
 Losses = dict[str, Tensor]  # what is said of a loss → its values at the points
 
 
-def adversarial_losses(sample: Sample) -> Losses:
+def adversarial_losses(sample: DrawnSample) -> Losses:
     """Losses that depend on the data: memorized with gentle and steep slopes, and C on every cell without data.
 
     C on every cell that the sample underrepresents, 0 elsewhere, makes g necessary: L_i = 0 in each cell.
@@ -158,7 +158,7 @@ def bound_of_theorem(empirical: float, spread: float, uncertain: float) -> float
 
 
 def cover(
-    generator: torch.Generator, stated: Callable[[float, float, float], float], losses: Callable[[Sample], Losses]
+    generator: torch.Generator, stated: Callable[[float, float, float], float], losses: Callable[[DrawnSample], Losses]
 ) -> list[Trial]:
     """Theorem 20's bound against the true risk for every sample and every loss made from it."""
     trials = []
@@ -172,7 +172,7 @@ def cover(
 
 
 @claim("T-T20")
-def local_lipschitz_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Outcome:
+def local_lipschitz_bound(generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem) -> Ruling:
     """Proved in docs/laws.md (Cells), for cells that were fixed before the sample; the verdict rests on that proof.
 
     The trials (losses that memorize the sample, and C on the cells that it underrepresents, L_i on whole cells) can refute it, not
@@ -190,7 +190,7 @@ def local_lipschitz_bound(generator: torch.Generator, stated: Callable[[float, f
 @claim("T-T20-local")
 def lipschitz_on_cells_with_data(
     generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem
-) -> Outcome:
+) -> Ruling:
     """Losses that jump at random between 0 and C on every cell without data, and are memorized with a slope where there is data.
 
     The theorem's hypothesis is f's slope on the cells that hold samples, the small areas around them; proof in docs/laws.md
@@ -198,7 +198,7 @@ def lipschitz_on_cells_with_data(
     inside of one cell, breaks the bound with L = 0 (evidence).
     """
 
-    def wild(sample: Sample) -> Losses:
+    def wild(sample: DrawnSample) -> Losses:
         noise = (torch.rand(POINTS, generator=generator, dtype=torch.float64) > 0.2).double() * LOSS_BOUND
         inside = sample.seen[sample.cell]
         return {
@@ -218,7 +218,7 @@ def chosen_after(size: int, risk: float) -> float:
 
 
 @claim("T-T20-partition")
-def partition_from_the_sample(generator: torch.Generator, stated: Callable[[int, float], float] = chosen_after) -> Outcome:
+def partition_from_the_sample(generator: torch.Generator, stated: Callable[[int, float], float] = chosen_after) -> Ruling:
     """P uniform on [0, 1], m samples, X_1 = balls of radius 1/(200 m) around them, X_2 = the rest, f = 0 on X_1 and 1 on X_2.
 
     F(D, h) = 0, L = 0 on X_1, X_2 holds no data: the bound is g with |T| = 1 and N = 2. X_1 has probability at most 1/100.
@@ -236,13 +236,13 @@ def partition_from_the_sample(generator: torch.Generator, stated: Callable[[int,
 @claim("T-C21")
 def discontinuous_loss_bound(
     generator: torch.Generator, stated: Callable[[float, float, float], float] = bound_of_theorem
-) -> Outcome:
+) -> Ruling:
     """Losses that jump from cell to cell and are L_i-Lipschitz inside: the jumps lie between the points of P.
 
     Proof: docs/laws.md (Cells), which asks for slopes inside of cells only. With a jump inside a cell there is no L_i.
     """
 
-    def jumping(sample: Sample) -> Losses:
+    def jumping(sample: DrawnSample) -> Losses:
         heights = torch.rand(sample.cells, generator=generator, dtype=torch.float64)
         heights = torch.where(sample.seen, heights / 2, torch.ones_like(heights))
         slopes = {f"of slope {slope:g} with jumps": memorized(sample, slope) for slope in (0.5, 20.0, 500.0)}
@@ -252,7 +252,7 @@ def discontinuous_loss_bound(
 
 
 @claim("T-S-T1")
-def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float], float] = float.__add__) -> Outcome:
+def two_sided_bound(generator: torch.Generator, stated: Callable[[float, float], float] = float.__add__) -> Ruling:
     """Coverage of the absolute difference, with losses that are low on the data and losses that are high there alone.
 
     Proved in docs/laws.md (Cells, two-sided), for cells that were fixed before the sample; the trials cannot prove it.
@@ -274,8 +274,8 @@ def sum_of_errors(optimization: Tensor, deviation: Tensor) -> Tensor:
 
 
 @claim("T-S-errors")
-def error_decomposition(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = sum_of_errors) -> Outcome:
-    """F(P, h_o) − F(P, h*) = [F(P, h_o) − F(D, h_o)] + [F(D, h_o) − F(D, h_o*)] + [F(D, h_o*) − F(D, h*)] + [F(D, h*) − F(P, h*)].
+def error_decomposition(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = sum_of_errors) -> Ruling:
+    """F(P, h_o) − F(P, h⋆) = [F(P, h_o) − F(D, h_o)] + [F(D, h_o) − F(D, h_o⋆)] + [F(D, h_o⋆) − F(D, h⋆)] + [F(D, h⋆) − F(P, h⋆)].
 
     The third is at most 0. Random risks of finite families; reached by two models of risks (1, 0) and empirical risks (½, ½).
     """
@@ -306,7 +306,7 @@ def network_bound(
     stated: Callable[[list[Tensor]], Tensor] = spectral_product,
     batch: Callable[[list[Tensor]], Tensor] = batch_norm_factor,
     layer: Callable[[int], Tensor] = layer_norm_factor,
-) -> Outcome:
+) -> Ruling:
     """Random networks on [0, 1] with loss |h₁(x) − ½|, one label for all x: the steepest slope of the loss against each constant.
 
     Then the coverage of the whole bound for the network with the largest gap of nine, a choice that depends on the data; it is

@@ -28,7 +28,7 @@ from normscope.claims.calculus import (
     uniform,
 )
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, constant, implication, upper_bound
+from normscope.claims.verdicts import Case, Ruling, constant, implication, upper_bound
 
 WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))
 POINTS = 20  # random inputs a network
@@ -67,7 +67,7 @@ STEEPER_ACTIVATIONS: dict[str, Map] = {"SiLU": nn.functional.silu, "GELU": nn.fu
 
 
 @claim("T-D4")
-def activation_slopes(generator: torch.Generator, stated: Mapping[str, Map] = NAMED_ACTIVATIONS) -> Outcome:
+def activation_slopes(generator: torch.Generator, stated: Mapping[str, Map] = NAMED_ACTIVATIONS) -> Ruling:
     """Jacobians on a fine grid from −6 to 6, where two logits are equal, and at random points of several scales.
 
     It holds for the five that are named. SiLU, which Figure 3's EfficientNet is built of, GELU and Mish exceed 1, so that the
@@ -81,7 +81,7 @@ def activation_slopes(generator: torch.Generator, stated: Mapping[str, Map] = NA
 
 
 @claim("T-L5")
-def product_bound(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Outcome:
+def product_bound(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Ruling:
     """The chain rule: each factor of the Jacobian has norm at most ‖W_k‖, for slopes are at most 1.
 
     Tried on random networks and on the members of Theorem 6, which reach it. It is about chains, see T-L5-residual.
@@ -101,7 +101,7 @@ def product_of_blocks(weights: Weights) -> Tensor:
 
 
 @claim("T-L5-residual")
-def residual_product(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Outcome:
+def residual_product(generator: torch.Generator, stated: Callable[[Weights], Tensor] = spectral_product) -> Ruling:
     """K residual blocks x ↦ x + W_k x: with W_k = 2I the Jacobian is 3^K I, and ∏‖W_k‖ is 2^K; then random small W_k."""
     cases = []
     for depth in (2, 4, 8):
@@ -120,9 +120,7 @@ def product_of_factors(factors: Sequence[float]) -> Tensor:
 
 
 @claim("T-T6")
-def every_constant_is_taken(
-    generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors
-) -> Outcome:
+def every_constant_is_taken(generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors) -> Ruling:
     """W_k = a_k[I 0] gives h(x) = ∏a_k · relu(x) truncated: constant ∏a_k, taken at positive x; some a_k are zero, some large."""
     cases = []
     for widths in WIDTHS:
@@ -160,7 +158,7 @@ def weights_and_constants(weights: Weights, deviations: Deviations) -> Tensor:
 @claim("T-T9")
 def normalized_product_bound(
     generator: torch.Generator, stated: Callable[[Weights, Deviations], Tensor] = weights_and_constants
-) -> Outcome:
+) -> Ruling:
     """The chain rule once more, with the exact constants max_k 1/√(σ_k² + ε) of the normalizers; reached at width 1."""
     networks = batch_norm_networks([*WIDTHS, (1, 1, 1)], generator)
     return upper_bound([Case(network.name, stated(network.weights, network.deviations), network.steepest) for network in networks])
@@ -182,7 +180,7 @@ def batch_norm_network_bound(
     generator: torch.Generator,
     stated: Callable[[Weights, Deviations], Tensor] = weights_and_norms,
     power_form: Callable[[Weights, Deviations], Tensor] = weights_and_powers,
-) -> Outcome:
+) -> Ruling:
     """Theorem 9 with Lemma 1's constants, in both forms, for layers of more than one unit."""
     cases = []
     for network in batch_norm_networks(WIDTHS, generator):
@@ -213,9 +211,7 @@ def falls_with_deviations(factor: float, layers: int) -> float:
 
 
 @claim("T-C10-variance")
-def variance_of_larger_weights(
-    generator: torch.Generator, stated: Callable[[float, int], float] = falls_with_deviations
-) -> Outcome:
+def variance_of_larger_weights(generator: torch.Generator, stated: Callable[[float, int], float] = falls_with_deviations) -> Ruling:
     """Random networks whose BN has the statistics of data: the steepest Jacobian before and after every weight is c times as large.
 
     stated: the factor that σ_k → cσ_k in all K layers brings, c^-K by Corollary 10 if nothing else changed.
@@ -241,7 +237,7 @@ def weights_and_least_deviations(weights: Weights, epsilon: float) -> Tensor:
 @claim("T-C11")
 def layer_norm_network_bound(
     generator: torch.Generator, stated: Callable[[Weights, float], Tensor] = weights_and_least_deviations
-) -> Outcome:
+) -> Ruling:
     """Theorem 9 with Lemma 2's constants, near 0 too, where features are almost equal: the least σ over all inputs is √ε.
 
     Reached by one layer. With that σ the product is ε^-K/2, which reduces nothing: to reduce, σ must be meant on a region.
@@ -257,7 +253,7 @@ def layer_norm_network_bound(
 
 
 @claim("T-C11-reduction")
-def layer_norm_reduction(generator: torch.Generator, stated: Callable[[float], float] = lambda epsilon: 1.0) -> Outcome:
+def layer_norm_reduction(generator: torch.Generator, stated: Callable[[float], float] = lambda epsilon: 1.0) -> Ruling:
     """σ of Lemma 2 is a minimum over ℝⁿ: at x = (t, …, t) the variance is 0, so σ = √ε and 1/σ = ε^-½ per layer.
 
     Random LN networks: the steepest Jacobian near such points against P_w, which a reduction would stay below. stated: the
@@ -277,7 +273,7 @@ def layer_norm_reduction(generator: torch.Generator, stated: Callable[[float], f
 @claim("T-headline")
 def headline_numbers(
     generator: torch.Generator, stated: Callable[[float, float], float] = lambda weights, normalizers: 10.0
-) -> Outcome:
+) -> Ruling:
     """Theorem 9 multiplies: log10 of the bound is 50 − 25. stated: log10 of what would pass as bounded; 10 is generous."""
     weights, normalizers = 50.0, -25.0
     claimed = scalar(stated(weights, normalizers))

@@ -18,7 +18,7 @@ from normscope.claims.calculus import (
     uniform,
 )
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, constant, identity, upper_bound
+from normscope.claims.verdicts import Case, Ruling, constant, identity, upper_bound
 
 SCALES = (1e-3, 1.0, 1e3)  # of inputs
 
@@ -47,7 +47,7 @@ def batch_norm_case(generator: torch.Generator, deviations: Tensor, stated: Call
 
 
 @claim("T-L1")
-def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Outcome:
+def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Ruling:
     """BN with fixed statistics is x_k ↦ (x_k − μ_k)/√(σ_k² + ε), with Jacobian diag(1/√(σ_k² + ε)).
 
     The constant is the spectral norm of that matrix, taken by automatic differentiation, for widths 1 to 64 and variances over
@@ -57,7 +57,7 @@ def batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], T
 
 
 @claim("T-S-BN")
-def scaled_batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Outcome:
+def scaled_batch_norm_constant(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = norm_of_inverses) -> Ruling:
     """As T-L1 with random γ of both signs, one of them zero: the Jacobian is diag(γ_k/√(σ_k² + ε)). stated: of √(σ² + ε)/γ."""
     cases = []
     for deviations in batch_norm_deviations(generator):
@@ -79,7 +79,7 @@ def layer_norm_points(generator: torch.Generator) -> list[Tensor]:
 
 
 @claim("T-L2")
-def layer_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = inverse_deviation) -> Outcome:
+def layer_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = inverse_deviation) -> Ruling:
     """∂LN/∂x = (I − 11ᵀ/n − zzᵀ/n)/√(σ² + ε) with z = LN(x): a contraction over √(σ² + ε).
 
     For n ≥ 3 some direction is orthogonal to both 1 and z, so the bound is reached. For n = 2 there is none and the norm is
@@ -101,7 +101,7 @@ def layer_norm_jacobian(x: Tensor) -> Tensor:
 
 
 @claim("T-L23")
-def layer_norm_derivative(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = layer_norm_jacobian) -> Outcome:
+def layer_norm_derivative(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = layer_norm_jacobian) -> Ruling:
     """The closed form against automatic differentiation, entry by entry; errors are relative to 1/σ, the size of what cancels."""
     points = layer_norm_points(generator)
     return identity([Case(f"n = {len(x)}", stated(x), jacobian(_layer_norm, x), scale=float(inverse_deviation(x))) for x in points])
@@ -112,7 +112,7 @@ def sum_over_groups(deviations: Tensor) -> Tensor:
 
 
 @claim("T-L3")
-def group_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = sum_over_groups) -> Outcome:
+def group_norm_bound(generator: torch.Generator, stated: Callable[[Tensor], Tensor] = sum_over_groups) -> Ruling:
     """GN is LN on each group: its Jacobian has one block per group, so its norm is the largest of theirs."""
     cases = []
     for groups, size in ((2, 3), (4, 4), (8, 8)):
@@ -146,7 +146,7 @@ def scaled_layer_norm_cases(
 
 
 @claim("T-S-LN")
-def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
+def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Ruling:
     """γ = e₁ keeps one row of ∂LN/∂x, of norm √(1 − 1/n − z₁²/n)/σ, which exceeds (1 − 1/n)/σ where z₁² < 1 − 1/n.
 
     By hand: x = (0, 1, −1) has σ = √⅔ and z₁ = 0: √⅔/σ = 1 against ⅔/σ = 0.816.
@@ -155,13 +155,13 @@ def layer_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tenso
 
 
 @claim("T-S-GN")
-def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
+def group_norm_width_penalty(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Ruling:
     """As for LN, in the group of the least σ."""
     return upper_bound(scaled_layer_norm_cases(generator, [(2, 3), (4, 4), (2, 16)], False, stated))
 
 
 @claim("T-D-LN")
-def width_penalty_of_digest(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Outcome:
+def width_penalty_of_digest(generator: torch.Generator, stated: Callable[[Tensor, Tensor], Tensor] = shrunk_by_width) -> Ruling:
     """σ·‖∂LN/∂x‖ = 1 for γ = 1 and n ≥ 3, since some direction is orthogonal to 1 and to LN(x); in groups too."""
     return upper_bound(scaled_layer_norm_cases(generator, [(3,), (4,), (32,), (2, 3), (2, 16)], True, stated))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from normscope.bounds.iterations import cited_evaluations, evaluations, least_iterations
 from normscope.claims.calculus import chain, gradient, normal, scalar, scaled_identities
 from normscope.claims.ledger import claim
-from normscope.claims.verdicts import Case, Outcome, implication, lower_bound
+from normscope.claims.verdicts import Case, Ruling, implication, lower_bound
 
 WIDTHS = (4, 4, 4, 4)
 LONGEST = 1000  # steps that are tried
@@ -41,7 +41,7 @@ def least_gap(strong: bool, constant: float, radius: float, steps: int) -> float
 
 
 @claim("T-S5.1")
-def quoted_complexities(generator: torch.Generator, stated: Callable[[bool, float, float, int], float] = least_gap) -> Outcome:
+def quoted_complexities(generator: torch.Generator, stated: Callable[[bool, float, float, int], float] = least_gap) -> Ruling:
     """f(x) = a max_{i ≤ t} x_i + (b/2)‖x‖² with an oracle that returns the first maximal entry (Bubeck 2015, Theorem 3.13).
 
     x_s is in the span of e_1, …, e_{s−1}, so f(x_s) ≥ 0 up to s = t, and min f = −a²/(2bt). Convex: a = L√t/(1 + √t) and
@@ -78,7 +78,7 @@ def _lowest(a: float, b: float, radius: float, steps: int, rate: float, momentum
 @claim("T-C18")
 def iteration_complexity(
     generator: torch.Generator, stated: Callable[[list[float], float], float] = iterations_of_first_layer
-) -> Outcome:
+) -> Ruling:
     """The extremal members of Theorem 13 with the first layer's units off for all data: ∂L/∂W_1 = 0 whatever ∏s is."""
     x, alpha, cases = normal(generator, 16, WIDTHS[0]).abs(), 1e-3, []
     for size in (2.0, 8.0, 32.0):
@@ -92,7 +92,7 @@ def iteration_complexity(
 
 
 @claim("T-C19")
-def convergence_rate(generator: torch.Generator, stated: Callable[[float, float], SupportsFloat] = evaluations) -> Outcome:
+def convergence_rate(generator: torch.Generator, stated: Callable[[float, float], SupportsFloat] = evaluations) -> Ruling:
     """L = ∏s over a range, α = 1: the stated count against the rate that the slides quote from the same source, constants 1."""
     return implication(
         [

@@ -71,7 +71,7 @@ STATEMENTS = {
     ),
     "T-T6": Statement(
         THAN, "Theorem 6; proof in Appendix C", EXISTS, "for all a_k in [0, s_k]; ReLU networks of Definition 4",
-        "A member h* of the family has ‖h*, x‖_Lip = ∏a_k.",
+        "A member h⋆ of the family has ‖h⋆, x‖_Lip = ∏a_k.",
     ),
     "T-T9": Statement(
         THAN, "Theorem 9; proof in Appendix B", FOR_ALL, NORMALIZED, "‖h_no, x‖_Lip ≤ P_w(h_no) ∏‖NO_k‖_Lip.",
@@ -111,14 +111,14 @@ STATEMENTS = {
     "T-T13": Statement(
         THAN, "Theorem 13, Eq. (8); proof in Appendix C, (58) to (59)", EXISTS,
         "for all i in [1, K) and a_j in [0, s_j], j > i; ReLU networks of Definition 4; one member for (8), at all x, and (9)",
-        "A member has ‖h*(x), W_i‖_Lip = a_{i+1}⋯a_K ‖h_{i−1}(x) truncated to (n_{i+1}, …, n_K)‖ at every x.",
+        "A member has ‖h⋆(x), W_i‖_Lip = a_{i+1}⋯a_K ‖h_{i−1}(x) truncated to (n_{i+1}, …, n_K)‖ at every x.",
         "The truncation acts on the rows of W_i: the paper's member has ∏a_j ‖h_{i−1}(x)‖. For i = 1 and n_0 > min(n_2, …, n_K) no "
         "member satisfies (8) and (9) with ∏a_j > 0: at x = e_{n_0} (8) gives 0, yet W_1x takes every direction. For i ≥ 2 another "
         "member does: let the rows of W_{i−1} beyond the truncation be 0.",
     ),
     "T-T13-y": Statement(
         THAN, "Theorem 13, Eq. (9); proof in Appendix C", EXISTS, "as for Eq. (8)",
-        "The same member has ‖h*, y_i‖_Lip = a_{i+1}⋯a_K.",
+        "The same member has ‖h⋆, y_i‖_Lip = a_{i+1}⋯a_K.",
     ),
     "T-C14": Statement(
         THAN, "Section 4.3, the sentence before Corollary 14", FOR_ALL, "the ℓ1 loss, networks with several outputs",
@@ -131,7 +131,7 @@ STATEMENTS = {
         THAN, "Corollary 14, Eq. (11)", EXISTS, "for any i in [1, K) and any x, then all a_j in [0, s_j], j > i; from Theorem "
         "13; the ℓ1 "
         "loss, one output here",
-        "A member has ‖f(h*, x), W_i‖_Lip = a_{i+1}⋯a_K ‖h_{i−1}(x) truncated‖.",
+        "A member has ‖f(h⋆, x), W_i‖_Lip = a_{i+1}⋯a_K ‖h_{i−1}(x) truncated‖.",
         "(8)'s truncation is inherited: with one output the member of Theorem 13 has ∏a_j ‖h_{i−1}(x)‖. Example: x = (0, 1), h = "
         "relu(w·x), K = 2, a_2 = 1: stated 0, true 1. No member has (11) at every x (T-T13, i = 1); but x comes first here, "
         "and for one x "
@@ -215,7 +215,7 @@ STATEMENTS = {
     ),
     "T-S-errors": Statement(
         SLIDES, "slide on the errors of a trained model", FOR_ALL, "any family of models that has minimizers of both risks",
-        "|F(P, h_o) − F(P, h*)| ≤ |F(D, h_o) − F(D, h_o*)| + 2 sup_h |F(P, h) − F(D, h)|.",
+        "|F(P, h_o) − F(P, h⋆)| ≤ |F(D, h_o) − F(D, h_o⋆)| + 2 sup_h |F(P, h) − F(D, h)|.",
     ),
     "T-C22": Statement(
         THAN, "Corollary 22, Eq. (14), (BN), (LN)", LIKELY, f"{PARTITION}; f is L_f-Lipschitz in h, one label here",

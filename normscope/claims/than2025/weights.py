@@ -26,7 +26,7 @@ from normscope.claims.calculus import (
 )
 from normscope.claims.ledger import claim
 from normscope.claims.than2025.networks import WIDTHS, Deviations, Weights, product_of_factors
-from normscope.claims.verdicts import Case, Outcome, constant, identity, implication, upper_bound
+from normscope.claims.verdicts import Case, Ruling, constant, identity, implication, upper_bound
 
 SAMPLES = 12  # of Theorem 15's training set
 READOUT = 0.1  # its c
@@ -38,7 +38,7 @@ def product_from(weights: Weights, deviations: Deviations, i: int) -> Tensor:
 
 
 @claim("T-T12")
-def weight_sensitivity(generator: torch.Generator, stated: Callable[[Weights, Deviations, int], Tensor] = product_from) -> Outcome:
+def weight_sensitivity(generator: torch.Generator, stated: Callable[[Weights, Deviations, int], Tensor] = product_from) -> Ruling:
     """y_i = W_i h_{i-1} is linear in W_i with constant ‖h_{i-1}‖, and what follows y_i is a chain.
 
     Jacobians in W_i and in y_i, all layers, positive weights and inputs so that units are on. The statistics of BN are held fixed
@@ -61,7 +61,7 @@ def weight_sensitivity(generator: torch.Generator, stated: Callable[[Weights, De
 
 
 @dataclass(frozen=True)
-class Member:
+class TheoremNetwork:
     """A network of Theorem 13: W_i free, then W_j = a_j[I 0] for the layers after it; h_{i-1} and W_i are positive."""
 
     widths: tuple[int, ...]  # n_i, …, n_K
@@ -83,11 +83,11 @@ class Member:
         return chain([weight, *self.later], self.features)
 
 
-def members(generator: torch.Generator) -> list[Member]:
+def members(generator: torch.Generator) -> list[TheoremNetwork]:
     """Layers that narrow and widen, with more and with fewer features than outputs."""
     shapes: list[tuple[int, tuple[int, ...]]] = [(6, (4, 3, 5, 4)), (5, (4, 4)), (8, (6, 2, 4)), (3, (5, 7, 6))]
     return [
-        Member(
+        TheoremNetwork(
             widths,
             uniform(generator, 0.3, 3, len(widths) - 1).tolist(),
             normal(generator, widths[0], before).abs(),
@@ -105,7 +105,7 @@ def truncated_norm(features: Tensor, widths: Sequence[int]) -> Tensor:
 @claim("T-T13")
 def extremal_weight_constant(
     generator: torch.Generator, stated: Callable[[Tensor, Sequence[int]], Tensor] = truncated_norm
-) -> Outcome:
+) -> Ruling:
     """i = 1, so that h_0 = x is any input: the paper's members at x = (0, …, 0, 1) and at positive x.
 
     h = φ(W_1x) with φ positively homogeneous. If (9) holds with ∏a > 0, φ is no constant, and W_1e_n takes every direction: the
@@ -128,9 +128,7 @@ def extremal_weight_constant(
 
 
 @claim("T-T13-y")
-def extremal_input_constant(
-    generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors
-) -> Outcome:
+def extremal_input_constant(generator: torch.Generator, stated: Callable[[Sequence[float]], Tensor] = product_of_factors) -> Ruling:
     """h = ∏a_j · relu(y_i truncated), whose constant is ∏a_j, taken where y_i is positive."""
     return constant(
         [
@@ -150,7 +148,7 @@ def nothing_added(outputs: int) -> float:
 
 
 @claim("T-C14")
-def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = nothing_added) -> Outcome:
+def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = nothing_added) -> Ruling:
     """∂f/∂W_i = signᵀ ∂h/∂W_i, and a sign vector of n entries has norm √n; the label is chosen above every output."""
     cases = []
     for member in members(generator):
@@ -166,7 +164,7 @@ def loss_constant(generator: torch.Generator, stated: Callable[[int], float] = n
 @claim("T-C14-11")
 def loss_constant_of_member(
     generator: torch.Generator, stated: Callable[[Tensor, Sequence[int]], Tensor] = truncated_norm
-) -> Outcome:
+) -> Ruling:
     """One output, so that f = |y − h| is as steep as h: members of Theorem 13 that end in width 1, at x = e_n and at positive x.
 
     (11) is said to follow from Theorem 13, whose member does not have it. Read with x first, some member does: W_K × ‖x
@@ -195,7 +193,7 @@ def extreme_gradient(scale: Tensor, slopes: Tensor, active: Tensor, features: Te
 
 
 @claim("T-T15")
-def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = extreme_gradient) -> Outcome:
+def extreme_training_gradient(generator: torch.Generator, stated: Callable[..., Tensor] = extreme_gradient) -> Ruling:
     """The last layer is c·1ᵀ, those after layer i are a_j[I 0], g is tanh, f the squared error; against autograd."""
     cases = []
     for member in members(generator):
@@ -220,7 +218,7 @@ def grows_with_factors(growth: float) -> float:
 @claim("T-R16")
 def size_of_extreme_gradients(
     generator: torch.Generator, stated: Callable[[float], float] = grows_with_factors, activation: Map = torch.tanh
-) -> Outcome:
+) -> Ruling:
     """Theorem 15 leaves W_i free. With W_i/∏a in place of W_i the outputs stay, so ‖∂L/∂W_i‖ is ∏a times as large, whatever g.
 
     The members of Theorem 15, squared error, ∏a from 1 to 10⁶. For a fixed W_i it is another matter: u = c∏a·1ᵀv grows with ∏a, and
@@ -247,7 +245,7 @@ def product_of_later_norms(norms: Sequence[float], i: int) -> Tensor:
 @claim("T-R17")
 def constant_of_every_layer(
     generator: torch.Generator, stated: Callable[[Sequence[float], int], Tensor] = product_of_later_norms
-) -> Outcome:
+) -> Ruling:
     """W_k = s_k I, unit input: the Jacobian in W_i is ∏_{k≠i} s_k times one of norm ‖x‖. The constant of O is 1; layers i < K.
 
     By hand: one unit per layer, four weights 8, x = 1: h = 8³·w_3, so that the constant in W_3 is 512, not s_4 = 8. Beside it, the

@@ -1,6 +1,6 @@
 """Data sets of the experiments, by name; what is missing is said in one line with how to get it."""
 
-from normscope.lab.datasets.catalog import DATASETS, load_data
+from normscope.lab.datasets.catalogue import DATASETS, load_data
 from normscope.lab.datasets.cifar10 import cifar10
 from normscope.lab.datasets.digits import digits
 from normscope.lab.datasets.fashion_mnist import fashion_mnist

@@ -1,6 +1,6 @@
 """Networks of the experiments: functions that return a module, the same weights each time unless a generator is given."""
 
-from normscope.lab.models.catalog import NETWORKS, build
+from normscope.lab.models.catalogue import NETWORKS, build
 from normscope.lab.models.efficientnet import efficientnet_b3
 from normscope.lab.models.mlp import mlp
 from normscope.lab.models.normalizers import NORMALIZERS, normalizer, token_normalizer

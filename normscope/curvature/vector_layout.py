@@ -9,7 +9,7 @@ import torch
 from normscope.core.errors import InputError
 
 
-class Layout:
+class VectorLayout:
     """The order and the shapes of some parameters."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Guard:
+class AccessGuard:
     """Middleware around the whole application. token: what to demand; None demands a loopback Host instead."""
 
     app: ASGIApp

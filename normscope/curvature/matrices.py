@@ -16,7 +16,7 @@ MEMORY = 2**30  # bytes of tapes, and as many of vectors
 EXACT_VECTORS = 2_000_000  # up to so many entries, vectors are float64 whatever the model's dtype
 
 
-class Matrix(ABC):
+class CurvatureMatrix(ABC):
     """A symmetric matrix that is a mean over batches; `product` is exact up to rounding in the model's dtype.
 
     memory: bytes of tapes to keep between products. compiled: turn the tapes, which must fit, into compiled code.
@@ -82,7 +82,7 @@ class Matrix(ABC):
         self._kept = [(size, without_tape(partial, example)) for size, partial in tapes] if self.compiled else tapes
 
 
-class Hessian(Matrix):
+class Hessian(CurvatureMatrix):
     """H v = ∂⟨∇L, v⟩/∂θ, a second backward pass through the first."""
 
     name = "Hessian"
@@ -92,7 +92,7 @@ class Hessian(Matrix):
         return lambda parts: derivative(gradient, term.leaves, parts, keep=True)
 
 
-class GaussNewton(Matrix):
+class GaussNewton(CurvatureMatrix):
     """G v = Jᵀ H_ℓ J v, with J the Jacobian of the outputs and H_ℓ the Hessian of the loss in them; J v by differentiating Jᵀw."""
 
     name = "Gauss-Newton matrix"
@@ -116,10 +116,10 @@ class GaussNewton(Matrix):
         return product
 
 
-MATRICES: dict[str, type[Matrix]] = {"hessian": Hessian, "gauss-newton": GaussNewton}
+MATRICES: dict[str, type[CurvatureMatrix]] = {"hessian": Hessian, "gauss-newton": GaussNewton}
 
 
-def matrix_of(kind: str, objective: Objective, memory: int = MEMORY, compiled: bool = False) -> Matrix:
+def matrix_of(kind: str, objective: Objective, memory: int = MEMORY, compiled: bool = False) -> CurvatureMatrix:
     """The matrix of that name for an objective."""
     if kind not in MATRICES:
         raise InputError(f"matrix must be one of {', '.join(MATRICES)}, got {kind!r}")

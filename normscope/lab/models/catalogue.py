@@ -22,7 +22,7 @@ from normscope.lab.models.vgg import vgg
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkMaker:
     """A function that returns a module, what it takes from the data, and the data as the module takes it.
 
     channels_last: whether that memory format makes its convolutions faster.
@@ -61,12 +61,12 @@ def _classes(split: Split) -> dict[str, int]:
 
 
 NETWORKS = {
-    "mlp": Network(mlp, lambda split: {"inputs": math.prod(split.sample_shape), **_classes(split)}, _as_it_is),
-    "resnet18": Network(resnet18, _classes, Split.as_rgb),
-    "efficientnet-b3": Network(efficientnet_b3, _classes, Split.as_rgb, channels_last=True),
-    "vgg": Network(vgg, _classes, Split.as_rgb),
-    "vit": Network(vit, lambda split: {"size": split.sample_shape[-1], **_classes(split)}, Split.as_rgb),
-    "gpt": Network(gpt, lambda split: {"vocabulary": split.classes, "context": split.sample_shape[0]}, Split.as_tokens),
+    "mlp": NetworkMaker(mlp, lambda split: {"inputs": math.prod(split.sample_shape), **_classes(split)}, _as_it_is),
+    "resnet18": NetworkMaker(resnet18, _classes, Split.as_rgb),
+    "efficientnet-b3": NetworkMaker(efficientnet_b3, _classes, Split.as_rgb, channels_last=True),
+    "vgg": NetworkMaker(vgg, _classes, Split.as_rgb),
+    "vit": NetworkMaker(vit, lambda split: {"size": split.sample_shape[-1], **_classes(split)}, Split.as_rgb),
+    "gpt": NetworkMaker(gpt, lambda split: {"vocabulary": split.classes, "context": split.sample_shape[0]}, Split.as_tokens),
 }
 
 

@@ -23,7 +23,7 @@ def joined(parts: Sequence[Columns]) -> dict[str, torch.Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-class Checkpoint:
+class SavedColumns:
     """A file with the columns found so far, replaced as a whole: what is there is always complete, also after a crash.
 
     key: what the columns depend on; a file of another key is refused rather than mixed in.

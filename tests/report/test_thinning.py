@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from normscope.report.sampling import bucket_numbers, sample_matrix, sample_series
+from normscope.report.thinning import bucket_numbers, sample_matrix, sample_series
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0])
 
