@@ -67,9 +67,6 @@ class WatchedLayer:
         return asdict(self)
 
 
-Layer = WatchedLayer  # as tests/watch import it
-
-
 @dataclass
 class FirstForward:
     """What the first forward pass showed.

@@ -16,7 +16,7 @@ import normscope as ns
 from normscope._watch.account import in_words
 from normscope._watch.budget import Budget
 from normscope._watch.every_step import CALM, KEPT, EveryStep
-from normscope._watch.layers import Layer
+from normscope._watch.layers import WatchedLayer
 from normscope.findings.finding import Finding
 from tests.watch.loops import Loop, mlp
 
@@ -130,7 +130,9 @@ def test_nothing_is_read_by_the_host(tmp_path: Path) -> None:
     layer = nn.Linear(3, 3, device="meta")
     for parameter in layer.parameters():
         parameter.grad = torch.empty_like(parameter)
-    every = EveryStep((Layer("0", "Linear", "weight", "", parameter="weight"),), [{"name": "0"}], Budget(), lambda finding: None)
+    every = EveryStep(
+        (WatchedLayer("0", "Linear", "weight", "", parameter="weight"),), [{"name": "0"}], Budget(), lambda finding: None
+    )
     with pytest.raises(RuntimeError):
         float(torch.zeros((), device="meta"))
     for step in range(1, 14):
