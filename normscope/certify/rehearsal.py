@@ -43,6 +43,9 @@ class _Guessed:
     def entries(self, node: Node) -> torch.Tensor:
         return self.found[node]
 
+    def seen(self, node: Node) -> Node | None:
+        return None
+
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         return sets.split(self.found[node]).amax(-1)
 

@@ -16,7 +16,7 @@ import torch
 
 from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
-from normscope.certify.columns import Linearized, behind, middle_of, rule_of
+from normscope.certify.columns import AttentionMap, Linearized, behind, middle_of, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
 from normscope.certify.kernels import column_error, linear_map, middle_error
@@ -62,11 +62,18 @@ class Sweep:
         self.plan, self.chords = plan, chords
         self.spend, self.folded = spend, 0  # symbols that became part of κ for want of room
         self.region, self.unit = facts.region, 1.0 if away is not None else facts.region.reach
+        if away is None:
+            self.linearized = self._derivative.linearized
+        else:
+            self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
         self.watched: dict[Node, set[Sets]] = {}
         for node in self.graph.nodes:
             if not node.is_input and not rule_of(node).linear(node):
                 for source, sets in zip(node.inputs, rule_of(node).measured(node), strict=True):
                     self.watched.setdefault(source, set()).update(sets)
+            logits = self.seen(node)
+            if logits is not None:
+                self.watched[logits] = {Sets.along(logits.shape, (-1,))}
         for node in self.plan.relays:
             self.watched.setdefault(node, set()).add(Sets.along(node.shape, (-1,)))
         self.whole = Sets.whole(self.graph.output.shape)
@@ -87,10 +94,6 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
-        if away is None:
-            self.linearized = self._derivative.linearized
-        else:
-            self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
 
     # sizes -------------------------------------------------------------------------------------------------------------
 
@@ -101,19 +104,36 @@ class Sweep:
     def _most(self, node: Node) -> torch.Tensor:
         """What the pass knows without forms, entry by entry."""
         if node not in self.most:
-            distances = self.facts.distances(node) if self.away is None else None
+            distances = self.facts.distances(node) if self.away is None and node in self.facts.facts else None
             whole = torch.full(node.shape, self._whole(node), dtype=torch.float64)
             self.most[node] = whole if distances is None else torch.minimum(whole, distances)
         return self.most[node]
 
+    def seen(self, node: Node) -> Node | None:
+        return self.linearized.seen(node)
+
     def _whole(self, node: Node) -> float:
+        if node not in self.facts.facts:  # logits
+            return math.inf
         return self.facts.deviation(node) if self.away is None else float(self.facts.at(node)) * SUMMED
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
-        found = length(sets.split(self.entries(node)), -1).clamp(max=self._whole(node))
+        found = torch.minimum(length(sets.split(self.entries(node)), -1), self.without_left(node, sets) + self.left[node])
+        return found.clamp(max=self._whole(node))
+
+    def without_left(self, node: Node, sets: Sets) -> torch.Tensor:
+        """Of JΔx + Gη: as columns give it, or, behind a matrix that acts on each token, its norm times that of what it reads."""
+        found = torch.full((math.prod(node.shape) // sets.size,), math.inf, dtype=torch.float64)
         if (node, sets) in self.bent_sets:
-            measured = (self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED + self.left[node]
-            found = torch.minimum(found, never_nan(measured))
+            found = never_nan((self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED)
+        product = linear_map(node) if node in self.facts.facts and not node.is_input else None
+        if product is None or product.kernel is not None or product.input_axis != -1 or sets != Sets.along(node.shape, (-1,)):
+            return found
+        source, factor = node.input, float(self.facts.gain(node).factors[0])
+        tokens = Sets.along(source.shape, (-1,))
+        if source.shape[:-1] == node.shape[:-1] and tokens in self.watched.get(source, ()):
+            read = factor * self.without_left(source, tokens) * SUMMED + self.left[node]  # where the rounding of columns is
+            found = torch.minimum(found, never_nan(read))
         return found
 
     def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
@@ -180,6 +200,7 @@ class Sweep:
         factors = [float(factor) for factor in self.facts.gain(node).factors]
         rest = sum(_times(factor, self.left[source]) for factor, source in zip(factors, node.inputs, strict=True))
         self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
+        self._see(node, rule)
         remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
         if node in self.plan.relays:
             self._relay(node, remainder)
@@ -200,6 +221,15 @@ class Sweep:
         if product is not None:
             return columns + middle_error(node, product, middle_of(self.facts, node.input)) + self._reading(node)
         return columns + rule.center_error(node, Fresh(self.facts)) + self._reading(node)
+
+    def _see(self, node: Node, rule: Rule) -> None:
+        """κ of the logits that a node sees, with the rounding of their columns."""
+        made = self.linearized.maps[node]
+        if isinstance(made, AttentionMap):
+            sources = zip(made.factors, made.logits.inputs, strict=True)
+            arriving = [(_times(factor, self.left[one]), _times(factor, self.carried[one])) for factor, one in sources]
+            left, columns = map(sum, zip(*arriving, strict=True))
+            self.left[made.logits] = (left + 8 * rule.roundoff(node) * columns) * SUMMED + COLUMNS_LOST * self.unit
 
     def _pass_on(self, node: Node, remainder: Remainder) -> bool:
         """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
@@ -371,11 +401,11 @@ class _Bare:
     def entries(self, node: Node) -> torch.Tensor:
         return never_nan((self.sweep._straight(node) + self.sweep.bent[node]) * SUMMED).reshape(node.shape)
 
+    def seen(self, node: Node) -> Node | None:
+        return self.sweep.seen(node)
+
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
-        found = length(sets.split(self.entries(node)), -1)
-        if (node, sets) not in self.sweep.bent_sets:
-            return found
-        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_in(node, sets)) * SUMMED))
+        return torch.minimum(length(sets.split(self.entries(node)), -1), self.sweep.without_left(node, sets))
 
 
 def _times(factor: float, size: float) -> float:

@@ -121,7 +121,7 @@ def test_what_is_not_finite_has_no_ellipsoid() -> None:
 @pytest.mark.parametrize("name", ["pre-norm", "post-norm"])
 def test_relays_with_a_shape_lose_little(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, graph = drawn(name, 0)
-    region, bounds = Ball(x[0], 0.01), []
+    region, bounds = Ball(x[0], 0.02), []
     for strides, shaped in (((1,), True), ((0,), True), ((1,), False)):
         monkeypatch.setattr(relays, "STRIDES", strides)
         if not shaped:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from normscope.certify.columns import derivative_map
+from normscope.certify.columns import AttentionMap, derivative_map
 from normscope.certify.passing import Pass
 from normscope.core.region import Ball
 from normscope.core.rounding import length
@@ -63,6 +63,9 @@ class Given:
     def sets(self, node, sets):
         return length(sets.split(self.values[node]), -1)
 
+    def seen(self, node):
+        return next((one for one in self.values if one.op == "logits"), None)
+
 
 @functools.cache
 def traced(name):
@@ -92,8 +95,8 @@ def drawn(name, seed):
 @pytest.mark.parametrize(
     ("pairs", "chords"), [(False, False), (True, False), (True, True)], ids=["from the middle", "pairs", "chords"]
 )
-@pytest.mark.parametrize("name", CASES)
-def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, chords):
+@pytest.mark.parametrize(("name", "looked"), [*((name, False) for name in CASES), ("attention", True), ("causal attention", True)])
+def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, looked, pairs, chords):
     for seed in range(24):
         graph, facts, (first, second) = drawn(name, seed)
         if not pairs:
@@ -101,6 +104,8 @@ def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, c
         ends = [{node: (end[node] - facts.center(node)).abs() * (1 + 1e-12) for node in graph.nodes} for end in (first, second)]
         away = Given({node: torch.maximum(ends[0][node], ends[1][node]) for node in graph.nodes})
         moves = Given({node: (first[node] - second[node]).abs() * (1 + 1e-12) for node in graph.nodes}, chords)
+        if looked:
+            look(graph, facts, first, second, away, moves)
         for node in graph.nodes:
             if node.is_input or registry.find(node).linear(node):
                 continue
@@ -125,6 +130,20 @@ def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, c
                 beyond = (left_out - slack).clamp(min=0)
                 unscaled = torch.where(beyond > 0, beyond / found.scale, 0.0)
                 assert bool((length(sets.split(unscaled), -1) <= sizes * (1 + 1e-12)).all()), (name, seed)
+
+
+def look(graph, facts, first, second, away, moves):
+    """How far the logits of attention move, less their mean."""
+    node = next(node for node in graph.nodes if node.op == "scaled_dot_product_attention")
+    made = derivative_map(node, facts.center)
+    assert isinstance(made, AttentionMap)
+
+    def logits(change):
+        return made.both(*(change[source][None] for source in dict.fromkeys(node.inputs)))[1][0].abs() * (1 + 1e-12)
+
+    ends = [logits({source: end[source] - facts.center(source) for source in node.inputs}) for end in (first, second)]
+    away.values[made.logits] = torch.maximum(*ends)
+    moves.values[made.logits] = logits({source: first[source] - second[source] for source in node.inputs})
 
 
 def linear_part(facts, node, away):
