@@ -180,6 +180,11 @@ class AttentionMap:
             made[first : first + step] = part.add_(torch.matmul(self.chances, value))
         return made, seen
 
+    def changed_by(self, sizes: Mapping[Node, float]) -> float:
+        """How far `logits` changes at most, over the keys of a query, with changes of queries and keys of these sizes in ℓ2."""
+        parts = zip(self.factors, self.logits.inputs, strict=True)
+        return sum(factor * sizes[one] for factor, one in parts if factor and sizes[one])
+
     def takes(self, owners: Sequence[torch.Tensor]) -> bool:
         """Whether the tokens that own what it reads are those that attend to each other."""
         return all(torch.equal(owner, torch.arange(owner.shape[-2])[:, None].expand(owner.shape)) for owner in owners)

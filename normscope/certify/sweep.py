@@ -19,7 +19,7 @@ from normscope.certify.bundles import Apart, Bundle
 from normscope.certify.columns import AttentionMap, Linearized, behind, middle_of, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
-from normscope.certify.kernels import column_error, linear_map, middle_error
+from normscope.certify.kernels import column_error, linear_map, matrix_of_tokens, middle_error
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
@@ -66,6 +66,7 @@ class Sweep:
             self.linearized = self._derivative.linearized
         else:
             self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
+        self.seen = self.linearized.seen
         self.watched: dict[Node, set[Sets]] = {}
         for node in self.graph.nodes:
             if not node.is_input and not rule_of(node).linear(node):
@@ -109,9 +110,6 @@ class Sweep:
             self.most[node] = whole if distances is None else torch.minimum(whole, distances)
         return self.most[node]
 
-    def seen(self, node: Node) -> Node | None:
-        return self.linearized.seen(node)
-
     def _whole(self, node: Node) -> float:
         if node not in self.facts.facts:  # logits
             return math.inf
@@ -126,14 +124,12 @@ class Sweep:
         found = torch.full((math.prod(node.shape) // sets.size,), math.inf, dtype=torch.float64)
         if (node, sets) in self.bent_sets:
             found = never_nan((self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED)
-        product = linear_map(node) if node in self.facts.facts and not node.is_input else None
-        if product is None or product.kernel is not None or product.input_axis != -1 or sets != Sets.along(node.shape, (-1,)):
-            return found
-        source, factor = node.input, float(self.facts.gain(node).factors[0])
-        tokens = Sets.along(source.shape, (-1,))
-        if source.shape[:-1] == node.shape[:-1] and tokens in self.watched.get(source, ()):
-            read = factor * self.without_left(source, tokens) * SUMMED + self.left[node]  # where the rounding of columns is
-            found = torch.minimum(found, never_nan(read))
+        source = matrix_of_tokens(node)
+        if source is not None and sets == Sets.along(node.shape, (-1,)):
+            tokens, factor = Sets.along(source.shape, (-1,)), float(self.facts.gain(node).factors[0])
+            if tokens in self.watched.get(source, ()):  # κ has the rounding of columns
+                read = factor * self.without_left(source, tokens) * SUMMED + self.left[node]
+                found = torch.minimum(found, never_nan(read))
         return found
 
     def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
@@ -226,10 +222,8 @@ class Sweep:
         """κ of the logits that a node sees, with the rounding of their columns."""
         made = self.linearized.maps[node]
         if isinstance(made, AttentionMap):
-            sources = zip(made.factors, made.logits.inputs, strict=True)
-            arriving = [(_times(factor, self.left[one]), _times(factor, self.carried[one])) for factor, one in sources]
-            left, columns = map(sum, zip(*arriving, strict=True))
-            self.left[made.logits] = (left + 8 * rule.roundoff(node) * columns) * SUMMED + COLUMNS_LOST * self.unit
+            columns = 8 * rule.roundoff(node) * made.changed_by(self.carried)
+            self.left[made.logits] = (made.changed_by(self.left) + columns) * SUMMED + COLUMNS_LOST * self.unit
 
     def _pass_on(self, node: Node, remainder: Remainder) -> bool:
         """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
@@ -241,15 +235,13 @@ class Sweep:
         if last is not None and len(owners(node, reached)) > len(reached):  # it costs little as it is
             return False
         (reader,), (sets, sizes) = readers, remainder.sets
-        reading = linear_map(reader)
-        if reading is None or reading.kernel is not None or reading.input_axis != -1:
+        reading, many = linear_map(reader), math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
+        if reading is None or matrix_of_tokens(reader) is None:
             return False
-        many = math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
         if not many or sets != Sets.along(node.shape, (-1,)) or not bool(remainder.entries.isfinite().all()):
             return False
         matrix, scale = reading.matrix(), sets.split(remainder.scale)  # (outputs, inputs), (tokens, inputs)
-        entries = (scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED
-        entries = never_nan(entries)
+        entries = never_nan((scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED)
         scaled = matrix * scale[:, None]
         limits = never_nan(sizes * gram_norms(scaled @ scaled.mT, matrix.shape[1]))
         ones = torch.ones(reader.shape, dtype=torch.float64)
@@ -272,10 +264,8 @@ class Sweep:
             return found
         # by gains: of the change itself, and of the derivative at the middle
         arriving = [self.sets(source, Sets.whole(source.shape)) for source in node.inputs]
-        size = torch.zeros(1, dtype=torch.float64)
-        for factor, part in zip(factors, arriving, strict=True):
-            size = size + above(2 * factor * part.to(torch.float64))
-        size = never_nan(above(size))
+        parts = [above(2 * factor * part.to(torch.float64)) for factor, part in zip(factors, arriving, strict=True)]
+        size = never_nan(above(sum(parts, torch.zeros(1, dtype=torch.float64))))
         return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
 
     def _symbols(self, node: Node, remainder: Remainder) -> Symbols | None:
@@ -336,10 +326,8 @@ class Sweep:
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
         tally, at_output = Tally(), list[torch.Tensor]()
-        before = (
-            reached[: reached.index(self.graph.output)] if self.graph.output in reached else reached
-        )  # there they are one by one
-        owned = owners(node, before if symbols.by_token(node.shape) else [])
+        last_alike = reached.index(self.graph.output) if self.graph.output in reached else None  # there they are one by one
+        owned = owners(node, reached[:last_alike] if symbols.by_token(node.shape) else [])
         alike, rest = ([one for one in reached if (one in owned) is whole] for whole in (True, False))
         width, largest = node.shape[-1] if node.shape else 1, int(torch.bincount(symbols.groups).max())
         self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest, largest))
@@ -396,13 +384,10 @@ class _Bare:
     """The sizes of a sweep without κ: of JΔx + Gη."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self.sweep, self.chords = sweep, sweep.chords
+        self.sweep, self.chords, self.seen = sweep, sweep.chords, sweep.seen
 
     def entries(self, node: Node) -> torch.Tensor:
         return never_nan((self.sweep._straight(node) + self.sweep.bent[node]) * SUMMED).reshape(node.shape)
-
-    def seen(self, node: Node) -> Node | None:
-        return self.sweep.seen(node)
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         return torch.minimum(length(sets.split(self.entries(node)), -1), self.sweep.without_left(node, sets))

@@ -100,5 +100,5 @@ def change(p: torch.Tensor, away: Weighed, tiny: torch.Tensor) -> Change:
     relative = torch.expm1((away.each + log[..., None]) * (1 + LOST) + LOST).nan_to_num(math.inf, math.inf)
     factor = (largest * (1 + LOST) + LOST).exp() * (1 + second)
     whole, cut = factor * (away.whole + second + LOST) * (1 + LOST), p * relative >= 1
-    found = [Weighed.of(roots, torch.where(cut, 1 / p, relative * share), whole * share) for share in (1.0, 0.5)]
-    return Change(*found, (p * (1 + found[0].each)).clamp(max=1), factor)
+    full, half = (Weighed.of(roots, torch.where(cut, 1 / p, relative * share), whole * share) for share in (1.0, 0.5))
+    return Change(full, half, (p * (1 + full.each)).clamp(max=1), factor)
