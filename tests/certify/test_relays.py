@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from normscope.certify import forms, sweep
+from normscope.certify import forms, relays, sweep
 from normscope.certify.bundles import Together
 from normscope.certify.columns import AttentionMap, behind, derivative_map
 from normscope.certify.forms import AffineForms, affine_forms
-from normscope.certify.relays import Plan, cut_vertices, owners
+from normscope.certify.relays import Plan, cut_vertices, owners, plan
 from normscope.certify.sweep import Sweep
 from normscope.certify.tokens import Tokens
 from normscope.core.region import Ball
@@ -91,6 +91,32 @@ def test_relays_cost_little_where_nothing_bends(name: str, always: None, monkeyp
     assert float(with_relays.bound) == pytest.approx(float(without.bound), rel=1e-3)
     shares = [part.bound for part in with_relays.parts]
     assert all(share >= 0 for share in shares) and (sum(shares) > 0 or name == "residual")
+
+
+class Pixels(nn.Module):
+    """Blocks as in ConvNeXt: a normalizer over the channels of each pixel, between permutations."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.mixed = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for mixed, norm in zip(self.mixed, self.norms, strict=True):
+            x = x + norm(mixed(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x.mean((2, 3))
+
+
+def test_relays_stand_where_vectors_along_the_last_axis_are_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ellipsoids around rows of an image save a little work there and lose much of the bound."""
+    monkeypatch.setattr(relays, "estimate", lambda graph, relays, shares: -float(len(relays)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = Pixels().double(), torch.randn(1, 4, 5, 5, dtype=torch.float64)
+    graph = trace(model, x, "eval", None)
+    assert cut_vertices(graph) and not plan(graph, math.inf).relays
+    for name in ("pre-norm", "post-norm"):
+        assert plan(drawn(name, 0)[2], math.inf).relays
 
 
 @pytest.mark.quick(2)
