@@ -134,10 +134,7 @@ class Attention(Rule):
             each = own.entries(seen) / roots + scale * (bent + average[..., None])
             return Weighed.of(roots, least(each, norms + mean[..., None]), along + scale * together)
 
-        largest = 0.0
-        if isinstance(mask, Constant) and mask.value.is_floating_point():
-            largest = float(mask.double().amax(-1).abs().nan_to_num(0, 0, 0).max())
-        tiny = lost * (2 * scale * reach_q * reach_k.amax(-1, keepdim=True) + largest)
+        tiny = lost * (2 * scale * reach_q * reach_k.amax(-1, keepdim=True) + _largest(mask))
         far = logits(away, far_q, far_k, True)
         far = Weighed.of(roots, far.each + tiny[..., None], far.whole + tiny)
         changed = change(p, far, tiny)
@@ -186,11 +183,7 @@ class Attention(Rule):
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
-        mask = node.args[3]
-        largest = 0.0
-        if isinstance(mask, Constant) and mask.value.is_floating_point():
-            largest = float(mask.double().amax(-1).abs().nan_to_num(0, 0, 0).max())
-        return math.sqrt(math.prod(node.shape[:-1])) * _norm(node.args[2], context) * (1 + largest)
+        return math.sqrt(math.prod(node.shape[:-1])) * _norm(node.args[2], context) * (1 + float(_largest(node.args[3]).max()))
 
     def norm(self, node: Node, context: Context) -> float:
         return _norm(node.args[2], context)
@@ -232,6 +225,13 @@ def _every_query_sees_a_key(mask: Node | Constant | None) -> bool:
         return mask is None
     seen = mask.value if mask.value.dtype == torch.bool else mask.value > -math.inf
     return bool(seen.any(-1).all())
+
+
+def _largest(mask: Node | Constant | None) -> torch.Tensor:
+    """How large the logits of each query are by a mask alone, where it covers all keys."""
+    if isinstance(mask, Constant) and mask.value.is_floating_point():
+        return mask.double().amax(-1).abs().nan_to_num(0, 0, 0)
+    return torch.zeros(1, dtype=torch.float64)
 
 
 def logit_scale(node: Node) -> float:
