@@ -236,12 +236,13 @@ def measure(name: str, model: nn.Module, example: Tensor, effort: float) -> None
         forms = affine_forms(graph, region, known, effort=effort)
         seconds = time.process_time() - began
         witness = reached(graph, region, forms)
+        ratio = float(forms.bound) / witness
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         worst = sorted(forms.parts, key=lambda part: -part.bound)[:3]
         together = sum(part.bound for part in forms.parts) or 1.0
         shares = ", ".join(f"{part.bound / together:.0%} {part.node.label}" for part in worst)
         print(
-            f"{name:>20} {radius:8.0e} {witness:12.5g} {float(forms.bound):12.5g} {float(forms.bound) / witness:10.4f} "
+            f"{name:>20} {radius:8.0e} {witness:12.5g} {float(forms.bound):12.5g} {ratio:10{'.4f' if ratio < 1e4 else '.1e'}} "
             f"{forms.symbols:8} {forms.left / forms.straight:8.1e} {seconds:8.1f} {memory:6.2f}   {shares}",
             flush=True,
         )

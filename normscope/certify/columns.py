@@ -14,9 +14,11 @@ import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.certify.kernels import linear_map, terms
+from normscope.core.rounding import SUMMED, length
 from normscope.graph.graph import Graph, Node, _OverBatch
 from normscope.rules.affine import without_offset
 from normscope.rules.attention import probabilities
+from normscope.rules.logits import weights
 from normscope.rules.normalizers import channel_tensor
 from normscope.rules.readings import Attention, LinearMap, Normalizer
 from normscope.rules.registry import Context, Rule, registry
@@ -143,43 +145,73 @@ def _reached(used: torch.Tensor, padding: int, size: int, stride: int, count: in
 
 
 class AttentionMap:
-    """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column."""
+    """ΔO = (P ⊙ ΔZ)V − (P ⊙ ΔZ)1·O + PΔV, ΔZ = s(ΔQKᵀ + QΔKᵀ): without what torch's derivative computes anew for every column.
+
+    logits: stands for √P ⊙ (ΔZ − (P ⊙ ΔZ)1), which remainders ask for (`Sizes.seen`); it is in no graph. factors: by how much it
+    changes at most with ΔQ and with ΔK, in ℓ2 over the keys of a query.
+    """
 
     def __init__(self, node: Node, scale: float, operands: Sequence[Node], middles: Sequence[torch.Tensor]) -> None:
         self.shape, (query, key, self.value) = node.shape, middles
         self.chances = probabilities(node, (query, key, self.value))
         self.mean, self.turned, self.asked = self.chances @ self.value, key.mT.contiguous() * scale, query * scale
         self.order = [list(dict.fromkeys(node.inputs)).index(part) for part in operands]
+        self.roots = weights(self.chances)[1]
+        self.logits = Node(
+            f"{node.name} logits", "logits", args=tuple(operands[:2]), path=node.path, shape=tuple(self.chances.shape)
+        )
+        self.factors = tuple(abs(scale) * float(length(part, -1).max()) * SUMMED for part in (key, query))
 
     def __call__(self, *changes: torch.Tensor) -> torch.Tensor:
+        return self.both(*changes)[0]
+
+    def both(self, *changes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """ΔO, and what `logits` stands for."""
         made = changes[0].new_empty(len(changes[0]), *self.shape)
+        seen = changes[0].new_empty(len(made), *self.chances.shape)
         step = max(1, SCORES // max(self.chances.numel(), 1))
         for first in range(0, len(made), step):
             query, key, value = (changes[place][first : first + step] for place in self.order)
-            moved = torch.matmul(query, self.turned).add_(torch.matmul(self.asked, key.mT)).mul_(self.chances)
-            part = torch.matmul(moved, self.value).sub_(moved.sum(-1, keepdim=True) * self.mean)
+            moved = torch.matmul(query, self.turned).add_(torch.matmul(self.asked, key.mT))
+            weighed = moved * self.chances
+            mean = weighed.sum(-1, keepdim=True)
+            torch.mul(moved.sub_(mean), self.roots, out=seen[first : first + step])
+            part = torch.matmul(weighed, self.value).sub_(mean * self.mean)
             made[first : first + step] = part.add_(torch.matmul(self.chances, value))
-        return made
+        return made, seen
+
+    def changed_by(self, sizes: Mapping[Node, float]) -> float:
+        """How far `logits` changes at most, over the keys of a query, with changes of queries and keys of these sizes in ℓ2."""
+        parts = zip(self.factors, self.logits.inputs, strict=True)
+        return sum(factor * sizes[one] for factor, one in parts if factor and sizes[one])
 
     def takes(self, owners: Sequence[torch.Tensor]) -> bool:
         """Whether the tokens that own what it reads are those that attend to each other."""
         return all(torch.equal(owner, torch.arange(owner.shape[-2])[:, None].expand(owner.shape)) for owner in owners)
 
-    def by_token(self, changes: Sequence[torch.Tensor], token: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+    def by_token(
+        self, changes: Sequence[torch.Tensor], token: torch.Tensor, entry: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of columns that are 0 at all tokens but one: column c is `changes[entry[c]]` at token[c].
 
         A change of one key or value reaches all queries by P alone, that of a query only its own output.
         """
         query, key, value = (changes[place].movedim(-2, 1)[entry, token] for place in self.order)  # (columns, …, size of a head)
-        share = self.chances.movedim(-1, 0)[token]  # (columns, …, queries)
-        weighed = share * torch.einsum("c...d,...qd->c...q", key, self.asked)
+        share, column = self.chances.movedim(-1, 0)[token], torch.arange(len(token))  # (columns, …, queries)
+        moved = torch.einsum("c...d,...qd->c...q", key, self.asked)
+        weighed = share * moved
         made = weighed[..., None] * (self.value.movedim(-2, 0)[token][..., None, :] - self.mean)
         made += share[..., None] * value[..., None, :]
-        own = self.chances.movedim(-2, 0)[token] * torch.einsum("c...d,...dk->c...k", query, self.turned)
-        turned = torch.einsum("c...k,...kd->c...d", own, self.value)
-        turned -= own.sum(-1, keepdim=True) * self.mean.movedim(-2, 0)[token]
-        made.movedim(-2, 1)[torch.arange(len(token)), token] += turned
-        return made
+        turned = torch.einsum("c...d,...dk->c...k", query, self.turned)
+        own = self.chances.movedim(-2, 0)[token] * turned
+        mean = own.sum(-1, keepdim=True)
+        made.movedim(-2, 1)[column, token] += (
+            torch.einsum("c...k,...kd->c...d", own, self.value) - mean * self.mean.movedim(-2, 0)[token]
+        )
+        seen = -weighed[..., None] * self.roots
+        seen.movedim(-1, 1)[column, token] += moved * self.roots.movedim(-1, 0)[token]
+        seen.movedim(-2, 1)[column, token] += (turned - mean) * self.roots.movedim(-2, 0)[token]
+        return made, seen
 
 
 def _attention_map(node: Node, center: Callable[[Node], torch.Tensor | None]) -> Map | None:
@@ -254,6 +286,11 @@ class Linearized:
         self.costs = {node: cost(node) for node in graph.nodes}
         self.products = sum(products(node) for node in graph.nodes)
 
+    def seen(self, node: Node) -> Node | None:
+        """As in `Sizes`."""
+        made = self.maps.get(node)
+        return made.logits if isinstance(made, AttentionMap) else None
+
     def chunk(self, nodes: Sequence[Node], wanted: int = 1) -> int:
         """How many columns go together: as many as the cache holds, or as many as are wanted if memory allows it."""
         entries = max((math.prod(node.shape) for node in nodes), default=1)
@@ -283,7 +320,12 @@ class Linearized:
                     values[source] if source in values else torch.zeros((count, *source.shape), dtype=torch.float64)
                     for source in dict.fromkeys(node.inputs)
                 ]
-                values[node] = self.maps[node](*arriving)
+                made = self.maps[node]
+                if isinstance(made, AttentionMap):
+                    values[node], logits = made.both(*arriving)
+                    visit(made.logits, logits)
+                else:
+                    values[node] = made(*arriving)
                 visit(node, values[node])
                 for source in set(node.inputs):
                     if self.last_reader[source] is node:

@@ -62,7 +62,7 @@ class Grams:
         split = self.sets.split(lengths)
         together = length(split, -1)
         if self.dtype == torch.float64:
-            return gram_norms(self.grams, self.columns)
+            return torch.minimum(together, gram_norms(self.grams, self.columns))
         terms = (self.columns + 4) * SINGLE_ROUNDOFF  # a sum of products of rounded factors, in any order
         if terms >= 0.5 or not bool((split < 1e15).all()):
             return together

@@ -25,6 +25,14 @@ def linear_map(node: Node) -> LinearMap | None:
     return reading if reading is not None and reading.plain and reading.fixed else None
 
 
+def matrix_of_tokens(node: Node) -> Node | None:
+    """What a node reads, where it multiplies each vector along the last axis of that by one matrix."""
+    product = linear_map(node)
+    if product is None or product.kernel is not None or product.input_axis != -1:
+        return None
+    return node.input if node.input.shape[:-1] == node.shape[:-1] else None
+
+
 def terms(reading: LinearMap) -> int:
     """The products that one output adds."""
     return math.prod(reading.weight.shape) // max(reading.channels, 1) + 1

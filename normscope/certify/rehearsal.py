@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from normscope.certify.columns import rule_of
+from normscope.certify.columns import Linearized, rule_of
 from normscope.certify.passing import Pass
 from normscope.graph.graph import Node
 from normscope.rules.remainder import Remainder, Sets
@@ -37,8 +37,8 @@ class _Guessed:
 
     chords = False
 
-    def __init__(self) -> None:
-        self.found: dict[Node, torch.Tensor] = {}
+    def __init__(self, linearized: Linearized) -> None:
+        self.found, self.seen = dict[Node, torch.Tensor](), linearized.seen
 
     def entries(self, node: Node) -> torch.Tensor:
         return self.found[node]
@@ -54,8 +54,8 @@ def rehearsed(facts: Pass) -> Rehearsal:
     linearized = facts.known.derivative_at(graph, region.middle, facts).linearized
     generator = torch.Generator().manual_seed(0)
     curved = {node for node in graph.nodes if not node.is_input and not rule_of(node).linear(node)}
-    read = {graph.output, *(source for node in curved for source in node.inputs)}
-    away, moves = _Guessed(), _Guessed()
+    read = {graph.output, *(source for node in curved for source in (*node.inputs, linearized.seen(node)))}
+    away, moves = _Guessed(linearized), _Guessed(linearized)
     kinds = slice(0, PROBES), slice(PROBES, 2 * PROBES), slice(2 * PROBES, 3 * PROBES)  # of J, of symbols in both sweeps
     made = Rehearsal()
 
@@ -73,9 +73,9 @@ def rehearsed(facts: Pass) -> Rehearsal:
             far, wide = straight * region.reach + far, straight + wide
             if node is graph.output:
                 made.bound = float(torch.minimum(far / region.reach, wide).max())
-            known = facts.distances(node)
+            known = facts.distances(node) if node in facts.facts else None  # logits are no node
             away.found[node] = far if known is None else torch.minimum(far, known)
-            moves.found[node] = wide.clamp(max=float(facts.at(node)))
+            moves.found[node] = wide.clamp(max=float(facts.at(node))) if node in facts.facts else wide
 
     columns = torch.zeros(3 * PROBES, sum(math.prod(node.shape) for node in graph.inputs), dtype=torch.float64)
     columns[kinds[0]].normal_(generator=generator)

@@ -20,9 +20,9 @@ import torch
 
 from normscope.certify.columns import CALL, behind, cost
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.kernels import linear_map
+from normscope.certify.kernels import matrix_of_tokens
 from normscope.graph.graph import Graph, Node
-from normscope.rules.readings import Activation
+from normscope.rules.readings import Activation, Normalizer
 from normscope.rules.registry import Rule, registry
 from normscope.rules.remainder import Sets
 from normscope.rules.shape import entries_read
@@ -53,7 +53,7 @@ def plan(graph: Graph, most: float, shares: Mapping[Node, float] = NOTHING) -> P
     Other relays lose more: they are taken only then, the fewest with which it costs no more. shares: as in `estimate`.
     """
     places = cut_vertices(graph)
-    shaped = [node for node in places if framed(node)]
+    shaped = [node for node in places if framed(node) and any(_mixes(reader) for reader in graph.users[node])]
     best = min(_plans(graph, shaped, shares), key=lambda made: made.work)
     if best.work <= most or len(shaped) == len(places):
         return best
@@ -74,6 +74,14 @@ def framed(node: Node) -> bool:
         and rule is not None
         and type(rule).multiples is Rule.multiples
     )
+
+
+def _mixes(node: Node) -> bool:
+    """Whether it acts on whole tokens: without such a reader vectors along the last axis, of an image's rows say, mean nothing."""
+    normalizer = registry.reading(node, Normalizer)
+    if normalizer is not None:
+        return normalizer.axes == (len(node.shape) - 1,) and not normalizer.by_channel
+    return matrix_of_tokens(node) is not None
 
 
 def cut_vertices(graph: Graph) -> list[Node]:
@@ -121,8 +129,7 @@ def _owner(node: Node, known: Mapping[Node, torch.Tensor]) -> torch.Tensor | Non
 
 
 def _tokenwise(node: Node, rule: Rule) -> bool:
-    product = linear_map(node)
-    return rule.tokenwise(node) or (product is not None and product.kernel is None and product.input_axis == -1)
+    return rule.tokenwise(node) or matrix_of_tokens(node) is not None
 
 
 def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT, shares: Mapping[Node, float] = NOTHING) -> float:

@@ -16,10 +16,10 @@ import torch
 
 from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
-from normscope.certify.columns import Linearized, behind, middle_of, rule_of
+from normscope.certify.columns import AttentionMap, Linearized, behind, middle_of, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
-from normscope.certify.kernels import column_error, linear_map, middle_error
+from normscope.certify.kernels import column_error, linear_map, matrix_of_tokens, middle_error
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
@@ -62,11 +62,19 @@ class Sweep:
         self.plan, self.chords = plan, chords
         self.spend, self.folded = spend, 0  # symbols that became part of κ for want of room
         self.region, self.unit = facts.region, 1.0 if away is not None else facts.region.reach
+        if away is None:
+            self.linearized = self._derivative.linearized
+        else:
+            self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
+        self.seen = self.linearized.seen
         self.watched: dict[Node, set[Sets]] = {}
         for node in self.graph.nodes:
             if not node.is_input and not rule_of(node).linear(node):
                 for source, sets in zip(node.inputs, rule_of(node).measured(node), strict=True):
                     self.watched.setdefault(source, set()).update(sets)
+            logits = self.seen(node)
+            if logits is not None:
+                self.watched[logits] = {Sets.along(logits.shape, (-1,))}
         for node in self.plan.relays:
             self.watched.setdefault(node, set()).add(Sets.along(node.shape, (-1,)))
         self.whole = Sets.whole(self.graph.output.shape)
@@ -87,10 +95,6 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
-        if away is None:
-            self.linearized = self._derivative.linearized
-        else:
-            self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
 
     # sizes -------------------------------------------------------------------------------------------------------------
 
@@ -101,19 +105,31 @@ class Sweep:
     def _most(self, node: Node) -> torch.Tensor:
         """What the pass knows without forms, entry by entry."""
         if node not in self.most:
-            distances = self.facts.distances(node) if self.away is None else None
+            distances = self.facts.distances(node) if self.away is None and node in self.facts.facts else None
             whole = torch.full(node.shape, self._whole(node), dtype=torch.float64)
             self.most[node] = whole if distances is None else torch.minimum(whole, distances)
         return self.most[node]
 
     def _whole(self, node: Node) -> float:
+        if node not in self.facts.facts:  # logits
+            return math.inf
         return self.facts.deviation(node) if self.away is None else float(self.facts.at(node)) * SUMMED
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
-        found = length(sets.split(self.entries(node)), -1).clamp(max=self._whole(node))
+        found = torch.minimum(length(sets.split(self.entries(node)), -1), self.without_left(node, sets) + self.left[node])
+        return found.clamp(max=self._whole(node))
+
+    def without_left(self, node: Node, sets: Sets) -> torch.Tensor:
+        """Of JΔx + Gη: as columns give it, or, behind a matrix that acts on each token, its norm times that of what it reads."""
+        found = torch.full((math.prod(node.shape) // sets.size,), math.inf, dtype=torch.float64)
         if (node, sets) in self.bent_sets:
-            measured = (self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED + self.left[node]
-            found = torch.minimum(found, never_nan(measured))
+            found = never_nan((self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED)
+        source = matrix_of_tokens(node)
+        if source is not None and sets == Sets.along(node.shape, (-1,)):
+            tokens, factor = Sets.along(source.shape, (-1,)), float(self.facts.gain(node).factors[0])
+            if tokens in self.watched.get(source, ()):  # κ has the rounding of columns
+                read = factor * self.without_left(source, tokens) * SUMMED + self.left[node]
+                found = torch.minimum(found, never_nan(read))
         return found
 
     def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
@@ -180,6 +196,7 @@ class Sweep:
         factors = [float(factor) for factor in self.facts.gain(node).factors]
         rest = sum(_times(factor, self.left[source]) for factor, source in zip(factors, node.inputs, strict=True))
         self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
+        self._see(node, rule)
         remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
         if node in self.plan.relays:
             self._relay(node, remainder)
@@ -201,6 +218,13 @@ class Sweep:
             return columns + middle_error(node, product, middle_of(self.facts, node.input)) + self._reading(node)
         return columns + rule.center_error(node, Fresh(self.facts)) + self._reading(node)
 
+    def _see(self, node: Node, rule: Rule) -> None:
+        """κ of the logits that a node sees, with the rounding of their columns."""
+        made = self.linearized.maps[node]
+        if isinstance(made, AttentionMap):
+            columns = 8 * rule.roundoff(node) * made.changed_by(self.carried)
+            self.left[made.logits] = (made.changed_by(self.left) + columns) * SUMMED + COLUMNS_LOST * self.unit
+
     def _pass_on(self, node: Node, remainder: Remainder) -> bool:
         """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
         readers = self.facts.users[node]
@@ -211,15 +235,13 @@ class Sweep:
         if last is not None and len(owners(node, reached)) > len(reached):  # it costs little as it is
             return False
         (reader,), (sets, sizes) = readers, remainder.sets
-        reading = linear_map(reader)
-        if reading is None or reading.kernel is not None or reading.input_axis != -1:
+        reading, many = linear_map(reader), math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
+        if reading is None or matrix_of_tokens(reader) is None:
             return False
-        many = math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
         if not many or sets != Sets.along(node.shape, (-1,)) or not bool(remainder.entries.isfinite().all()):
             return False
         matrix, scale = reading.matrix(), sets.split(remainder.scale)  # (outputs, inputs), (tokens, inputs)
-        entries = (scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED
-        entries = never_nan(entries)
+        entries = never_nan((scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED)
         scaled = matrix * scale[:, None]
         limits = never_nan(sizes * gram_norms(scaled @ scaled.mT, matrix.shape[1]))
         ones = torch.ones(reader.shape, dtype=torch.float64)
@@ -242,10 +264,8 @@ class Sweep:
             return found
         # by gains: of the change itself, and of the derivative at the middle
         arriving = [self.sets(source, Sets.whole(source.shape)) for source in node.inputs]
-        size = torch.zeros(1, dtype=torch.float64)
-        for factor, part in zip(factors, arriving, strict=True):
-            size = size + above(2 * factor * part.to(torch.float64))
-        size = never_nan(above(size))
+        parts = [above(2 * factor * part.to(torch.float64)) for factor, part in zip(factors, arriving, strict=True)]
+        size = never_nan(above(sum(parts, torch.zeros(1, dtype=torch.float64))))
         return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
 
     def _symbols(self, node: Node, remainder: Remainder) -> Symbols | None:
@@ -306,10 +326,8 @@ class Sweep:
         last = self.plan.last(self.graph, node)
         reached = behind(self.graph, [node], last)
         tally, at_output = Tally(), list[torch.Tensor]()
-        before = (
-            reached[: reached.index(self.graph.output)] if self.graph.output in reached else reached
-        )  # there they are one by one
-        owned = owners(node, before if symbols.by_token(node.shape) else [])
+        last_alike = reached.index(self.graph.output) if self.graph.output in reached else None  # there they are one by one
+        owned = owners(node, reached[:last_alike] if symbols.by_token(node.shape) else [])
         alike, rest = ([one for one in reached if (one in owned) is whole] for whole in (True, False))
         width, largest = node.shape[-1] if node.shape else 1, int(torch.bincount(symbols.groups).max())
         self.spend(self.linearized.work(width, alike) + self.linearized.work(len(symbols.places), rest, largest))
@@ -366,16 +384,13 @@ class _Bare:
     """The sizes of a sweep without κ: of JΔx + Gη."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self.sweep, self.chords = sweep, sweep.chords
+        self.sweep, self.chords, self.seen = sweep, sweep.chords, sweep.seen
 
     def entries(self, node: Node) -> torch.Tensor:
         return never_nan((self.sweep._straight(node) + self.sweep.bent[node]) * SUMMED).reshape(node.shape)
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
-        found = length(sets.split(self.entries(node)), -1)
-        if (node, sets) not in self.sweep.bent_sets:
-            return found
-        return torch.minimum(found, never_nan((self.sweep.straight_sets(node, sets) + self.sweep.bent_in(node, sets)) * SUMMED))
+        return torch.minimum(length(sets.split(self.entries(node)), -1), self.sweep.without_left(node, sets))
 
 
 def _times(factor: float, size: float) -> float:

@@ -49,7 +49,8 @@ class Tokens:
             if not isinstance(attended, AttentionMap) or not all(source in self.starts for source in sources):
                 continue
             if attended.takes([self.owned[source] for source in sources]):
-                some[node] = attended.by_token([self.starts[source] for source in sources], token, entry)
+                some[node], logits = attended.by_token([self.starts[source] for source in sources], token, entry)
+                visit(attended.logits, logits)
                 visit(node, some[node])
         read = {source for node in rest if node not in some for source in node.inputs}
         for node, columns in self.starts.items():

@@ -22,10 +22,9 @@ def total(sweep: Sweep) -> tuple[float, float]:
     for part in sweep.parts:
         if part.relay is None:
             part.bound = added(part.symbols, part.columns) if part.columns is not None else math.inf
-    if matrix is None:
-        found = straight + float(sweep.bent_in(output, sweep.whole)[0])
-    else:
-        found = min(straight + sum(part.bound for part in sweep.parts), _jointly(sweep, matrix))
+    found = straight + float(sweep.bent_in(output, sweep.whole)[0])
+    if matrix is not None:
+        found = min(found, straight + sum(part.bound for part in sweep.parts), _jointly(sweep, matrix))
     _share(sweep)
     return (found + sweep.left[output]) * SUMMED, straight
 

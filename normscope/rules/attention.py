@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -24,9 +23,9 @@ from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules import readings
 from normscope.rules.forms import Form, Forms, Rotation
+from normscope.rules.logits import Tokens, Weighed, change, least, rounding, weights
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sets, Sizes
-from normscope.rules.softmax import on_the_way, probability_changes
 
 KEYS = math.sqrt(0.5)  # the largest √Σ p_j²‖v_j − o‖² for ‖v_j‖ ≤ 1, attained by two keys v = ±1 with p = ½ each
 
@@ -99,10 +98,9 @@ class Attention(Rule):
         return tuple((Sets.along(source.shape, (-1,)), Sets.along(source.shape, (-2, -1))) for source in node.inputs)
 
     def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
-        """One query of one head at a time (docs/laws.md), with |Δz|, |p − p̂| and |Δp| entry by entry.
+        """One query of one head at a time (docs/laws.md), with y = Δz less its mean, and u = v̂ − ô.
 
-        Δo − Ĵ = Σ (p − p̂)Δv + Σ Δp (v' − v̂) + Σ p̂ ε (v̂ − ô) + (Cov_p − Cov_p̂)(Δz, v̂) with ε the part of Δz that is not linear.
-        Sums over keys by the sizes of single keys, or of all keys of a head together, whichever is less.
+        Δo − Ĵ = Σ(p − p̂)Δv + ΣΔp(v' − v̂) + Σp̂ εu + Σ(p − p̂)yu − Σ(p − p̂)y Σ(p − p̂)u, ε the part of Δz that is not linear.
         """
         query, key, value, mask = node.args[:4]
         if isinstance(mask, Node) or not all(isinstance(part, Node) for part in (query, key, value)):
@@ -110,42 +108,63 @@ class Attention(Rule):
         middles = [context.center(part) for part in (query, key, value)]
         if any(middle is None for middle in middles) or query.shape[:-2] != node.shape[:-2]:
             return None
-        scale = abs(logit_scale(node))
+        scale, lost = abs(logit_scale(node)), rounding(key.shape[-2], query.shape[-1])
         moves_or_away = away if moves is None else moves
         (q, far_q, move_q), (k, far_k, move_k), (v, far_v, move_v) = (
             self._tokens(part, node, away, moves_or_away, context) for part in (query, key, value)
         )
+        p, roots = weights(probabilities(node, middles))  # type: ignore[arg-type]
         size_q, size_k = length(q, -1), length(k, -1)
-        p = probabilities(node, middles)  # type: ignore[arg-type]
-        reach_q = (size_q + far_q.each)[..., None]  # queries in rows, keys in columns
-        away_q = far_q.each[..., None]
-        far_z = scale * (reach_q * far_k.each[..., None, :] + away_q * size_k[..., None, :])
-        rounded = 1e-13 * scale * size_q[..., None] * size_k[..., None, :]
-        mean = scale * (reach_q[..., 0] * far_k.summed(p) + far_q.each * (p * size_k[..., None, :]).sum(-1)) + (p * rounded).sum(-1)
-        changed, most = probability_changes(p, far_z + rounded, -1, mean[..., None])
-        distances = torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist")
-        apart = above(distances, v.shape[-1] + FEW) + 1e-13 * length(v, -1).amax() + SQUARES_LOST
-        reach_k = (size_k + far_k.each)[..., None, :]
+        reach_q, reach_k = size_q + far_q.each, size_k + far_k.each
+        sizes = Tokens(size_k, length(size_k, -1)), Tokens(reach_k, length(reach_k, -1))
 
-        def moved(weights: torch.Tensor) -> torch.Tensor:
-            """Σ weights |Δz|."""
-            return scale * (reach_q[..., 0] * move_k.summed(weights) + move_q.each * (weights * reach_k).sum(-1))
+        def logits(own: Sizes, moved_q: Tokens, moved_k: Tokens, from_middle: bool) -> Weighed:
+            """How far logits less their mean move: by what is linear in q and k, and what is not; or by norms of q and k."""
+            keys = sizes[0] if from_middle else sizes[1]
+            norms = scale * (reach_q[..., None] * moved_k.each[..., None, :] + moved_q.each[..., None] * keys.each[..., None, :])
+            mean = scale * (reach_q * moved_k.summed(p) + moved_q.each * keys.summed(p))
+            seen = own.seen(node)
+            if seen is None:
+                return Weighed.of(roots, norms + mean[..., None])
+            pairs = ((far_q, moved_k),) if from_middle else ((far_q, moved_k), (moved_q, far_k))
+            bent = sum(one.each[..., None] * other.each[..., None, :] for one, other in pairs)
+            average = sum(one.each * other.summed(p) for one, other in pairs)
+            together = sum(one.each * other.weighed(roots) for one, other in pairs)
+            along = own.sets(seen, Sets.along(seen.shape, (-1,))).reshape(p.shape[:-1])
+            each = own.entries(seen) / roots + scale * (bent + average[..., None])
+            return Weighed.of(roots, least(each, norms + mean[..., None]), along + scale * together)
 
-        average = moved(most)
-        curved = (changed if moves is not None else on_the_way(changed)) * apart
-        bent = moved(curved) + average * curved.sum(-1)
+        tiny = lost * (2 * scale * reach_q * reach_k.amax(-1, keepdim=True) + _largest(mask))
+        far = logits(away, far_q, far_k, True)
+        far = Weighed.of(roots, far.each + tiny[..., None], far.whole + tiny)
+        changed = change(p, far, tiny)
+        y = far if moves is None else logits(moves, move_q, move_k, False)
+        spread = v.shape[-1] + FEW
+        apart = above(torch.cdist(p @ v, v, compute_mode="donot_use_mm_for_euclid_dist"), spread) + SQUARES_LOST
+        values = lost * length(v, -1).amax(-1, keepdim=True)
+        u = Weighed.of(roots, apart + values[..., None])
+        curved = changed.on_the_way if moves is None else changed.relative
+        drift = lost * scale * (reach_q * move_k.each.amax(-1, keepdim=True) + move_q.each * reach_k.amax(-1, keepdim=True))
+        average = changed.relative.times(y) + drift  # of Δz less its mean, with any q in place of p
+        bent = curved.times(y, u) + average * (curved.times(u) + values) + drift / lost * values
+        far_values, move_values = (
+            Weighed.of(roots, part.each[..., None, :].expand(p.shape), part.weighed(roots)) for part in (far_v, move_v)
+        )
+        moved = least(changed.relative.times(move_values), move_v.summed(p * changed.relative.each))
+        pu = p * u.each
         if moves is None:
-            terms = far_v.summed(changed) + scale * far_q.each * far_k.summed(p * apart) + bent
+            terms = moved + scale * far_q.each * far_k.summed(pu) + bent
         else:
-            shifted = moved(most * far_v.each[..., None, :]) + average * far_v.summed(most)
-            linear = far_q.each * move_k.summed(p * apart) + move_q.each * far_k.summed(p * apart)
-            terms = move_v.summed(changed) + shifted + scale * linear + bent
-        size = (above(terms, 3 * (p.shape[-1] + FEW)) + UNDERFLOW).reshape(-1)  # sums over keys, up to three of them in each other
+            shifted = least((changed.most * y.each * far_v.each[..., None, :]).sum(-1), changed.factor * y.times(far_values))
+            shifted = shifted + average * far_v.summed(changed.most)
+            linear = far_q.each * move_k.summed(pu) + move_q.each * far_k.summed(pu)
+            terms = moved + shifted + scale * linear + bent
+        size = (above(terms, 8 * (p.shape[-1] + FEW)) + UNDERFLOW).reshape(-1)  # sums over keys, up to three of them in each other
         sets = Sets.along(node.shape, (-1,))
         return Remainder(torch.ones(node.shape, dtype=torch.float64), sets.spread(size, node.shape), (sets, size))
 
     @staticmethod
-    def _tokens(part: Node, node: Node, away: Sizes, moves: Sizes, context: Context) -> tuple[torch.Tensor, _Tokens, _Tokens]:
+    def _tokens(part: Node, node: Node, away: Sizes, moves: Sizes, context: Context) -> tuple[torch.Tensor, Tokens, Tokens]:
         """The middle of an operand, and sizes of its tokens, as many heads as the output has."""
         middle = context.center(part)
         assert middle is not None
@@ -159,16 +178,12 @@ class Attention(Rule):
             return values.expand(*heads, *part.shape[rank - 2 : rank - 2 + inner])
 
         single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
-        sizes = (_Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
+        sizes = (Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
         return shaped(middle, 2), *sizes  # type: ignore[return-value]
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""
-        mask = node.args[3]
-        largest = 0.0
-        if isinstance(mask, Constant) and mask.value.is_floating_point():
-            largest = float(mask.double().amax(-1).abs().nan_to_num(0, 0, 0).max())
-        return math.sqrt(math.prod(node.shape[:-1])) * _norm(node.args[2], context) * (1 + largest)
+        return math.sqrt(math.prod(node.shape[:-1])) * _norm(node.args[2], context) * (1 + float(_largest(node.args[3]).max()))
 
     def norm(self, node: Node, context: Context) -> float:
         return _norm(node.args[2], context)
@@ -212,6 +227,13 @@ def _every_query_sees_a_key(mask: Node | Constant | None) -> bool:
     return bool(seen.any(-1).all())
 
 
+def _largest(mask: Node | Constant | None) -> torch.Tensor:
+    """How large the logits of each query are by a mask alone, where it covers all keys."""
+    if isinstance(mask, Constant) and mask.value.is_floating_point():
+        return mask.double().amax(-1).abs().nan_to_num(0, 0, 0)
+    return torch.zeros(1, dtype=torch.float64)
+
+
 def logit_scale(node: Node) -> float:
     """What q·k is multiplied by: 1/√d unless it is given."""
     given = node.kwargs.get("scale")
@@ -253,15 +275,3 @@ class Rotary(Rule):
 
     def tokenwise(self, node: Node) -> bool:
         return node.input.shape == node.shape
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """Sizes of the vectors of a head, each, and of all of them together in ℓ2."""
-
-    each: torch.Tensor  # (heads, tokens)
-    whole: torch.Tensor  # (heads,)
-
-    def summed(self, weights: torch.Tensor) -> torch.Tensor:
-        """Σ weights·size over keys, per query: weights (heads, queries, keys)."""
-        return torch.minimum((weights * self.each[..., None, :]).sum(-1), length(weights, -1) * self.whole[..., None])

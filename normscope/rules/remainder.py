@@ -80,6 +80,13 @@ class Sizes(Protocol):
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         """In ℓ2 over each set; only for sets that `Rule.measured` names, and for the whole node."""
 
+    def seen(self, node: Node) -> Node | None:
+        """What stands for a linear map of all that attention reads, and can be asked for like a node; None where there is none.
+
+        √p times the change of each logit s(Δq·k̂ + q̂·Δk) less its mean with the weights p, all at the middle; its sets are the keys
+        of a query.
+        """
+
 
 @dataclass(frozen=True)
 class Remainder:

@@ -99,21 +99,13 @@ class Softmax(Rule):
         return forms.softmax(forms.of(node.input), node.args[1])
 
 
-def probability_changes(
-    p: torch.Tensor, away: torch.Tensor, axis: int, mean: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def probability_changes(p: torch.Tensor, away: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Bounds on |q − p| and on q for all q = softmax(z) with |z − ẑ| ≤ away, p = softmax(ẑ).
 
     q_j = p_j e^δ_j/Σ p e^δ with |δ| ≤ away, so that ln(q_j/p_j) is at most away_j + ln Σ p e^away in size.
-
-    mean: a bound on Σ p|δ| that is known besides; −mean ≤ ln Σ p e^δ ≤ ln(1 + mean (e^w − 1)/w), w the largest of `away`.
     """
     p = p.clamp(min=1e-304)  # what underflowed, or is masked
     together = torch.logsumexp(away + p.log(), axis, keepdim=True).clamp(min=0)
-    if mean is not None:
-        most = away.amax(axis, keepdim=True).clamp(min=1e-12)
-        known = above(torch.maximum(mean, torch.log1p(mean * torch.expm1(most) / most)), FEW + 2 * FUNCTION)
-        together = torch.minimum(together, known.nan_to_num(math.inf, math.inf))
     changed = (p * torch.expm1(above(away + together) + 1e-12)).nan_to_num(1, 1).clamp(max=1)
     return changed, (p + changed).clamp(max=1)
 

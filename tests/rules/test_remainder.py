@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from normscope.certify.columns import derivative_map
+from normscope.certify.columns import AttentionMap, derivative_map
 from normscope.certify.passing import Pass
 from normscope.core.region import Ball
 from normscope.core.rounding import length
 from normscope.graph.trace import trace
+from normscope.rules import attention as attention_rule
+from normscope.rules.logits import Change, Tokens, Weighed
 from normscope.rules.registry import registry
 from normscope.rules.remainder import Sets
 from tests.networks import Function
@@ -25,6 +27,13 @@ def attention(**options):
         return functional.scaled_dot_product_attention(q, k, v, **options)
 
     return Function(apply)
+
+
+def softmax_of_keys(x):
+    """Attention with queries and values that do not move: what is left out of its linear part is that of softmax alone."""
+    fixed = 0 * x[..., None]
+    values = fixed + torch.tensor([[1.0], [-1.0], [0.5]], dtype=x.dtype)
+    return functional.scaled_dot_product_attention(fixed[:, :1] + 2.0, x[..., None], values)
 
 
 CASES = {
@@ -47,8 +56,11 @@ CASES = {
     "attention": (attention(), (1, 5, 36)),
     "causal attention": (attention(is_causal=True), (1, 5, 36)),
     "attention with shared keys": (attention(enable_gqa=True), (1, 5, 36)),
+    "attention of keys": (Function(softmax_of_keys), (1, 3)),
     "masked": (Function(lambda x: x.masked_fill(torch.arange(8) % 3 == 0, 5.0)), (1, 8)),
 }
+
+LOOKED = ("attention", "causal attention", "attention of keys")
 
 
 class Given:
@@ -62,6 +74,9 @@ class Given:
 
     def sets(self, node, sets):
         return length(sets.split(self.values[node]), -1)
+
+    def seen(self, node):
+        return next((one for one in self.values if one.op == "logits"), None)
 
 
 @functools.cache
@@ -92,8 +107,8 @@ def drawn(name, seed):
 @pytest.mark.parametrize(
     ("pairs", "chords"), [(False, False), (True, False), (True, True)], ids=["from the middle", "pairs", "chords"]
 )
-@pytest.mark.parametrize("name", CASES)
-def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, chords):
+@pytest.mark.parametrize(("name", "looked"), [*((name, False) for name in CASES), *((name, True) for name in LOOKED)])
+def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, looked, pairs, chords):
     for seed in range(24):
         graph, facts, (first, second) = drawn(name, seed)
         if not pairs:
@@ -101,6 +116,8 @@ def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, c
         ends = [{node: (end[node] - facts.center(node)).abs() * (1 + 1e-12) for node in graph.nodes} for end in (first, second)]
         away = Given({node: torch.maximum(ends[0][node], ends[1][node]) for node in graph.nodes})
         moves = Given({node: (first[node] - second[node]).abs() * (1 + 1e-12) for node in graph.nodes}, chords)
+        if looked:
+            look(graph, facts, first, second, away, moves)
         for node in graph.nodes:
             if node.is_input or registry.find(node).linear(node):
                 continue
@@ -125,6 +142,50 @@ def test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, pairs, c
                 beyond = (left_out - slack).clamp(min=0)
                 unscaled = torch.where(beyond > 0, beyond / found.scale, 0.0)
                 assert bool((length(sets.split(unscaled), -1) <= sizes * (1 + 1e-12)).all()), (name, seed)
+
+
+def look(graph, facts, first, second, away, moves):
+    """How far the logits of attention move, less their mean."""
+    node = next(node for node in graph.nodes if node.op == "scaled_dot_product_attention")
+    made = derivative_map(node, facts.center)
+    assert isinstance(made, AttentionMap)
+
+    def logits(change):
+        return made.both(*(change[source][None] for source in dict.fromkeys(node.inputs)))[1][0].abs() * (1 + 1e-12)
+
+    ends = [logits({source: end[source] - facts.center(source) for source in node.inputs}) for end in (first, second)]
+    away.values[made.logits] = torch.maximum(*ends)
+    moves.values[made.logits] = logits({source: first[source] - second[source] for source in node.inputs})
+
+
+def still(patch):
+    """Probabilities that do not change."""
+
+    def unchanged(p, away, tiny):
+        nothing = Weighed(away.roots, torch.zeros_like(p), torch.zeros_like(tiny))
+        return Change(nothing, nothing, p, torch.ones_like(tiny))
+
+    patch.setattr(attention_rule, "change", unchanged)
+
+
+def straight(patch):
+    """Logits that are linear in queries and keys, and probabilities times values likewise."""
+    patch.setattr(Tokens, "summed", lambda self, weights: torch.zeros(weights.shape[:-1], dtype=torch.float64))
+    patch.setattr(Tokens, "weighed", lambda self, roots: torch.zeros(roots.shape[:-1], dtype=torch.float64))
+
+
+def short(patch):
+    """Logits that move by a tenth of what they do."""
+    patch.setattr(Given, "entries", lambda self, node: self.values[node] * (0.1 if node.op == "logits" else 1.0))
+    patch.setattr(Given, "sets", lambda self, node, sets: length(sets.split(self.entries(node)), -1))
+
+
+@pytest.mark.parametrize("mutant", [still, straight, short])
+def test_mutants_of_attention_are_caught(mutant, monkeypatch):
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for name in LOOKED:
+            test_a_node_is_its_linear_part_and_no_more_than_its_remainder(name, True, True, False)
 
 
 def linear_part(facts, node, away):
