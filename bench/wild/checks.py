@@ -37,11 +37,14 @@ class Known:
 
     @cached_property
     def read(self) -> list[str]:
-        """Parameters of two or more axes with a gradient that is not zero."""
+        """Parameters of two or more axes with a gradient that is not zero; none where a backward of the model's own raises."""
         floating = [value for value in self.model.parameters() if value.is_floating_point() and value.requires_grad]
         output = self.run().double()
         weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        found = torch.autograd.grad((output * weights).sum(), floating, allow_unused=True)
+        try:
+            found = torch.autograd.grad((output * weights).sum(), floating, allow_unused=True)
+        except (RuntimeError, AssertionError):  # Reformer's, outside of training
+            return []
         moved = {
             id(value) for value, gradient in zip(floating, found, strict=True) if gradient is not None and bool(gradient.any())
         }
@@ -49,17 +52,20 @@ class Known:
 
     @cached_property
     def entering(self) -> dict[str, list[torch.Tensor]]:
-        """What entered each module without children, call by call, on the first sample and the others alike."""
+        """What entered each module, call by call, on the first sample and the others alike; but for those of several tensors."""
         found: dict[str, list[torch.Tensor]] = {}
 
         def keep(path: str) -> Any:
-            def kept(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if args and isinstance(args[0], torch.Tensor):
-                    found.setdefault(path, []).append(args[0].detach().double())
+            def kept(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+                if len(given) == 1:  # a gate beside it is multiplied in before the variance is taken
+                    found.setdefault(path, []).append(given[0].detach().double())
 
             return kept
 
-        hooks = [module.register_forward_pre_hook(keep(path)) for path, module in self.model.named_modules() if path]
+        hooks = [
+            module.register_forward_pre_hook(keep(path), with_kwargs=True) for path, module in self.model.named_modules() if path
+        ]
         with torch.no_grad():
             self.run()
         for hook in hooks:
