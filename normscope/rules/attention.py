@@ -103,15 +103,13 @@ class Attention(Rule):
         Δo − Ĵ = Σ(p − p̂)Δv + ΣΔp(v' − v̂) + Σp̂ εu + Σ(p − p̂)yu − Σ(p − p̂)y Σ(p − p̂)u, ε the part of Δz that is not linear.
         """
         query, key, value, mask = node.args[:4]
-        if isinstance(mask, Node) or not all(isinstance(part, Node) for part in (query, key, value)):
-            return None
-        middles = [context.center(part) for part in (query, key, value)]
-        if any(middle is None for middle in middles) or query.shape[:-2] != node.shape[:-2]:
+        middles = [context.center(part) if isinstance(part, Node) else part.double() for part in (query, key, value)]
+        if isinstance(mask, Node) or any(middle is None for middle in middles) or query.shape[:-2] != node.shape[:-2]:
             return None
         scale, lost = abs(logit_scale(node)), rounding(key.shape[-2], query.shape[-1])
         moves_or_away = away if moves is None else moves
         (q, far_q, move_q), (k, far_k, move_k), (v, far_v, move_v) = (
-            self._tokens(part, node, away, moves_or_away, context) for part in (query, key, value)
+            self._tokens(part, middle, node, away, moves_or_away) for part, middle in zip((query, key, value), middles, strict=True)
         )
         p, roots = weights(probabilities(node, middles))  # type: ignore[arg-type]
         size_q, size_k = length(q, -1), length(k, -1)
@@ -164,12 +162,12 @@ class Attention(Rule):
         return Remainder(torch.ones(node.shape, dtype=torch.float64), sets.spread(size, node.shape), (sets, size))
 
     @staticmethod
-    def _tokens(part: Node, node: Node, away: Sizes, moves: Sizes, context: Context) -> tuple[torch.Tensor, Tokens, Tokens]:
-        """The middle of an operand, and sizes of its tokens, as many heads as the output has."""
-        middle = context.center(part)
-        assert middle is not None
+    def _tokens(
+        part: Node | Constant, middle: torch.Tensor, node: Node, away: Sizes, moves: Sizes
+    ) -> tuple[torch.Tensor, Tokens, Tokens]:
+        """The middle of an operand, and sizes of its tokens, as many heads as the output has; 0 of what is fixed."""
         heads, copies, rank = node.shape[:-2], 1, len(part.shape)
-        if len(node.shape) > 2 and part.shape[-3] != node.shape[-3]:
+        if rank > 2 and part.shape[-3] not in (1, node.shape[-3]):
             copies = node.shape[-3] // part.shape[-3]
 
         def shaped(values: torch.Tensor, inner: int) -> torch.Tensor:
@@ -178,8 +176,12 @@ class Attention(Rule):
             return values.expand(*heads, *part.shape[rank - 2 : rank - 2 + inner])
 
         single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
+        found = shaped(middle, 2)
+        if isinstance(part, Constant):
+            still = Tokens(torch.zeros(found.shape[:-1], dtype=torch.float64), torch.zeros(heads, dtype=torch.float64))
+            return found, still, still
         sizes = (Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
-        return shaped(middle, 2), *sizes  # type: ignore[return-value]
+        return found, *sizes  # type: ignore[return-value]
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Probabilities times values, and logits as large as a mask where it covers all keys of a query."""

@@ -29,6 +29,17 @@ def attention(**options):
     return Function(apply)
 
 
+def with_fixed(place):
+    """Attention with learned queries, keys or values."""
+
+    def apply(x):
+        operands = list(x.unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4))
+        operands[place] = torch.linspace(-2, 2, 60, dtype=x.dtype).sin().reshape(1, 4, 5, 3)
+        return functional.scaled_dot_product_attention(*operands)
+
+    return Function(apply)
+
+
 def softmax_of_keys(x):
     """Attention with queries and values that do not move: what is left out of its linear part is that of softmax alone."""
     fixed = 0 * x[..., None]
@@ -57,6 +68,9 @@ CASES = {
     "causal attention": (attention(is_causal=True), (1, 5, 36)),
     "attention with shared keys": (attention(enable_gqa=True), (1, 5, 36)),
     "attention of keys": (Function(softmax_of_keys), (1, 3)),
+    "attention of fixed queries": (with_fixed(0), (1, 5, 36)),
+    "attention to fixed keys": (with_fixed(1), (1, 5, 36)),
+    "attention to fixed values": (with_fixed(2), (1, 5, 36)),
     "masked": (Function(lambda x: x.masked_fill(torch.arange(8) % 3 == 0, 5.0)), (1, 8)),
 }
 
