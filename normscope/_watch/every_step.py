@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from normscope._watch.budget import Budget
+from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.layers import WatchedLayer, is_plain
 from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import local, norms
@@ -71,7 +71,7 @@ class EveryStep:
 
     def affordable(self) -> bool:
         """Whether the gradients of this step are looked at: always, unless that takes more than its share of a long time."""
-        return self.budget.dense_now or self._spent <= FREE + SHARE * self.budget.share * self.budget.elapsed
+        return self.budget.dense_now or BESIDE * self._spent <= FREE + SHARE * self.budget.share * self.budget.elapsed
 
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], learning_rate: Any) -> None:
         """Of a step that is about to be made, as the optimizer is given them: after clipping and unscaling."""
