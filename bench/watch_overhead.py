@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import normscope as ns
 from bench.failures import convolutional
 from normscope._watch import store
-from normscope._watch.budget import GROWTH
+from normscope._watch.budget import BESIDE, GROWTH
 from normscope._watch.columns import schema
 from normscope._watch.every_step import FREE
 from normscope._watch.store import Writer
@@ -177,7 +177,7 @@ def _go_on(recorder: ns.Watch) -> None:
     """Tell it that LATER steps have passed: what it allows itself beyond its budget in short trainings is used up."""
     recorder.budget.begun -= LATER
     recorder.budget._latest = (LATER + recorder.budget.dense) * GROWTH
-    recorder.every._spent = FREE
+    recorder.every._spent = FREE / BESIDE
 
 
 def measured(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[float, Ratio | None]:
