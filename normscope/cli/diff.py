@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from normscope.cli.examples import dtype_of, random_example
-from normscope.cli.options import INPUT, Batch, JsonFile, Module, Weights, seed_of
+from normscope.cli.options import INPUT, Batch, HtmlFile, JsonFile, Module, Weights, seed_of
 from normscope.cli.output import check_writable, progress, terminal, write_json, writing
 from normscope.core.errors import InputError
 
@@ -17,15 +17,19 @@ def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A file or directory of weights.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="The checkpoint to compare it with.")],
     json: JsonFile = None,
+    html: HtmlFile = None,
 ) -> None:
     """Say whether two checkpoints are the same function, and what differs. Exit code 1 unless they are the same."""
-    check_writable(json)
+    check_writable(json, html)
     from normscope._checkpoint.comparing import diff as compare
 
     with progress("comparing"):
         found = compare(a, b)
     terminal(json).print(found.render())
     write_json(found.to_dict(), json)
+    if html is not None:
+        with writing(html):
+            found.to_html(html)
     if found.same is not True:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from normscope._checkpoint.difference import Difference
+from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.report import CheckpointReport
 from normscope._watch.reading import Run
 from normscope.auditing import Audit
@@ -38,7 +38,7 @@ from normscope.geometry.flow import Path
 from normscope.report import audit_page
 from normscope.report.bounds import bound_comparison
 from normscope.report.curvature import densities, eigenvalues
-from normscope.report.html import Drawing, titled, words
+from normscope.report.html import Drawing, number, titled, words
 from normscope.report.markup import Child, Markup, element, table
 from normscope.symmetry.report import SymmetryReport
 
@@ -77,6 +77,41 @@ def doctor_section(records: Sequence[Record]) -> Section:
     told = [f"{counts[severity]} of severity {severity}" for severity in SEVERITIES if counts[severity]]
     headline = f"{len(findings.checked)} checks found {', '.join(told) or 'nothing'}."
     return Section("Findings of the doctor", headline, audit_page.findings_table(findings))
+
+
+# checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def difference_section(records: Sequence[Record]) -> Section:
+    """Two checkpoints or models: the verdict, what it rests on, and a table of tensors, those that differ first."""
+    found = Difference.from_dict(_one(records))
+    apart = [row for row in found.rows if not row.same]
+    parts: list[Part] = [
+        element("p", f"A is {found.sources[0]}, B is {found.sources[1]}. Basis: {found.mode}."),
+        element(
+            "p",
+            f"The largest measured defect is {found.defect:.2g}." + (f" First to differ: {found.first}." if found.first else ""),
+        ),
+        titled("Notes", list(found.notes), "notes"),
+        _differing(apart, f"{len(apart)} of {len(found.rows)} tensors differ"),
+    ]
+    if same := [row for row in found.rows if row.same]:
+        parts.append(element("details", element("summary", f"{len(same)} tensors agree"), _differing(same, "Tensors that agree")))
+    return Section("Difference", found.explanation, parts)
+
+
+def _differing(rows: Sequence[DiffRow], caption: str) -> Markup | None:
+    head = ["tensor", "role", "‖Δ‖/‖W‖", "‖Δ‖₂", "angle in °", "largest change", "stable rank of Δ", "how"]
+    cells = [
+        [
+            row.name,
+            row.role,
+            *map(number, (row.change, row.spectral_change, row.rotation, row.largest_change, row.rank)),
+            words(row.how),
+        ]
+        for row in rows
+    ]
+    return table(head, cells, caption) if rows else None
 
 
 # curvature -----------------------------------------------------------------------------------------------------------
@@ -274,7 +309,7 @@ def _one(records: Sequence[Record]) -> Record:
 # any other result ----------------------------------------------------------------------------------------------------
 
 STORED: tuple[type[Result], ...] = (
-    Ablation, Bound, Bracket, CheckpointReport, Difference, FamilyComparison, Flatness, GapCurve, Landscape, LocalBrackets, Margins,
+    Ablation, Bound, Bracket, CheckpointReport, FamilyComparison, Flatness, GapCurve, Landscape, LocalBrackets, Margins,
     Path, Robustness, Sensitivities, TrainingCost,
 )  # fmt: skip
 
@@ -328,6 +363,7 @@ def _stored(kind: type[Result]) -> Callable[[Sequence[Record]], Section]:
 SECTIONS: dict[str, Callable[[Sequence[Record]], Section]] = {
     Audit.schema: audit_section,
     Findings.schema: doctor_section,
+    Difference.schema: difference_section,
     Curvature.schema: curvature_section,
     Guarantees.schema: generalization_section,
     CLAIM_SCHEMA: claims_section,

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import normscope as ns
 from normscope._checkpoint.difference import Difference
 from normscope._checkpoint.views import GGUF
+from normscope.cli import app
 from tests.checkpoint.files import gguf_bytes, write
 from tests.checkpoint.models import built
 
@@ -271,3 +273,15 @@ def test_modules_are_accepted(tmp_path):
     model, config = built("Llama")
     path = write(tmp_path, "safetensors", model.state_dict(), config).parent
     assert ns.diff(model, path).same is True
+
+
+def test_the_command_writes_a_page_with_a_row_per_tensor(tmp_path):
+    state, config = llama()
+    a = write(tmp_path / "a", "safetensors", state, config).parent
+    changed = {**state, layer(1, "mlp.up_proj"): 1.5 * state[layer(1, "mlp.up_proj")]}
+    b = write(tmp_path / "b", "safetensors", changed, config).parent
+    done = CliRunner().invoke(app, ["diff", str(a), str(b), "--html", str(tmp_path / "page.html")])
+    assert done.exit_code == 1, done.output
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f'<th scope="row">{layer(1, "mlp.up_proj")}</th>' in page and f"{len(state) - 1} tensors agree" in page
+    assert page.count('<th scope="row">') == len(state) and "<td>0.5</td>" in page

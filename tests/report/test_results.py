@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import normscope as ns
+from normscope._checkpoint.difference import Difference
 from normscope.auditing import Audit
 from normscope.bounds.generalization import Guarantees
 from normscope.claims.ledger import Ledger
@@ -106,7 +107,7 @@ def test_every_kind_has_a_case_here(results):
     others = {
         "normscope.claim/1",
         "normscope.claim/2",
-        *(kind.schema for kind in (*STORED, SymmetryReport, ns.Run)),
+        *(kind.schema for kind in (*STORED, Difference, SymmetryReport, ns.Run)),
     }  # in tests/test_results.py
     assert {*schemas} == {*SECTIONS} - others and set(SAID) == set(results)
 

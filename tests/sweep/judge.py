@@ -69,7 +69,7 @@ def _judge_on(judged: Judged, made: Program, twin: Program, example: torch.Tenso
     if not bracket.lower <= bracket.upper:
         judged.wrong.append(f"on {_name(region)} the lower bound exceeds the upper: {bracket}")
     best, pair = largest_quotient(twin, example[0].double(), region, judged.seed)
-    if pair is not None and best > bound * (1 + 1e-6) and refutes(twin, pair, bound, region):
+    if pair is not None and best > bound * (1 + 1e-6) and refutes(twin, pair, bound):
         judged.wrong.append(f"on {_name(region)} certified {bound:.6g}, but a pair has the quotient {best:.6g}")
 
 

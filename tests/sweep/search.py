@@ -1,9 +1,12 @@
-"""Pairs of points with a large difference quotient: gradient ascent on both ends, with the model itself in float64."""
+"""Pairs of points with a large difference quotient: gradient ascent on both ends, with the model itself in float64.
+
+All pairs climb at once, as one batch: a program whose samples mix is judged by that alone, before any pair is looked for.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,112 +15,113 @@ import normscope as ns
 
 Function = Callable[[Tensor], Tensor]
 Region = ns.Ball | ns.Box | None
+Pair = tuple[Tensor, Tensor]
+SHARES = (1.0, 0.3, 0.05)  # of a pair's distance, that its ends may move at once
 
 
 def largest_quotient(
-    function: Function, center: Tensor, region: Region, seed: int, starts: int = 6, turns: int = 12
-) -> tuple[float, tuple[Tensor, Tensor] | None]:
+    function: Function, center: Tensor, region: Region, seed: int, starts: int = 12, turns: int = 12
+) -> tuple[float, Pair | None]:
     """The largest quotient found between two points (one sample each, without the batch axis), and the pair."""
     generator = torch.Generator().manual_seed(seed)
-    best, found = 0.0, None
-    for first, second in _starts(function, center, region, generator, starts):
-        for _ in range(turns):
-            value = quotient(function, first, second)
-            if value > best:
-                best, found = value, (first, second)
-            moved = _ascend(function, first, second, region, generator)
-            if moved is None:
-                break
-            first, second = moved
-    return best, found
+    first, second = _starts(center, region, generator, starts)
+    values = quotients(function, first, second)
+    for _ in range(turns):
+        before = values
+        first, second, values = _ascended(function, first, second, values, region, generator)
+        if torch.equal(values, before):
+            break
+    best = int(values.argmax())
+    return (float(values[best]), (first[best], second[best])) if values[best] > 0 else (0.0, None)
 
 
-def quotient(function: Function, first: Tensor, second: Tensor) -> float:
-    """‖f(x) − f(y)‖/‖x − y‖; 0 where it overflows, underflows, or drowns in the rounding of its values."""
-    values = _values(function, first, second)
-    change, distance = _size(values[0] - values[1]), _size(first - second)
-    resolved = 1e-7 * max(map(_size, values)) < change and change > 1e-290 and distance > 1e-290
-    return change / distance if math.isfinite(change) and resolved and distance > 1e-9 * max(_size(first), _size(second)) else 0.0
+def refutes(function: Function, pair: Pair, bound: float) -> bool:
+    """Whether a quotient above the bound is more than rounding: pairs nearby and farther apart show it, each pair by itself."""
+    middle, half = (pair[0] + pair[1]) / 2, (pair[0] - pair[1]) / 2
+    stretched = (stretch * half for stretch in (1.0, 0.9, 0.8, 0.95, 0.85))
+    return all(quotients(function, (middle + step)[None], (middle - step)[None]) > bound * (1 + 1e-6) for step in stretched)
 
 
-def _values(function: Function, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+def quotients(function: Function, first: Tensor, second: Tensor) -> Tensor:
+    """‖f(x) − f(y)‖/‖x − y‖ of each pair; 0 where it overflows, underflows, or drowns in the rounding of its values."""
     with torch.no_grad():
-        try:
-            return function(first[None].clone()), function(second[None].clone())
-        except RuntimeError:  # some writes that overlap run on several samples and not on one
-            both = function(torch.stack([first, second]))
-            return both[:1], both[1:]
+        one, other = _values(function, torch.cat([first, second])).chunk(2)
+    change, distance = _sizes(one - other), _sizes(first - second)
+    resolved = (1e-7 * torch.maximum(_sizes(one), _sizes(other)) < change) & (change > 1e-290) & (distance > 1e-290)
+    apart = distance > 1e-9 * torch.maximum(_sizes(first), _sizes(second))
+    return torch.where(change.isfinite() & resolved & apart, change / distance, 0.0)
 
 
-def refutes(function: Function, pair: tuple[Tensor, Tensor], bound: float, region: Region) -> bool:
-    """Whether a quotient above the bound is more than rounding: pairs nearby and farther apart must show it, too."""
-    first, second = pair
-    for stretch in (1.0, 0.9, 0.8, 0.95, 0.85):
-        middle = (first + second) / 2
-        nearby = middle + stretch * (first - middle), middle + stretch * (second - middle)
-        if not quotient(function, *nearby) > bound * (1 + 1e-6):
-            return False
-    return True
-
-
-def _size(value: Tensor) -> float:
-    largest = float(value.abs().max()) if value.numel() else 0.0
-    return largest * float(torch.linalg.vector_norm(value / largest)) if 0 < largest < math.inf else largest
-
-
-def _inside(region: Region, point: Tensor, center: Tensor) -> Tensor:
-    if isinstance(region, ns.Ball):
-        away = point - region.center
-        return region.center + away * min(1.0, region.radius * (1 - 1e-9) / max(_size(away), 1e-320))
-    return point if region is None else point.clamp(region.low, region.high)
-
-
-def _starts(
-    function: Function, center: Tensor, region: Region, generator: torch.Generator, count: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    reach = _size(center) or 1.0
-    if isinstance(region, ns.Ball):
-        reach = region.radius
-    elif isinstance(region, ns.Box):
-        reach = _size(region.high - region.low)
-    for turn in range(count):
-        noise = [torch.randn(center.shape, generator=generator, dtype=torch.float64) for _ in range(2)]
-        spread = reach * 10 ** (-2 * float(torch.rand((), generator=generator))) / math.sqrt(center.numel())
-        base = (
-            region.center
-            if isinstance(region, ns.Ball)
-            else (region.low + region.high) / 2
-            if isinstance(region, ns.Box)
-            else center
-        )
-        first = _inside(region, base + spread * noise[0], center)
-        apart = spread * 10 ** (-3 * float(torch.rand((), generator=generator)) if turn % 2 else 0.0)
-        yield first, _inside(region, first + apart * noise[1], center)
-
-
-def _ascend(
-    function: Function, first: Tensor, second: Tensor, region: Region, generator: torch.Generator
-) -> tuple[Tensor, Tensor] | None:
-    """Both ends moved up the gradient of log ‖f(x) − f(y)‖ − log ‖x − y‖, by a part of their distance; tries shorter moves."""
-    ends = [end.clone().requires_grad_(True) for end in (first, second)]
+def _values(function: Function, points: Tensor) -> Tensor:
     try:
-        change = torch.linalg.vector_norm(function(ends[0][None] * 1) - function(ends[1][None] * 1))
-        slopes = torch.autograd.grad(change.log() - torch.linalg.vector_norm(ends[0] - ends[1]).log(), ends, allow_unused=True)
-    except RuntimeError:  # autograd cannot go back through what was overwritten
-        slopes = (None, None)
-    distance = _size(first - second)
-    directions = [
-        slope
-        if slope is not None and 0 < _size(slope) < math.inf
-        else torch.randn(first.shape, generator=generator, dtype=torch.float64)
-        for slope in slopes
-    ]
-    now = quotient(function, first, second)
-    for share in (1.0, 0.3, 0.05):
-        moved = [
-            _inside(region, end + direction * (share * distance / _size(direction)), end)
-            for end, direction in zip((first, second), directions, strict=True)
-        ]
-        if quotient(function, *moved) > now:
-            return moved[0], moved[1]
-    return None
+        together = function(points * 1)  # a program may write to its input
+    except RuntimeError:  # it takes one sample alone
+        together = None
+    return torch.cat([function(point[None] * 1) for point in points]) if together is None else together
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """The norm of each sample, without overflow; a sample that is not finite has none."""
+    flat = values.flatten(1)
+    largest = flat.abs().amax(1) if flat.shape[1] else flat.new_zeros(len(flat))
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return torch.where(largest.isfinite(), scale * torch.linalg.vector_norm(flat / scale[:, None], dim=1), largest)
+
+
+def _times(factors: Tensor, points: Tensor) -> Tensor:
+    return factors.reshape(-1, *[1] * (points.dim() - 1)) * points
+
+
+def _inside(region: Region, points: Tensor) -> Tensor:
+    if isinstance(region, ns.Ball):
+        away = points - region.center
+        return region.center + _times((region.radius * (1 - 1e-9) / _sizes(away).clamp(min=1e-320)).clamp(max=1.0), away)
+    return points if region is None else points.clamp(region.low, region.high)
+
+
+def _starts(center: Tensor, region: Region, generator: torch.Generator, count: int) -> Pair:
+    """Points spread over the region, and partners of theirs: every other one at any distance, the rest as far as the spread."""
+    middle, reach = center, float(_sizes(center[None])) or 1.0
+    if isinstance(region, ns.Ball):
+        middle, reach = region.center, region.radius
+    elif isinstance(region, ns.Box):
+        middle, reach = (region.low + region.high) / 2, float(_sizes((region.high - region.low)[None]))
+    noise = torch.randn(2, count, *center.shape, generator=generator, dtype=torch.float64)
+    nearer, closer = 10 ** -torch.rand(2, count, generator=generator, dtype=torch.float64)
+    spread = reach * nearer**2 / math.sqrt(center.numel())
+    closer[::2] = 1.0
+    first = _inside(region, middle + _times(spread, noise[0]))
+    return first, _inside(region, first + _times(spread * closer**3, noise[1]))
+
+
+def _ascended(
+    function: Function, first: Tensor, second: Tensor, values: Tensor, region: Region, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every pair one step up log ‖f(x) − f(y)‖ − log ‖x − y‖, by the largest of SHARES that gains; or where it was."""
+    ends, random = torch.cat([first, second]), torch.randn(2, *first.shape, generator=generator, dtype=torch.float64)
+    slopes = _slopes(function, ends)
+    useful = (_sizes(slopes) > 0) & _sizes(slopes).isfinite()
+    directions = _chosen(useful, slopes, random.flatten(0, 1))
+    steps = _times((_sizes(first - second).repeat(2) / _sizes(directions)), directions)
+    best, reached = ends, values
+    for share in SHARES:
+        moved = _inside(region, ends + share * steps)
+        found = quotients(function, *moved.chunk(2))
+        better = (found > values) & (reached == values)
+        best, reached = _chosen(better.repeat(2), moved, best), torch.where(better, found, reached)
+    return *best.chunk(2), reached
+
+
+def _chosen(where: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(where.reshape(-1, *[1] * (one.dim() - 1)), one, other)
+
+
+def _slopes(function: Function, ends: Tensor) -> Tensor:
+    """Gradients of every pair's quotient; zeros where autograd cannot go back through what was overwritten."""
+    ends = ends.clone().requires_grad_(True)
+    try:
+        change, distance = (torch.linalg.vector_norm((one - other).flatten(1), dim=1) for one, other in
+                            (_values(function, ends).chunk(2), ends.chunk(2)))  # fmt: skip
+        return torch.autograd.grad((change.log() - distance.log()).sum(), ends, materialize_grads=True)[0]
+    except RuntimeError:
+        return torch.zeros_like(ends)
