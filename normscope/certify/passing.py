@@ -156,7 +156,7 @@ class Pass:
             return Gain((INFINITY,) * len(node.inputs), "unbounded")
         if node.dtype is not None and not math.prod(node.shape):
             return Gain.of(*(0 for _ in node.inputs), method="no entries")
-        gain = self._unless_raised(node, lambda node: _checked(node, rule.gain(node, self)), None)
+        gain = self._unless_raised(node, lambda node: _checked(node, rule, rule.gain(node, self)), None)
         if gain is None:
             return Gain.infinite(node, "its rule gives no bound")
         if key is not None:
@@ -312,9 +312,10 @@ class Pass:
         return found
 
 
-def _checked(node: Node, gain: Gain) -> Gain:
+def _checked(node: Node, rule: Rule, gain: Gain) -> Gain:
     if len(gain.factors) != len(node.inputs):
-        raise InternalError(f"the rule for {node.label} gives {len(gain.factors)} factors for {len(node.inputs)} inputs")
+        given = f"{type(rule).__name__}.gain gave {len(gain.factors)} factors for the {len(node.inputs)} inputs of {node.label}"
+        raise InputError(f"a rule must give one factor per input, but {given}")
     return gain
 
 

@@ -61,6 +61,8 @@ class Condition:
     exact: bool
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "κ is not defined: no eigenvalue differs from 0"
         sign = "=" if self.exact else "≥"
         return f"κ {sign} {self.value:.4g} over eigenvalues above {self.threshold:g} of the largest"
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from normscope._watch.store import plain
+from normscope.core.codec import encode
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.papers import LAB_SCHEMA
@@ -125,7 +126,7 @@ def run_experiment(
     content = _content(experiment, chosen, full, work, failures)
     content["retried"] = [_described(failure) for round in retried for failure in round]
     content["figures"] = [] if failures else _write_figures(experiment, _results(work), directory / "figures")
-    write_atomically(_made(directory) / RESULT, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(_made(directory) / RESULT, (encode(content) + "\n").encode())
     return Outcome(directory, content)
 
 

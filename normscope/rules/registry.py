@@ -205,9 +205,9 @@ class Registry:
     def register(self, op: str | Any, rule: Rule | Real | Callable[[Node], Real], *, overwrite: bool = False) -> None:
         """Give operation `op` a rule: a `Rule`, or the gain itself as a number or a function of the node.
 
-        op: a torch operation (`torch.ops.mylib.op`), or its name as a refusal prints it ("mylib.op").
+        op: a torch operation (`torch.ops.mylib.op`), or its name as a refusal ("mylib.op") or torch ("mylib::op") prints it.
         """
-        name = op if isinstance(op, str) else operation_name(op)
+        name = op.replace("::", ".").removeprefix("aten.") if isinstance(op, str) else operation_name(op)
         if name in self.rules and not overwrite:
             raise InputError(f"{name} has a rule already ({type(self.rules[name]).__name__}); pass overwrite=True to replace it")
         if not isinstance(rule, Rule):

@@ -287,6 +287,12 @@ def test_condition_is_exact_for_small_models_and_a_lower_bound_for_others(wide):
     assert exact.exact and exact.value == pytest.approx(true, rel=1e-6)
 
 
+def test_no_curvature_has_no_condition():
+    model = nn.Linear(2, 1)
+    flat = ns.hessian(model, lambda output, target: output.sum(), (torch.randn(4, 2), torch.zeros(4, 1)))
+    assert "κ is not defined" in str(flat.condition())
+
+
 def test_the_report_states_what_was_measured(wide):
     made = wide[0]
     made.top(2)
