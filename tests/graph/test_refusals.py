@@ -198,5 +198,5 @@ def test_a_rule_with_the_wrong_number_of_factors_is_named(rules):
             return ns.rules.Gain.of(1, 1)
 
     ns.rules.register("normscope_tests.triple", Wrong())
-    with pytest.raises(ns.InputError, match="Wrong.gain gave 2 factors for the 1 inputs of"):
+    with pytest.raises(ns.InputError, match=r"Wrong\.gain gave 2 factors for the 1 inputs of"):
         ns.lipschitz(Function(triple), randn(1, 4))
