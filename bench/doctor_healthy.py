@@ -57,10 +57,10 @@ def built(package: str, name: str) -> Callable[[], ns.Findings]:
 def trained(folder: Path) -> Iterator[tuple[str, Callable[[], ns.Findings]]]:
     from bench.in_the_wild import NETWORKS
 
-    for name, load in NETWORKS.items():
-        if (folder / name).is_dir():
+    for name, (inside, load) in NETWORKS.items():
+        if (folder / inside).is_dir():
 
-            def run(load: Any = load, place: Path = folder / name) -> ns.Findings:
+            def run(load: Any = load, place: Path = folder / inside) -> ns.Findings:
                 network = load(place)
                 return ns.doctor(network.model, network.example)
 

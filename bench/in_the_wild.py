@@ -1,17 +1,22 @@
 """Trained networks: the bracket around real inputs, what their normalizers do by every definition, and what the doctor says.
 
-    python -m bench in_the_wild DIR [--page docs/in-the-wild.md]
+    python -m bench in_the_wild DIR [--page docs/in-the-wild.md] [--only NAME] [--effort 3]
 
-DIR holds minilm/ (model.safetensors, vocab.txt), crepe/ (tiny.pth), fcpe/ (fcpe_c_v001.pt) and smollm2/ (one .gguf file), of which
-those are used that are there. `--only NAME` takes one of them.
+DIR holds minilm/ (model.safetensors, vocab.txt), crepe/ (tiny.pth, full.pth), fcpe/ (fcpe_c_v001.pt) and smollm2/ (one .gguf file),
+of which those are used that are there. Sections of the page that are not made anew stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,22 +24,23 @@ import torch.nn.functional as functional
 from torch import nn
 
 import normscope as ns
+from normscope.ledger import PRODUCTS
 
 SENTENCE = "the cat sat on the mat and looked at the rain"
-PITCH, RATE, FRAME = 440.0, 16_000, 1_024
+PITCH, RATE, FRAME, FRAMES = 440.0, 16_000, 1_024, 8
 
 
 class Crepe(nn.Module):
-    """The network that the state dict of CREPE's tiny model names: 6 × (convolution, ReLU, BN, max-pooling), 360 bins of pitch."""
+    """The network that CREPE's state dicts name: 6 × (convolution, ReLU, BN, max-pooling), 360 bins of pitch."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        sizes = [1, 128, 16, 16, 16, 32, 64]
+        sizes = [1, *sizes]
         for i in range(6):
             kernel, stride = (512, 4) if i == 0 else (64, 1)
             self.add_module(f"conv{i + 1}", nn.Conv2d(sizes[i], sizes[i + 1], (kernel, 1), (stride, 1)))
             self.add_module(f"conv{i + 1}_BN", nn.BatchNorm2d(sizes[i + 1], eps=0.0010000000474974513))
-        self.classifier = nn.Linear(256, 360)
+        self.classifier = nn.Linear(4 * sizes[-1], 360)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x[:, None, :, None]
@@ -42,7 +48,7 @@ class Crepe(nn.Module):
             x = functional.pad(x, (0, 0, 254, 254) if i == 0 else (0, 0, 31, 32))
             x = self.get_submodule(f"conv{i + 1}_BN")(self.get_submodule(f"conv{i + 1}")(x).relu())
             x = functional.max_pool2d(x, (2, 1), (2, 1))
-        return self.classifier(x.permute(0, 2, 1, 3).reshape(-1, 256)).sigmoid()  # type: ignore[no-any-return]
+        return self.classifier(x.permute(0, 2, 1, 3).flatten(1)).sigmoid()  # type: ignore[no-any-return]
 
 
 class Transposed(nn.Module):
@@ -125,12 +131,13 @@ def minilm(folder: Path) -> Trained:
     return Trained("all-MiniLM-L6-v2", model.eval(), example, f'BERT with 6 post-norm layers, on the words of "{SENTENCE}"')
 
 
-def crepe(folder: Path) -> Trained:
-    model = Crepe()
-    model.load_state_dict(torch.load(folder / "tiny.pth", weights_only=True))
+def crepe(folder: Path, size: str = "tiny") -> Trained:
+    stored = torch.load(folder / f"{size}.pth", weights_only=True)
+    model = Crepe([len(stored[f"conv{i + 1}.weight"]) for i in range(6)])
+    model.load_state_dict(stored)
     frame = torch.sin(2 * torch.pi * PITCH * torch.arange(FRAME) / RATE)[None]
     frame = (frame - frame.mean()) / frame.std()
-    return Trained("CREPE tiny", model.eval(), frame, f"six times convolution, ReLU and BN, on a tone of {PITCH:g} Hz")
+    return Trained(f"CREPE {size}", model.eval(), frame, f"six times convolution, ReLU and BN, on a tone of {PITCH:g} Hz")
 
 
 def fcpe(folder: Path) -> Trained:
@@ -146,11 +153,11 @@ def fcpe(folder: Path) -> Trained:
     left = [name for name in named if name not in model.state_dict() and not name.startswith("net.encoder_layers")]
     assert set(left) <= {"cent_table", "gaussian_blurred_cent_mask"}, left
     size, hop = mel["n_fft"], mel["hop_size"]
-    tone = 0.5 * torch.sin(2 * torch.pi * PITCH * torch.arange(size + 31 * hop) / RATE)
+    tone = 0.5 * torch.sin(2 * torch.pi * PITCH * torch.arange(size + (FRAMES - 1) * hop) / RATE)
     spectrum = torch.stft(tone, size, hop, window=torch.hann_window(size), center=False, return_complex=True).abs()
     bank = mel_filter_bank(size // 2 + 1, mel["num_mels"], mel["fmin"], mel["fmax"], mel["sr"], norm="slaney", mel_scale="slaney")
     frames = (spectrum.T @ torch.from_numpy(bank).float()).clamp(min=1e-5).log()[None]
-    about = f"GroupNorm, LayerNorm and weight norm in one network of convolutions, on 32 frames of a tone of {PITCH:g} Hz"
+    about = f"GroupNorm, LayerNorm and weight norm in one network of convolutions, on {FRAMES} frames of a tone of {PITCH:g} Hz"
     return Trained("FCPE", model.eval(), frames, about)
 
 
@@ -168,7 +175,15 @@ def smollm2(folder: Path) -> Trained:
     )
 
 
-NETWORKS: dict[str, Callable[[Path], Trained]] = {"crepe": crepe, "minilm": minilm, "fcpe": fcpe, "smollm2": smollm2}
+NETWORKS: dict[str, tuple[str, Callable[[Path], Trained]]] = {  # the folder of each, and what loads it
+    "crepe-tiny": ("crepe", crepe),
+    "crepe-full": ("crepe", partial(crepe, size="full")),
+    "fcpe": ("fcpe", fcpe),
+    "minilm": ("minilm", minilm),
+    "smollm2": ("smollm2", smollm2),
+}
+NEAR = 1e-4  # of the example's norm: the radius of the ball around it
+LOOSE = 1e3  # times what two inputs show: a bound that says nothing
 
 DEFINITIONS = {
     "weights_spectral": "∏‖W‖, operators",
@@ -180,42 +195,62 @@ DEFINITIONS = {
 }
 
 
-def section(trained: Trained) -> Iterator[str]:
+def section(trained: Trained, effort: float) -> Iterator[str]:
     """What is known of one network, as Markdown."""
-    audit = ns.audit(trained.model, trained.example, effort=0.2)
-    yield from (f"## {trained.name}", "", f"{trained.about[0].upper()}{trained.about[1:]}.", "", "```")
-    yield from (line for line in str(audit.bracket).splitlines())
-    if audit.local is not None:
-        yield f"around the input, within {audit.local_radius:.3g}: {audit.local.lower} ≤ L ≤ {audit.local.upper}"
-    yield from ("```", "", "| product over layers | log10 | layers | normalizers |", "|---|---:|---:|---|")
-    counts = audit.to_dict()["layers_in_products"]
+    audit = ns.audit(trained.model, trained.example, effort=0.2, local=False)
+    inputs = [trained.example] if isinstance(trained.example, torch.Tensor) else [*trained.example.values()]
+    radius = NEAR * math.hypot(*(float(value[0].norm()) for value in inputs))
+    near = ns.lipschitz(trained.model, trained.example, region=ns.Ball([value[0] for value in inputs], radius), effort=effort)
+    yield from (f"## {trained.name}", "", f"{trained.about[0].upper()}{trained.about[1:]}.", "")
+    yield from ("| inputs | two of them show | certified |", "|---|---:|---:|")
+    yield f"| all | {audit.bracket.lower} | {audit.bracket.upper} |"
+    yield f"| within {radius:.2g} of this one, {NEAR:g} of its norm | {near.lower} | {near.upper} |"
+    yield from ("", *learned(audit.bracket, near), "")
+    yield from ("| product over layers | log10 | layers | one layer |", "|---|---:|---:|---|")
     for name, words in DEFINITIONS.items():
-        value = audit.products[name]
-        verdict = "" if not name.startswith("normalizers") else "shrink it" if value < 0 else "enlarge it"
-        yield f"| {words} | {value:+.1f} | {counts[name]} | {verdict} |"
-    gains = [audit.products[name] for name in DEFINITIONS if name.startswith("normalizers")]
-    said = "shrink" if max(gains) < 0 else "enlarge" if min(gains) > 0 else ""
-    all_agree = f"By every definition the normalizers {said} the product of this network."
-    yield from ("", all_agree if said else "Whether the normalizers shrink or enlarge the product depends on the definition.")
-    spread = sorted(float(row.gain) for row in audit.layers if row.gain is not None)
-    if spread:
-        yield from ("", f"Tight gains per layer run from {spread[0]:.3g} to {spread[-1]:.3g}.")
+        own = sorted(value.log10 for row in audit.layers if (value := getattr(row, PRODUCTS[name])) is not None)
+        if own:
+            yield f"| {words} | {sum(own):+.1f} | {len(own)} | {round(own[0], 1) + 0.0:+.1f} to {round(own[-1], 1) + 0.0:+.1f} |"
+    yield from ("", normalizing(audit), "")
     findings = ns.doctor(trained.model, trained.example)
-    yield from (
-        "",
-        f"The doctor has {len(findings)} finding{'' if len(findings) == 1 else 's'}:"
-        if len(findings)
-        else "The doctor finds nothing.",
-        "",
-    )
-    for finding in findings:
-        yield f"- {finding.rule} ({finding.severity}) at {finding.where or 'the model'}: {finding.evidence}"
+    yield f"The doctor has {len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}."
+    yield from ("", *(f"- {told.rule}, {told.severity}, {told.where}: {told.message}" for told in findings), *[""] * bool(findings))
     report = ns.symmetries(trained.model, trained.example, mode="eval")
-    yield from (
-        "",
-        f"Symmetry in eval mode: {len(report.groups)} groups, {100 * report.scale_free:.1f} % of the parameters scale-free.",
-        "",
-    )
+    kinds = Counter(group.kind for group in report.groups).most_common()
+    named = ", ".join(f"{count} of kind {kind}" for kind, count in kinds) or "none"
+    yield f"Symmetries in eval mode: {named}; {100 * report.scale_free:.1f} % of the parameters are scale-free."
+
+
+def learned(everywhere: ns.Bracket, near: ns.Bracket) -> Iterator[str]:
+    """What the four numbers mean for somebody who has this network."""
+    if everywhere.upper is None or not everywhere.upper.finite:
+        yield "Over all inputs there is no finite certificate."
+    elif everywhere.upper / everywhere.lower > ns.Magnitude.parse(str(LOOSE)):
+        yield "Over all inputs the certificate says nothing: no pair that was found comes within a factor of a thousand of it."
+    if near.upper is None or not near.upper.finite:
+        yield "Nor is there one around this input."
+        return
+    ratio = near.upper / near.lower
+    if ratio.finite and float(ratio) < 2:
+        yield f"Around this input it does: the bound is {float(ratio):.3g} × what two inputs show."
+    elif ratio.finite and float(ratio) < LOOSE:
+        yield f"Around this input the bound is {float(ratio):.3g} × what two inputs show."
+    else:
+        yield "Around this input it says nothing either, at this radius and effort."
+
+
+def normalizing(audit: ns.Audit) -> str:
+    """Whether the normalizers shrink or enlarge the product, and by which definition."""
+    gains = {name: value for name, value in audit.products.items() if name.startswith("normalizers")}
+    below = [DEFINITIONS[name].removeprefix("∏ normalizers, ") for name in DEFINITIONS if gains.get(name, 0.0) < 0]
+    above = [DEFINITIONS[name].removeprefix("∏ normalizers, ") for name in DEFINITIONS if gains.get(name, 0.0) > 0]
+    if below and above:
+        return f"The normalizers shrink the product by {_listed(below)}; they enlarge it by {_listed(above)}."
+    return f"By every definition the normalizers {'shrink' if below else 'enlarge'} the product of this network."
+
+
+def _listed(definitions: Sequence[str]) -> str:
+    return " and ".join(f'"{words}"' for words in definitions)
 
 
 def main() -> None:
@@ -223,17 +258,25 @@ def main() -> None:
     given.add_argument("folder", type=Path)
     given.add_argument("--page", type=Path)
     given.add_argument("--only", choices=tuple(NETWORKS))
+    given.add_argument("--effort", type=float, default=3.0)
     arguments = given.parse_args(sys.argv[sys.argv.index("in_the_wild") + 1 :])
-    lines = [
-        "# In the wild: trained networks", "",
-        "Networks with trained weights, around inputs of the kind that they were trained on.",
-        "Written by `python -m bench in_the_wild DIR`.", "",
-    ]  # fmt: skip
-    for name, load in NETWORKS.items():
-        if (arguments.folder / name).is_dir() and arguments.only in (None, name):
-            lines += section(load(arguments.folder / name))
-            print(f"{name}: done", file=sys.stderr, flush=True)
-    text = "\n".join(lines).rstrip() + "\n"
-    print(text)
+    made = sections(arguments.page.read_text()) if arguments.page and arguments.page.exists() else {}
+    for name, (folder, load) in NETWORKS.items():
+        if (arguments.folder / folder).is_dir() and arguments.only in (None, name):
+            trained, began = load(arguments.folder / folder), time.process_time()
+            made[trained.name] = "\n".join(section(trained, arguments.effort)).rstrip()
+            print(made[trained.name], f"\n{name}: {time.process_time() - began:.0f} s of CPU", flush=True)
     if arguments.page:
-        arguments.page.write_text(text)
+        arguments.page.write_text("\n\n".join([HEAD, *made.values()]) + "\n")
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of a page, by title."""
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return {part.splitlines()[0]: f"## {part}".rstrip() for part in parts}
+
+
+HEAD = """# In the wild: trained networks
+
+Networks with trained weights, around inputs of the kind that they were trained on. Written by `python -m bench in_the_wild DIR`.
+"Two of them show" is the largest difference quotient that was found, "certified" a bound on all of them."""

@@ -214,7 +214,7 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
             free = isinstance(group, ShiftGroup) and group.normal is None and group.compensation is None and len(group.actions) == 1
             if free and group.path and group.path[-1] in norms:
                 action = group.actions[0]
-                members = torch.as_tensor(action.members).expand(action.shape).flatten().clone()
+                members = torch.tensor(action.members).expand(action.shape).flatten()
                 value = parameters[action.parameter]
                 kept = members >= 0
                 flat = value.detach().flatten().clone()
