@@ -182,7 +182,7 @@ NETWORKS: dict[str, tuple[str, Callable[[Path], Trained]]] = {  # the folder of 
     "minilm": ("minilm", minilm),
     "smollm2": ("smollm2", smollm2),
 }
-NEAR = 1e-4  # of the example's norm: the radius of the ball around it
+NEAR = (1e-5, 1e-4)  # of the example's norm: radii of balls around it
 LOOSE = 1e3  # times what two inputs show: a bound that says nothing
 
 DEFINITIONS = {
@@ -199,12 +199,14 @@ def section(trained: Trained, effort: float) -> Iterator[str]:
     """What is known of one network, as Markdown."""
     audit = ns.audit(trained.model, trained.example, effort=0.2, local=False)
     inputs = [trained.example] if isinstance(trained.example, torch.Tensor) else [*trained.example.values()]
-    radius = NEAR * math.hypot(*(float(value[0].norm()) for value in inputs))
-    near = ns.lipschitz(trained.model, trained.example, region=ns.Ball([value[0] for value in inputs], radius), effort=effort)
+    norm = math.hypot(*(float(value[0].norm()) for value in inputs))
+    balls = [ns.Ball([value[0] for value in inputs], share * norm) for share in NEAR]
+    near = [ns.lipschitz(trained.model, trained.example, region=ball, effort=effort) for ball in balls]
     yield from (f"## {trained.name}", "", f"{trained.about[0].upper()}{trained.about[1:]}.", "")
     yield from ("| inputs | two of them show | certified |", "|---|---:|---:|")
     yield f"| all | {audit.bracket.lower} | {audit.bracket.upper} |"
-    yield f"| within {radius:.2g} of this one, {NEAR:g} of its norm | {near.lower} | {near.upper} |"
+    for share, ball, bracket in zip(NEAR, balls, near, strict=True):
+        yield f"| within {ball.radius:.2g} of this one, {share:g} of its norm | {bracket.lower} | {bracket.upper} |"
     yield from ("", *learned(audit.bracket, near), "")
     yield from ("| product over layers | log10 | layers | one layer |", "|---|---:|---:|---|")
     for name, words in DEFINITIONS.items():
@@ -221,22 +223,20 @@ def section(trained: Trained, effort: float) -> Iterator[str]:
     yield f"Symmetries in eval mode: {named}; {100 * report.scale_free:.1f} % of the parameters are scale-free."
 
 
-def learned(everywhere: ns.Bracket, near: ns.Bracket) -> Iterator[str]:
-    """What the four numbers mean for somebody who has this network."""
+def learned(everywhere: ns.Bracket, near: Sequence[ns.Bracket]) -> Iterator[str]:
+    """What these numbers mean for somebody who has this network."""
     if everywhere.upper is None or not everywhere.upper.finite:
         yield "Over all inputs there is no finite certificate."
-    elif everywhere.upper / everywhere.lower > ns.Magnitude.parse(str(LOOSE)):
-        yield "Over all inputs the certificate says nothing: no pair that was found comes within a factor of a thousand of it."
-    if near.upper is None or not near.upper.finite:
-        yield "Nor is there one around this input."
-        return
-    ratio = near.upper / near.lower
-    if ratio.finite and float(ratio) < 2:
-        yield f"Around this input it does: the bound is {float(ratio):.3g} × what two inputs show."
-    elif ratio.finite and float(ratio) < LOOSE:
-        yield f"Around this input the bound is {float(ratio):.3g} × what two inputs show."
+    elif everywhere.upper > everywhere.lower * LOOSE:
+        yield f"Over all inputs the certificate says nothing: no pair that was found comes within a factor of {LOOSE:g} of it."
+    telling = [(share, bracket) for share, bracket in zip(NEAR, near, strict=True) if bracket.upper <= bracket.lower * LOOSE]
+    if telling:
+        share, bracket = telling[-1]
+        ratio = float(bracket.upper / bracket.lower)
+        yield f"Within {share:g} of its norm around this input it is {ratio:.3g} × what two inputs show."
     else:
-        yield "Around this input it says nothing either, at this radius and effort."
+        yield "Around this input it says nothing either."
+    yield from (f"({note[0].upper()}{note[1:]}.)" for note in dict.fromkeys(note for bracket in near for note in bracket.notes))
 
 
 def normalizing(audit: ns.Audit) -> str:
