@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normscope._checkpoint.configurations import known_configuration
 from normscope._checkpoint.entries import Entry
 from normscope._checkpoint.structure import Pair, Role, Structure, named_role, with_betas
 from normscope.core.data import Call
@@ -74,12 +75,9 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
         import transformers
     except ImportError:
         raise Unknown("transformers is not installed: pip install 'normscope[transformers]'") from None
-    if kind not in transformers.CONFIG_MAPPING:
+    made = known_configuration(config)
+    if made is None:
         raise Unknown(f"transformers does not know the architecture {kind[:40]!r}")
-    plain = {
-        name: value for name, value in config.items() if name not in ("auto_map", "quantization_config", "torch_dtype", "dtype")
-    }
-    made = transformers.CONFIG_MAPPING[kind].from_dict(plain)
     made.use_cache = False
     cls = getattr(transformers, kinds[0], None) if isinstance(kinds, list) and kinds and isinstance(kinds[0], str) else None
     known = (
@@ -175,8 +173,10 @@ class Found:
             complete &= current is not self.graph.output
             for user in self.users[current]:
                 reading = registry.reading(user)
-                if isinstance(reading, Reshaping) or (isinstance(reading, Scaling) and isinstance(reading.factor, (int, float))):
+                scaled = isinstance(reading, Scaling) and isinstance(reading.factor, (int, float))
+                if isinstance(reading, Reshaping) or scaled:
                     waiting.append(user)
+                    complete &= not scaled or normalizer.beta is None  # a reader's W β would be scaled as well
                 elif isinstance(reading, LinearMap) and reading.input is current and learned(reading.weight):
                     assert isinstance(reading.weight, Constant)
                     names = [name for name in map(self._name, reading.weight.sources) if self._fits(name, reading, normalizer)]

@@ -12,22 +12,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from normscope._checkpoint.equality import same_numbers
+from normscope._checkpoint.equality import rounded_alike, same_numbers, too_coarse
 from normscope._checkpoint.opening import Checkpoint
 from normscope._checkpoint.structure import Pair
 from normscope._checkpoint.views import View, Views
 
 PLAUSIBLE = 0.5  # the largest median |w| of a γ that is stored as w, γ = 1 + w
-COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
 INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4")  # of HF: neighbours are paired, not halves
 GGUF_INTERLEAVED = ("llama",)  # llama.cpp permutes q and k of these
 LLAMA_BLOCK = re.compile(r"^(.*\.?layers\.\d+\.)")
-LLAMA_MEMBERS = frozenset(
-    f"{module}.{kind}"
-    for module in ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo"), "self_attn.q_norm",
-                   "self_attn.k_norm", *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
-    for kind in ("weight", "bias")
-)  # fmt: skip
+HEADED = frozenset(
+    f"{module}.{kind}" for module in (*(f"{x}_proj" for x in "qkvo"), "q_norm", "k_norm") for kind in ("weight", "bias")
+)
 
 
 @dataclass
@@ -45,7 +41,6 @@ class Comparison:
     against: dict[str, str] = field(default_factory=dict)  # name → why equal numbers are not the same
     contradicted: set[str] = field(default_factory=set)  # equal numbers that both sides read differently: nothing explains them
     said: list[str] = field(default_factory=list)
-    conditions: list[str] = field(default_factory=list)
     unsaid: list[str] = field(default_factory=list)  # conditions that no configuration confirms: without them nothing is decided
     defect: float = 0.0
 
@@ -72,8 +67,8 @@ def plainly(found: Comparison) -> None:
     rounded: dict[str, int] = {}
     for name in found.left:
         one, other = found.one[name], found.other[name]
-        same, defect = same_numbers(one, other)
-        if same and defect and max(one.roundoff, other.roundoff) > COARSE:
+        same, defect = rounded_alike(one, other)
+        if same and defect and too_coarse(one, other, defect):
             found.against[name] = f"is stored as {one.dtype} in A and {other.dtype} in B, which is too coarse"
         elif same:
             found.accept(name, "equal" if not defect else f"rounded: {one.dtype} in A, {other.dtype} in B", defect)
@@ -218,8 +213,9 @@ def permuted_heads(found: Comparison) -> None:
     blocks = {match[1] for name in found.left if "self_attn." in name and (match := LLAMA_BLOCK.match(name))}
     explained = 0
     for block in sorted(blocks):
-        members = {name.removeprefix(block) for name in found.one if name.startswith(block)}
-        if not members <= LLAMA_MEMBERS:  # anything else in the block may tell heads apart
+        path = f"{block}self_attn."
+        members = {name.removeprefix(path) for name in (*found.one, *found.other) if name.startswith(path)}
+        if not members <= HEADED:  # anything else beside the heads may tell them apart
             continue
         order = _order(found, block, size)
         if order is None:
