@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from normscope.rules.readings import LinearMap, Normalizer, Reshaping, Scaling, 
 from normscope.rules.registry import registry
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-          "num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
+          "num_experts", "num_local_experts", "n_routed_experts", "layers", "depth", "depths", "num_blocks",
+          "num_stages")  # fmt: skip
 TOKENS = 4  # of the example
 
 
@@ -68,9 +69,9 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise Unknown("config.json has no model_type")
-    deep = [name for name in DEPTHS if isinstance(config.get(name), (int, float)) and config[name] > tensors]
+    deep = next((f"{name} = {value}" for name, value in _depths(config) if value > tensors), None)
     if deep:
-        raise Unknown(f"config.json says {deep[0]} = {config[deep[0]]}, more than the number of tensors in the file")
+        raise Unknown(f"config.json says {deep}, more than the number of tensors in the file")
     try:
         import transformers
     except ImportError:
@@ -85,6 +86,16 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
     )
     with torch.device("meta"):
         return (cls._from_config(made) if known else transformers.AutoModel.from_config(made)).eval()  # type: ignore[union-attr]
+
+
+def _depths(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of layers that a configuration asks for, those of nested ones too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _depths(value)
+        for one in value if isinstance(value, list) else [value]:
+            if name in DEPTHS and isinstance(one, (int, float)):
+                yield name, one
 
 
 def _prefix(model: nn.Module, entries: Mapping[str, Entry]) -> tuple[str, str]:

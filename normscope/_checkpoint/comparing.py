@@ -34,6 +34,8 @@ TIED = (
     ("lm_head.weight", "model.embed_tokens.weight"),
     ("lm_head.weight", "transformer.wte.weight"),
     ("lm_head.weight", "embed_tokens.weight"),
+    ("lm_head.weight", "backbone.embeddings.weight"),
+    ("embed_out.weight", "gpt_neox.embed_in.weight"),
 )
 
 

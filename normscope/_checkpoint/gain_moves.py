@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -12,6 +13,7 @@ from normscope._checkpoint.structure import Pair
 from normscope._checkpoint.views import Views
 from normscope.core.rounding import UNIT_ROUNDOFF, gamma
 
+FOLDED = "γ is folded into the weights that read it"
 ROUNDINGS = 4.0  # of W and of γ, where whoever moved γ worked in the type that it is stored in
 
 
@@ -30,29 +32,41 @@ def folded(found: Comparison) -> None:
         masks = _agreeing(found, pair)
         if masks is None or (not _differing(found, pair) and not _exact(found, pair)):
             continue
-        agree = [bool(mask.all()) and _same_offsets(found, pair, reader) for reader, mask in zip(pair.readers, masks, strict=True)]
+        whole = [reader for reader, mask in zip(pair.readers, masks, strict=True) if bool(mask.all())]
+        offset = [reader for reader in whole if not _same_offsets(found, pair, reader)]
         columns = torch.cat([mask.reshape(-1, mask.shape[-1]) for mask in masks]).double().mean(0)
-        apart = agree.count(False)
+        blamed = [reader for reader in pair.readers if reader not in whole] + _blamed(found, pair, offset)
         plainly = sum(name in found.left for name in (pair.gamma, pair.beta, *pair.readers))
-        if not bool((columns > 0.5).all()) or (apart and apart >= plainly):
+        if not bool((columns >= 0.5).all()) or (blamed and len(blamed) >= plainly):
             continue
         moved += 1
-        if all(agree) and not _rounded_once(found, pair):
+        if not blamed and not _rounded_once(found, pair):
             found.unsaid.append(
                 f"{pair.gamma} and the weights that read it differ by rounding alone, which could hide a change of 1 %"
             )
-        beta = [pair.beta] if pair.beta is not None and pair.beta in found.one and all(agree) else []
-        for name in (pair.gamma, *beta):
-            found.accept(name, "γ is folded into the weights that read it", 0.0)
-        for reader, fits in zip(pair.readers, agree, strict=True):
-            for name in (reader, _bias(reader)) if fits else ():
-                if name in found.one or name in found.other:
-                    found.accept(name, "γ is folded into the weights that read it", _defect(found, pair, reader))
-            if not fits:
-                found.how.pop(reader, None)
-                found.against[reader] = "differs, even with γ folded into it"
+        for name in (pair.gamma, pair.beta, *pair.readers, *map(_bias, pair.readers)):
+            if name is None or (name not in found.one and name not in found.other):
+                continue
+            if name in blamed:
+                found.how.pop(name, None)
+                found.against[name] = "differs, even with γ folded into the weights that read it"
+            else:
+                found.accept(name, FOLDED, _defect(found, pair, name) if name in whole else 0.0)
     if moved:
         found.said.append(f"γ of {moved} norms moved into the weights that read it")
+
+
+def _blamed(found: Comparison, pair: Pair, offset: Sequence[str]) -> list[str]:
+    """Where W diag γ agrees but W β + b does not: biases that differ, if β moved as γ did, else β."""
+    if not offset:
+        return []
+    differing = [_bias(reader) for reader in offset if _bias(reader) not in found.how and _bias(reader) in found.one]
+    if pair.beta is None or pair.beta not in found.one or pair.beta not in found.other:
+        return differing or list(offset)
+    (gamma, _), (other_gamma, _) = _parts(found, pair, offset[0])
+    x, y = found.one[pair.beta].value() * other_gamma, found.other[pair.beta].value() * gamma
+    follows = bool(((x - y).abs() <= 1.01 * ROUNDINGS * _roundoff(found, pair) * torch.maximum(x.abs(), y.abs()) + 1e-42).all())
+    return differing if follows and differing else [pair.beta]
 
 
 def _roundoff(found: Comparison, pair: Pair) -> float:

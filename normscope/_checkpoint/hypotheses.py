@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from normscope._checkpoint.equality import rounded_alike, same_numbers, too_coarse
 from normscope._checkpoint.opening import Checkpoint
@@ -217,51 +218,51 @@ def permuted_heads(found: Comparison) -> None:
         members = {name.removeprefix(path) for name in (*found.one, *found.other) if name.startswith(path)}
         if not members <= HEADED:  # anything else beside the heads may tell them apart
             continue
-        order = _order(found, block, size)
-        if order is None:
+        made = _ordered(found, path, size)
+        outcomes = {name: same_numbers(found.one[name], view) for name, view in made.items()}
+        apart = [name for name, (same, _) in outcomes.items() if not same]
+        if not outcomes or len(apart) >= sum(name in found.left for name in outcomes):
             continue
         explained += 1
-        for name, view in order.items():
-            found.other[name] = view
-            found.accept(name, "heads are permuted", same_numbers(found.one[name], view)[1])
+        for name, (same, defect) in outcomes.items():
+            found.other[name] = made[name]
+            if same:
+                found.accept(name, "heads are permuted", defect)
+            else:
+                found.how.pop(name, None)
+                found.against[name] = "differs, even with the heads of its layer permuted"
     if explained:
         found.said.append(f"the heads of {explained} layers are permuted")
 
 
-def _order(found: Comparison, block: str, size: int) -> dict[str, View] | None:
-    """The views of B in A's order of heads, if there is one permutation that explains all of them."""
-    path = f"{block}self_attn."
+def _ordered(found: Comparison, path: str, size: int) -> Views:
+    """The views of B in A's order of heads: that in which they are nearest, if it keeps groups of queries together."""
     if any(found.one[n].shape != (size,) for n in (f"{path}q_norm.weight", f"{path}k_norm.weight") if n in found.one):
-        return None
+        return {}
     weights = {
         letter: (found.one.get(f"{path}{letter}_proj.weight"), found.other.get(f"{path}{letter}_proj.weight")) for letter in "qkvo"
     }
-    if any(one is None or other is None or one.shape != other.shape for one, other in weights.values()):
-        return None
     rows: dict[str, list[int]] = {}
-    for letter in "qkv":
-        one, other = weights[letter]
-        assert one is not None and other is not None
-        x, y = other.rounded(one.value()), one.rounded(other.value())
-        if one.shape[0] % size:
-            return None
-        mine, theirs = x.reshape(-1, size, x.shape[1]), y.reshape(-1, size, y.shape[1])
-        rows[letter] = [next((j for j in range(len(theirs)) if torch.equal(head, theirs[j])), -1) for head in mine]
-        if sorted(rows[letter]) != list(range(len(mine))):
-            return None
+    for letter, (one, other) in weights.items():
+        if one is None or other is None or one.shape != other.shape or len(one.shape) != 2 or one.shape[letter == "o"] % size:
+            return {}
+        if letter != "o":
+            mine, theirs = (view.value().reshape(-1, size * view.shape[1]) for view in (one, other))
+            apart = torch.cdist(mine, theirs)
+            if not bool(apart.isfinite().all()):
+                return {}
+            rows[letter] = linear_sum_assignment(apart.numpy())[1].tolist()
     shared = len(rows["q"]) // len(rows["k"])
-    if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != [
-        rows["k"][place // shared] for place in range(len(rows["q"]))
-    ]:
-        return None
+    groups = [rows["k"][place // shared] for place in range(len(rows["q"]))]
+    if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != groups:
+        return {}
     made = {}
     for letter in "qkvo":
         for kind in ("weight", "bias") if letter != "o" else ("weight",):
             name = f"{path}{letter}_proj.{kind}"
-            if name in found.other:
-                axis = 1 if letter == "o" else 0
-                made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, axis)
-    return made if all(same_numbers(found.one[name], view)[0] for name, view in made.items()) else None
+            if name in found.one and name in found.other and found.one[name].shape == found.other[name].shape:
+                made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, int(letter == "o"))
+    return made
 
 
 def _reordered(view: View, order: list[int], size: int, axis: int) -> View:

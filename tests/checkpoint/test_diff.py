@@ -123,8 +123,7 @@ def test_one_weight_changed_by_one_percent_is_named(tmp_path, seed):
     other = SAME[how](other, choice) if how != "equal" else other
     found = compared(tmp_path, state, other, config)
     assert found.same is False, (victim, how, found.explanation)
-    if how != "heads":
-        assert found.first == victim, (how, found.explanation)
+    assert found.first == victim, (how, found.explanation)
 
 
 @pytest.mark.parametrize("victim, entry", [("model.norm.weight", 2), (layer(1, "post_attention_layernorm"), 6)])

@@ -91,6 +91,19 @@ def test_gains_moved_with_two_roundings_each_are_the_same(tmp_path, name):
     assert found.same is True, found.explanation
 
 
+@pytest.mark.parametrize("victim", ["ln_2.bias", "mlp.c_fc.bias", "mlp.c_fc.weight"])
+def test_beside_a_moved_gain_the_part_that_changed_is_named(tmp_path, victim):
+    one = {key: value.clone() for key, value in built("GPT2")[0].state_dict().items() if key != "lm_head.weight"}
+    other, path, scale = dict(one), "transformer.h.1.", torch.linspace(0.5, 2, 16)
+    for part in ("ln_2.weight", "ln_2.bias"):
+        other[path + part] = one[path + part] * scale
+    other[path + "mlp.c_fc.weight"] = one[path + "mlp.c_fc.weight"] / scale[:, None]
+    other[path + victim] = other[path + victim].clone()
+    other[path + victim].view(-1)[3] *= 1.01
+    found = compared(tmp_path, one, other)
+    assert found.same is False and found.first == path + victim, found.explanation
+
+
 def test_heads_of_a_mixture_of_experts_may_be_permuted(tmp_path):
     model, config = built("Mixtral")[0], {"num_attention_heads": 4}
     one = {key: value.clone() for key, value in model.state_dict().items()}
