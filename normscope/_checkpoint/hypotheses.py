@@ -22,9 +22,11 @@ PLAUSIBLE = 0.5  # the largest median |w| of a γ that is stored as w, γ = 1 + 
 INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4")  # of HF: neighbours are paired, not halves
 GGUF_INTERLEAVED = ("llama",)  # llama.cpp permutes q and k of these
 LLAMA_BLOCK = re.compile(r"^(.*\.?layers\.\d+\.)")
+OUTPUTS = ("o_proj", "out_proj", "dense")  # what reads all heads
 HEADED = frozenset(
-    f"{module}.{kind}" for module in (*(f"{x}_proj" for x in "qkvo"), "q_norm", "k_norm") for kind in ("weight", "bias")
+    f"{module}.{kind}" for module in (*(f"{x}_proj" for x in "qkv"), *OUTPUTS, "q_norm", "k_norm") for kind in ("weight", "bias")
 )
+PROMPTS = re.compile(r"prompt|prefix")  # learned keys and values, head by head, wherever they are kept
 
 
 @dataclass
@@ -209,7 +211,7 @@ def _permuted(view: View, size: int, to_halves: bool) -> View:
 def permuted_heads(found: Comparison) -> None:
     """Heads in another order: rows of q, k and v, and columns of o, by one permutation that keeps groups of queries together."""
     size = _head_size(found)
-    if size is None:
+    if size is None or any(PROMPTS.search(name) for name in (*found.one, *found.other)):
         return
     blocks = {match[1] for name in found.left if "self_attn." in name and (match := LLAMA_BLOCK.match(name))}
     explained = 0
@@ -239,9 +241,11 @@ def _ordered(found: Comparison, path: str, size: int) -> Views:
     """The views of B in A's order of heads: that in which they are nearest, if it keeps groups of queries together."""
     if any(found.one[n].shape != (size,) for n in (f"{path}q_norm.weight", f"{path}k_norm.weight") if n in found.one):
         return {}
-    weights = {
-        letter: (found.one.get(f"{path}{letter}_proj.weight"), found.other.get(f"{path}{letter}_proj.weight")) for letter in "qkvo"
-    }
+    output = [name for name in OUTPUTS if f"{path}{name}.weight" in found.one]
+    if len(output) != 1:
+        return {}
+    modules = {**{letter: f"{path}{letter}_proj" for letter in "qkv"}, "o": f"{path}{output[0]}"}
+    weights = {letter: (found.one.get(f"{name}.weight"), found.other.get(f"{name}.weight")) for letter, name in modules.items()}
     rows: dict[str, list[int]] = {}
     for letter, (one, other) in weights.items():
         if one is None or other is None or one.shape != other.shape or len(one.shape) != 2 or one.shape[letter == "o"] % size:
@@ -257,9 +261,9 @@ def _ordered(found: Comparison, path: str, size: int) -> Views:
     if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != groups:
         return {}
     made = {}
-    for letter in "qkvo":
+    for letter, module in modules.items():
         for kind in ("weight", "bias") if letter != "o" else ("weight",):
-            name = f"{path}{letter}_proj.{kind}"
+            name = f"{module}.{kind}"
             if name in found.one and name in found.other and found.one[name].shape == found.other[name].shape:
                 made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, int(letter == "o"))
     return made

@@ -104,16 +104,21 @@ def test_beside_a_moved_gain_the_part_that_changed_is_named(tmp_path, victim):
     assert found.same is False and found.first == path + victim, found.explanation
 
 
-def test_heads_of_a_mixture_of_experts_may_be_permuted(tmp_path):
-    model, config = built("Mixtral")[0], {"num_attention_heads": 4}
+@pytest.mark.parametrize(("name", "path", "output"), [("Mixtral", "model.layers.0.self_attn.", "o_proj"),
+                                                      ("Phi", "model.layers.0.self_attn.", "dense"),
+                                                      ("OPT", "model.decoder.layers.0.self_attn.", "out_proj")])  # fmt: skip
+def test_heads_may_be_permuted_whatever_stands_beside_attention(tmp_path, name, path, output):
+    model, config = built(name)[0], {"num_attention_heads": 4}
     one = {key: value.clone() for key, value in model.state_dict().items()}
-    other, path, order = dict(one), "model.layers.0.self_attn.", [1, 0, 2, 3]
-    other[f"{path}q_proj.weight"] = one[f"{path}q_proj.weight"].unflatten(0, (-1, SIZE))[order].flatten(0, 1)
-    other[f"{path}o_proj.weight"] = one[f"{path}o_proj.weight"].unflatten(1, (-1, SIZE))[:, order].flatten(1)
+    other, order = dict(one), [1, 0, 2, 3]
+    for key in (f"{path}{letter}_proj.{kind}" for letter in ("qkv" if name == "OPT" else "q") for kind in ("weight", "bias")):
+        if key in one:
+            other[key] = one[key].unflatten(0, (-1, SIZE))[order].flatten(0, 1)
+    other[f"{path}{output}.weight"] = one[f"{path}{output}.weight"].unflatten(1, (-1, SIZE))[:, order].flatten(1)
     assert compared(tmp_path, one, other, config).same is True
-    assert compared(tmp_path, one, {**other, f"{path}o_proj.weight": one[f"{path}o_proj.weight"]}, config).same is False
-    sinks = {f"{path}sinks": torch.arange(4.0)}
-    assert compared(tmp_path, {**one, **sinks}, {**other, **sinks}, config).same is False
+    assert compared(tmp_path, one, {**other, f"{path}{output}.weight": one[f"{path}{output}.weight"]}, config).same is False
+    for more in (f"{path}sinks", "prompt.keys"):
+        assert compared(tmp_path, {**one, more: torch.arange(4.0)}, {**other, more: torch.arange(4.0)}, config).same is False
 
 
 def test_a_low_rank_update_of_a_convolution_is_not_decided(tmp_path):
