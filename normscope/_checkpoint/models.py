@@ -83,7 +83,7 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         )
     if all(_any_infinite(found) for found in outputs):
         return Difference(None, "not decided: the outputs of both are not finite", first=None, defect=defect, notes=notes, **made)
-    if not again <= TOLERANCE:
+    if TOLERANCE < again < math.inf:  # where outputs are not finite, they may be so alike
         said = f"not decided: in {mode} mode outputs differ by {again:.1g} from one run to the next"
         return Difference(None, said, first=None, defect=defect, notes=(*notes, 'ask with mode="eval"'), **made)
     if not defect <= TOLERANCE:
