@@ -8,13 +8,14 @@ one that leaves the fewest entries, and of these for the smallest change: one ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.linalg import lstsq
 
+from normscope._checkpoint.equality import FINE
 from normscope.core.rounding import UNIT_ROUNDOFF
 from normscope.symmetry.groups import Group, ScaleGroup
 
@@ -28,7 +29,7 @@ LONGEST = 1.0  # amount of a step
 FACTOR = 0.3  # by which δ shrinks
 FITTED = 1e-10  # to what a fit in float64 is exact, relative
 MARGIN = 3.0  # roundings: of A, of B, and of the fit to both
-FINE, FINE_SUMS = 2.0**-10, 2.0**-20  # coarser types can hide a change of 1 %: a sum is rounded by more than its own share
+FINE_SUMS = 2.0**-20  # coarser types can hide a change of 1 % of a sum, which is rounded by more than its own share
 
 Values = dict[str, torch.Tensor]
 
@@ -45,13 +46,19 @@ class Alignment:
     hiding: str | None
 
 
-def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float = UNIT_ROUNDOFF) -> Alignment:
-    """A's parameters moved along its symmetries towards B's, both in float64; roundoff: of the types that they were stored in."""
+def aligned(
+    groups: Sequence[Group], one: Values, other: Values, roundoff: float = UNIT_ROUNDOFF, alike: Collection[str] | None = None
+) -> Alignment:
+    """A's parameters moved along its symmetries towards B's, both in float64; roundoff: of the types that they were stored in.
+
+    alike: parameters of which one side is the other, as its type stores it. No other may differ where no symmetry moved anything.
+    """
     moved = [
         name for name in other if name not in one or one[name].shape != other[name].shape or not torch.equal(one[name], other[name])
     ]
     values = dict(one)
     mixed: set[str] = set()
+    went: set[str] = set()
     for parts in _components(groups):
         names = list(dict.fromkeys(name for group in parts for name in group.parameters))
         here = all(name in one and name in other and _comparable(one[name], other[name]) for name in names)
@@ -59,6 +66,8 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
         if here and size <= MOST_ENTRIES and any(name in moved for name in names):
             values.update(_Fit(parts, names, values, other, max(roundoff, UNIT_ROUNDOFF)).found())
             mixed |= {name for group in parts if _adds(group) for name in group.parameters}
+            if any(not torch.allclose(values[name], one[name], rtol=MARGIN * roundoff, atol=FITTED) for name in names):
+                went |= {*names}
     left, hiding = [], []
     for name in moved:
         if name not in values or values[name].shape != other[name].shape:
@@ -67,7 +76,9 @@ def aligned(groups: Sequence[Group], one: Values, other: Values, roundoff: float
         gap = (values[name] - other[name]).abs()
         size_of = torch.maximum(values[name].abs(), other[name].abs())
         scale = size_of + float(size_of.square().mean().sqrt()) if name in mixed else size_of
-        if bool((gap > max(FITTED, MARGIN * roundoff) * scale).any()):
+        if bool((gap > max(FITTED, MARGIN * roundoff) * scale).any()) or (
+            alike is not None and name not in went and name not in alike
+        ):
             left.append(name)
         elif roundoff > (FINE_SUMS if name in mixed else FINE) and bool((gap > FITTED * scale).any()):
             hiding.append(name)

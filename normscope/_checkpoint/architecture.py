@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from normscope._checkpoint.configurations import known_configuration
 from normscope._checkpoint.entries import Entry
 from normscope._checkpoint.structure import Pair, Role, Structure, named_role, with_betas
 from normscope.core.data import Call
@@ -23,7 +24,8 @@ from normscope.rules.readings import LinearMap, Normalizer, Reshaping, Scaling, 
 from normscope.rules.registry import registry
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-          "num_experts", "num_local_experts", "n_routed_experts")  # fmt: skip
+          "num_experts", "num_local_experts", "n_routed_experts", "layers", "depth", "depths", "num_blocks",
+          "num_stages")  # fmt: skip
 TOKENS = 4  # of the example
 
 
@@ -67,19 +69,16 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise Unknown("config.json has no model_type")
-    deep = [name for name in DEPTHS if isinstance(config.get(name), (int, float)) and config[name] > tensors]
+    deep = next((f"{name} = {value}" for name, value in _depths(config) if value > tensors), None)
     if deep:
-        raise Unknown(f"config.json says {deep[0]} = {config[deep[0]]}, more than the number of tensors in the file")
+        raise Unknown(f"config.json says {deep}, more than the number of tensors in the file")
     try:
         import transformers
     except ImportError:
         raise Unknown("transformers is not installed: pip install 'normscope[transformers]'") from None
-    if kind not in transformers.CONFIG_MAPPING:
+    made = known_configuration(config)
+    if made is None:
         raise Unknown(f"transformers does not know the architecture {kind[:40]!r}")
-    plain = {
-        name: value for name, value in config.items() if name not in ("auto_map", "quantization_config", "torch_dtype", "dtype")
-    }
-    made = transformers.CONFIG_MAPPING[kind].from_dict(plain)
     made.use_cache = False
     cls = getattr(transformers, kinds[0], None) if isinstance(kinds, list) and kinds and isinstance(kinds[0], str) else None
     known = (
@@ -87,6 +86,16 @@ def on_meta(config: Mapping[str, Any], tensors: int) -> nn.Module:
     )
     with torch.device("meta"):
         return (cls._from_config(made) if known else transformers.AutoModel.from_config(made)).eval()  # type: ignore[union-attr]
+
+
+def _depths(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers of layers that a configuration asks for, those of nested ones too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _depths(value)
+        for one in value if isinstance(value, list) else [value]:
+            if name in DEPTHS and isinstance(one, (int, float)):
+                yield name, one
 
 
 def _prefix(model: nn.Module, entries: Mapping[str, Entry]) -> tuple[str, str]:
@@ -175,8 +184,10 @@ class Found:
             complete &= current is not self.graph.output
             for user in self.users[current]:
                 reading = registry.reading(user)
-                if isinstance(reading, Reshaping) or (isinstance(reading, Scaling) and isinstance(reading.factor, (int, float))):
+                scaled = isinstance(reading, Scaling) and isinstance(reading.factor, (int, float))
+                if isinstance(reading, Reshaping) or scaled:
                     waiting.append(user)
+                    complete &= not scaled or normalizer.beta is None  # a reader's W β would be scaled as well
                 elif isinstance(reading, LinearMap) and reading.input is current and learned(reading.weight):
                     assert isinstance(reading.weight, Constant)
                     names = [name for name in map(self._name, reading.weight.sources) if self._fits(name, reading, normalizer)]

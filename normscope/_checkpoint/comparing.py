@@ -9,7 +9,7 @@ import torch
 
 from normscope._checkpoint.attention import head_count
 from normscope._checkpoint.auditing import ZERO_CENTERED, structured
-from normscope._checkpoint.configurations import configured_apart
+from normscope._checkpoint.configurations import built_apart, configured_apart, settings_tied
 from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.equality import change, same_numbers
 from normscope._checkpoint.gain_moves import folded
@@ -34,6 +34,8 @@ TIED = (
     ("lm_head.weight", "model.embed_tokens.weight"),
     ("lm_head.weight", "transformer.wte.weight"),
     ("lm_head.weight", "embed_tokens.weight"),
+    ("lm_head.weight", "backbone.embeddings.weight"),
+    ("embed_out.weight", "gpt_neox.embed_in.weight"),
 )
 
 
@@ -115,6 +117,9 @@ def _judged(found: Comparison, structure: Structure) -> Difference:
                 {} if one is None or other is None or found.how[name] == "equal" or one.shape != other.shape else change(one, other)
             )
             rows.append(DiffRow(name, role, True, found.how[name], **moved))
+        elif name in found.contradicted and (one is None or other is None):
+            rows.append(DiffRow(name, role, False, found.against[name]))
+            apart.append(name)
         elif one is None or other is None:
             rows.append(DiffRow(name, role, None, f"only in {'B' if one is None else 'A'}"))
             alone.append(name)
@@ -125,33 +130,40 @@ def _judged(found: Comparison, structure: Structure) -> Difference:
             rows.append(DiffRow(name, role, False, why, **(change(one, other) if one.shape == other.shape else {})))
             apart.append(name)
     certain, possible = configured_apart(found.a, found.b)
-    notes = [*found.conditions, *found.unsaid, *possible]
+    possible = [*possible, *built_apart(found.a.module, found.b.module)]
+    notes = [*found.unsaid, *possible]
     if (not found.a.config and not found.a.about) or (not found.b.config and not found.b.about):
         notes.append("one configuration is missing, so the number of heads, ε and rotary bases were not compared")
     first = apart[0] if apart else certain[0].split(" ")[0] if certain else None
     same = False if apart or certain else None if alone or possible or found.unsaid else True
     return Difference(
-        same, _sentence(found, same, rows, apart, alone, certain), tuple(rows), first, STORED, found.defect,
+        same, _sentence(found, same, rows, apart, alone, certain, possible), tuple(rows), first, STORED, found.defect,
         (found.a.source, found.b.source), tuple(notes),
     )  # fmt: skip
 
 
 def _tied(found: Comparison) -> None:
-    """A head that one side does not store is tied to the embedding; the other's must then be equal to it."""
-    for own, against in ((found.one, found.other), (found.other, found.one)):
+    """A head that one side does not read is tied to the embedding; the other's must then be equal to it."""
+    ties = [settings_tied(opened) for opened in (found.a, found.b)]
+    for side, (own, against) in enumerate(((found.one, found.other), (found.other, found.one))):
         for head, embedding in TIED:
-            missing = head in own and head not in against and embedding in own and embedding in found.how
-            if missing and same_numbers(own[head], own[embedding])[0]:
+            if head not in own or embedding not in own or embedding not in found.how:
+                continue
+            unread = head not in against and ties[1 - side] is not False
+            equal = same_numbers(own[head], own[embedding])[0]
+            if unread and equal:
                 found.accept(head, "tied to the embedding", 0.0)
+            elif not equal and ties[side] and ties[1 - side] is False:
+                found.contradict(head, f"is not read in {'AB'[side]}, which ties the head to the embedding")
 
 
 def _sentence(
-    found: Comparison, same: bool | None, rows: list[DiffRow], apart: list[str], alone: list[str], certain: list[str]
-) -> str:
+    found: Comparison, same: bool | None, rows: list[DiffRow], apart: list[str], alone: list[str], certain: list[str],
+    possible: list[str],
+) -> str:  # fmt: skip
     said = "; ".join(found.said)
     if same:
-        conditional = f" if {' and '.join(found.conditions)}" if found.conditions else ""
-        return f"the same function{conditional}: {said or 'all tensors are equal'}"
+        return f"the same function: {said or 'all tensors are equal'}"
     if apart:
         by_name = {row.name: row for row in rows}
         first = by_name[apart[0]]
@@ -169,7 +181,7 @@ def _sentence(
     what = (
         f"{alone[0]} is on one side only" + (f", and so are {len(alone) - 1} more" if len(alone) > 1 else "")
         if alone
-        else "some settings differ"
+        else possible[0]
     )
     return f"not decided: {what}; everything that is in both agrees" + (f" ({said})" if said else "")
 

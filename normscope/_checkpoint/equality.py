@@ -11,11 +11,24 @@ from normscope._checkpoint.views import View
 from normscope.core.rounding import gamma
 from normscope.operators.dense import gram_norm
 
+COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
+FINE = 2.0**-10  # a coarser type can hide a change of 1 %
 Outcome = tuple[bool, float]  # whether both are the same, and the largest difference relative to the largest entry
 
 
 def same_numbers(one: View, other: View, shift: float = 0.0) -> Outcome:
-    """Whether one = other + shift exactly, or as either type stores it. What is finite in one must be so in the other."""
+    """Whether one = other + shift exactly, or as either type stores it to no less than bfloat16's precision."""
+    same, defect = rounded_alike(one, other, shift)
+    return same and not (defect and too_coarse(one, other, defect)), defect
+
+
+def too_coarse(one: View, other: View, defect: float) -> bool:
+    """Whether rounding makes another function: a type of few bits, or numbers too small for a type."""
+    return max(one.roundoff, other.roundoff) > COARSE or defect > COARSE
+
+
+def rounded_alike(one: View, other: View, shift: float = 0.0) -> Outcome:
+    """Whether one is the other, as either type stores it, however coarse. What is finite in one must be so in the other."""
     if one.shape != other.shape:
         return False, math.inf
     x, y = one.value(), other.value()

@@ -8,7 +8,8 @@ lets every writer be shifted by a constant, their means can go, and then LN is R
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, NormscopeError, Refusal, boundary, first_line
 from normscope.graph.graph import Constant, Node
 from normscope.graph.outlining import outline
-from normscope.rules.readings import LinearMap, Normalizer
+from normscope.rules.readings import Joining, LinearMap, Normalizer, Permuting, Reshaping, Scaling, Sum
 from normscope.rules.registry import registry
 from normscope.symmetry.detect import symmetries
 from normscope.symmetry.groups import ShiftGroup
@@ -65,12 +66,16 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
     before = [ran(without_dropout(copy.deepcopy(work)), one) for one in calls]
     done: dict[str, str] = {}
     refused: dict[str, str] = {}
+    found = _structure(work, calls[0])
     if "batch" in kinds:
-        _fold_batch_norms(work, _structure(work, calls[0]), done, refused)
+        _fold_batch_norms(work, found, done, refused)
     if "affine" in kinds:
         _fold_affine(work, _structure(work, calls[0]), done, refused)
     if "mean" in kinds:
         _fold_means(work, calls, done, refused)
+    for node in found.graph:
+        if (normalizer := registry.reading(node, Normalizer)) is not None and _path(node) not in done:
+            refused.setdefault(_path(node), _left(normalizer, kinds))
     if not done:
         raise Refusal(
             "nothing can be folded", [f"{path}: {why}" for path, why in refused.items()] or ["the model has no normalizer"]
@@ -79,9 +84,20 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
     if not defect <= TOLERANCE:
         raise InternalError(f"folding changes the outputs by {defect:.2g} of their size")
     _as_stored(work, model)
-    work.train(model.training)
+    training = {path: module.training for path, module in model.named_modules()}
+    for path, module in work.named_modules():
+        module.training = training.get(path, model.training)
     work.folded = Folded(done, refused, defect)  # type: ignore[assignment]
     return work
+
+
+def _left(normalizer: Normalizer, kinds: Sequence[str]) -> str:
+    """Why a normalizer that no fold looked at stays."""
+    if normalizer.kind in ("layer", "rms"):
+        return "it has no γ and no β to move" if normalizer.gamma is None else f"γ and β stay with kinds={tuple(kinds)}"
+    if normalizer.fixed:
+        return f"it stays with kinds={tuple(kinds)}"
+    return "it takes statistics of its input: normscope folds BN with running statistics, LN and RMSNorm"
 
 
 def _as_stored(made: nn.Module, like: nn.Module) -> None:
@@ -106,6 +122,8 @@ def _structure(model: nn.Module, call: Call) -> Found:
 
 def _fold_batch_norms(model: nn.Module, found: Found, done: dict[str, str], refused: dict[str, str]) -> None:
     possible = foldable(found.graph)
+    nodes = [node for node in found.graph if registry.reading(node, Normalizer) is not None]
+    used = Counter(_path(node) for node in nodes)
     for node in found.graph:
         normalizer = registry.reading(node, Normalizer)
         if normalizer is None or not normalizer.fixed:
@@ -118,8 +136,12 @@ def _fold_batch_norms(model: nn.Module, found: Found, done: dict[str, str], refu
         owner, module = _owner(found, reading), _submodule(model, path)
         if type(module) not in BATCH:
             refused[path] = f"its type is {type(module).__name__}, which may do more than normalize its input"
+        elif used[path] > 1 or _elsewhere(found, node.parameters, {node}):
+            refused[path] = "it, or a parameter or statistic of it, is used elsewhere too"
+        elif _hooked(module):
+            refused[path] = "it has hooks, which would go with it"
         elif owner is None or reading is None:
-            refused[path] = "the map before it is no plain layer with a weight of its own"
+            refused[path] = "the map before it is no plain layer with a weight and a bias of its own"
         else:
             scaled = reading.scaled(*normalizer.affine)
             assert isinstance(scaled.weight, Constant) and isinstance(scaled.bias, Constant)
@@ -134,8 +156,23 @@ def _owner(found: Found, reading: LinearMap | None) -> nn.Module | None:
         return None
     name = reading.weight.sources[0].removeprefix("inner.")
     module = found.model.get_submodule(name.rpartition(".")[0])
-    alone = len(found.uses.get(name, ())) == 1 and type(module) in PLAIN and name.endswith(".weight")
+    bias = reading.bias.sources if isinstance(reading.bias, Constant) else ()
+    alone = not _elsewhere(found, (name, *bias)) and type(module) in PLAIN and name.endswith(".weight")
     return module if alone else None
+
+
+def _elsewhere(found: Found, names: Sequence[str], here: set[Node] | None = None) -> bool:
+    """Whether a parameter or buffer is used by more than one operation, or by others than these."""
+    for name in names:
+        name = name.removeprefix("inner.")
+        uses = found.uses.get(name, set())
+        if f"inner.{name}" in found.graph.absorbed or (len(uses) > 1 if here is None else bool(uses - here)):
+            return True
+    return False
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 # γ and β -----------------------------------------------------------------------------------------------------------------------
@@ -147,7 +184,7 @@ def _fold_affine(model: nn.Module, found: Found, done: dict[str, str], refused: 
         path = pair.gamma.rpartition(".")[0]
         if path in done or pair.kind not in ("layer", "rms"):
             continue
-        why = _not_affine(model, pair)
+        why = _not_affine(model, found, pair)
         if why:
             refused[path] = why
             continue
@@ -172,22 +209,28 @@ def _fold_affine(model: nn.Module, found: Found, done: dict[str, str], refused: 
         done[path] = f"γ{' and β' if beta is not None else ''} folded into {', '.join(r.rpartition('.')[0] for r in pair.readers)}"
 
 
-def _not_affine(model: nn.Module, pair: Pair) -> str:
+def _not_affine(model: nn.Module, found: Found, pair: Pair) -> str:
     """Why γ and β cannot move, or nothing."""
     if not pair.readers:
         return "no weight reads its output directly"
     if not pair.complete:
-        return "something else reads its output too, or a weight that reads it is used elsewhere (tied)"
+        return "something else reads its output too, or scales it, or a weight that reads it is used elsewhere (tied)"
     if pair.plus_one is None:
         return "it is not known whether it stores γ or γ − 1"
+    if _elsewhere(found, [pair.gamma, *([pair.beta] if pair.beta else [])]):
+        return "its γ or β is used elsewhere too"
     for reader in pair.readers:
         layer = model.get_submodule(reader.rpartition(".")[0])
         plain = type(layer) in PLAIN[:4] or (type(layer).__name__ == "Conv1D" and reader in pair.transposed)
         if not plain or not reader.endswith(".weight"):
             return f"{reader} belongs to a layer of type {type(layer).__name__}, which may do more than multiply by its weight"
-        padded = any(getattr(layer, "padding", (0,))) if not isinstance(getattr(layer, "padding", 0), (int, str)) else False
-        if padded and pair.beta is not None and bool(dict(model.named_parameters())[pair.beta].any()):
-            return f"{reader} pads its input with zeros, where β would be needed"
+        moves = pair.beta is not None and bool(found.entries[pair.beta].tensor().any())
+        padding = getattr(layer, "padding", 0)
+        padded = padding == "same" if isinstance(padding, str) else any(padding) if isinstance(padding, tuple) else bool(padding)
+        if padded and moves:
+            return f"{reader} pads its input, where β would be needed"
+        if moves and _elsewhere(found, [reader.removesuffix("weight") + "bias"]):
+            return f"the bias beside {reader} is used elsewhere too"
     return ""
 
 
@@ -209,6 +252,7 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
         }
         return
     parameters = dict(model.named_parameters())
+    writers: set[str] = set()
     with torch.no_grad():
         for group in report.of_kind("shift", "weight-shift"):
             free = isinstance(group, ShiftGroup) and group.normal is None and group.compensation is None and len(group.actions) == 1
@@ -222,10 +266,18 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
                 count = torch.zeros_like(total).index_add_(0, members[kept], torch.ones_like(flat[kept]))
                 flat[kept] -= (total / count.clamp(min=1))[members[kept]]
                 value.copy_(flat.reshape(value.shape))
+                writers.add(action.parameter)
     worst = _means(model, norms, calls)
+    entered: dict[str, list[Node]] = {}
+    for node in _structure(model, calls[0]).graph:
+        if registry.reading(node, Normalizer) is not None:
+            entered.setdefault(_path(node), []).append(node.inputs[0])
     for path, module in norms.items():
-        if worst.get(path, 1.0) > CENTERED:
+        if worst.get(path, 1.0) > CENTERED or path not in entered or not all(_written(node, writers) for node in entered[path]):
             refused.setdefault(path, "its mean stays: something that writes to its input cannot be centered")
+            continue
+        if _hooked(module):
+            refused.setdefault(path, "its mean stays: it has hooks, which would go with it")
             continue
         if module.bias is not None and bool(module.bias.any()):
             refused.setdefault(path, "its mean stays: it has a β, and RMSNorm has none")
@@ -235,7 +287,21 @@ def _fold_means(model: nn.Module, calls: list[Call], done: dict[str, str], refus
             new.weight = module.weight
         _replace(model, path, new.train(module.training))
         refused.pop(path, None)
-        done[path] = f"{done[path]}; " * (path in done) + "LN became RMSNorm, because its input now has zero mean"
+        done[path] = (f"{done[path]}; " if path in done else "") + "LN became RMSNorm, because its input now has zero mean"
+
+
+def _written(node: Node, writers: Collection[str]) -> bool:
+    """Whether a value is, for every input, a sum of what centered weights, rows of tables and constants write."""
+    reading = registry.reading(node)
+    centered = all(name.removeprefix("inner.") in writers for name in node.parameters)
+    centered &= all(constant.sources for constant in node.constants)
+    if isinstance(reading, LinearMap):
+        return centered and not isinstance(reading.weight, Node)
+    passes = isinstance(reading, (Reshaping, Permuting, Joining, Sum)) or (
+        isinstance(reading, Scaling) and isinstance(reading.factor, (int, float))
+    )
+    looked_up = bool(node.parameters) and all(one.dtype is not None and not one.dtype.is_floating_point for one in node.inputs)
+    return centered and (looked_up or (passes and bool(node.inputs) and all(_written(one, writers) for one in node.inputs)))
 
 
 def _means(model: nn.Module, norms: Mapping[str, nn.Module], calls: list[Call]) -> dict[str, float]:

@@ -11,23 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from scipy.optimize import linear_sum_assignment
 
-from normscope._checkpoint.equality import same_numbers
+from normscope._checkpoint.equality import rounded_alike, same_numbers, too_coarse
 from normscope._checkpoint.opening import Checkpoint
 from normscope._checkpoint.structure import Pair
 from normscope._checkpoint.views import View, Views
 
 PLAUSIBLE = 0.5  # the largest median |w| of a γ that is stored as w, γ = 1 + w
-COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
 INTERLEAVED = ("gptj", "codegen", "cohere", "cohere2", "glm", "glm4")  # of HF: neighbours are paired, not halves
 GGUF_INTERLEAVED = ("llama",)  # llama.cpp permutes q and k of these
 LLAMA_BLOCK = re.compile(r"^(.*\.?layers\.\d+\.)")
-LLAMA_MEMBERS = frozenset(
-    f"{module}.{kind}"
-    for module in ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo"), "self_attn.q_norm",
-                   "self_attn.k_norm", *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
-    for kind in ("weight", "bias")
-)  # fmt: skip
+OUTPUTS = ("o_proj", "out_proj", "dense")  # what reads all heads
+HEADED = frozenset(
+    f"{module}.{kind}" for module in (*(f"{x}_proj" for x in "qkv"), *OUTPUTS, "q_norm", "k_norm") for kind in ("weight", "bias")
+)
+PROMPTS = re.compile(r"prompt|prefix")  # learned keys and values, head by head, wherever they are kept
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Comparison:
     against: dict[str, str] = field(default_factory=dict)  # name → why equal numbers are not the same
     contradicted: set[str] = field(default_factory=set)  # equal numbers that both sides read differently: nothing explains them
     said: list[str] = field(default_factory=list)
-    conditions: list[str] = field(default_factory=list)
     unsaid: list[str] = field(default_factory=list)  # conditions that no configuration confirms: without them nothing is decided
     defect: float = 0.0
 
@@ -72,8 +70,8 @@ def plainly(found: Comparison) -> None:
     rounded: dict[str, int] = {}
     for name in found.left:
         one, other = found.one[name], found.other[name]
-        same, defect = same_numbers(one, other)
-        if same and defect and max(one.roundoff, other.roundoff) > COARSE:
+        same, defect = rounded_alike(one, other)
+        if same and defect and too_coarse(one, other, defect):
             found.against[name] = f"is stored as {one.dtype} in A and {other.dtype} in B, which is too coarse"
         elif same:
             found.accept(name, "equal" if not defect else f"rounded: {one.dtype} in A, {other.dtype} in B", defect)
@@ -213,59 +211,62 @@ def _permuted(view: View, size: int, to_halves: bool) -> View:
 def permuted_heads(found: Comparison) -> None:
     """Heads in another order: rows of q, k and v, and columns of o, by one permutation that keeps groups of queries together."""
     size = _head_size(found)
-    if size is None:
+    if size is None or any(PROMPTS.search(name) for name in (*found.one, *found.other)):
         return
     blocks = {match[1] for name in found.left if "self_attn." in name and (match := LLAMA_BLOCK.match(name))}
     explained = 0
     for block in sorted(blocks):
-        members = {name.removeprefix(block) for name in found.one if name.startswith(block)}
-        if not members <= LLAMA_MEMBERS:  # anything else in the block may tell heads apart
+        path = f"{block}self_attn."
+        members = {name.removeprefix(path) for name in (*found.one, *found.other) if name.startswith(path)}
+        if not members <= HEADED:  # anything else beside the heads may tell them apart
             continue
-        order = _order(found, block, size)
-        if order is None:
+        made = _ordered(found, path, size)
+        outcomes = {name: same_numbers(found.one[name], view) for name, view in made.items()}
+        apart = [name for name, (same, _) in outcomes.items() if not same]
+        if not outcomes or len(apart) >= sum(name in found.left for name in outcomes):
             continue
         explained += 1
-        for name, view in order.items():
-            found.other[name] = view
-            found.accept(name, "heads are permuted", same_numbers(found.one[name], view)[1])
+        for name, (same, defect) in outcomes.items():
+            found.other[name] = made[name]
+            if same:
+                found.accept(name, "heads are permuted", defect)
+            else:
+                found.how.pop(name, None)
+                found.against[name] = "differs, even with the heads of its layer permuted"
     if explained:
         found.said.append(f"the heads of {explained} layers are permuted")
 
 
-def _order(found: Comparison, block: str, size: int) -> dict[str, View] | None:
-    """The views of B in A's order of heads, if there is one permutation that explains all of them."""
-    path = f"{block}self_attn."
+def _ordered(found: Comparison, path: str, size: int) -> Views:
+    """The views of B in A's order of heads: that in which they are nearest, if it keeps groups of queries together."""
     if any(found.one[n].shape != (size,) for n in (f"{path}q_norm.weight", f"{path}k_norm.weight") if n in found.one):
-        return None
-    weights = {
-        letter: (found.one.get(f"{path}{letter}_proj.weight"), found.other.get(f"{path}{letter}_proj.weight")) for letter in "qkvo"
-    }
-    if any(one is None or other is None or one.shape != other.shape for one, other in weights.values()):
-        return None
+        return {}
+    output = [name for name in OUTPUTS if f"{path}{name}.weight" in found.one]
+    if len(output) != 1:
+        return {}
+    modules = {**{letter: f"{path}{letter}_proj" for letter in "qkv"}, "o": f"{path}{output[0]}"}
+    weights = {letter: (found.one.get(f"{name}.weight"), found.other.get(f"{name}.weight")) for letter, name in modules.items()}
     rows: dict[str, list[int]] = {}
-    for letter in "qkv":
-        one, other = weights[letter]
-        assert one is not None and other is not None
-        x, y = other.rounded(one.value()), one.rounded(other.value())
-        if one.shape[0] % size:
-            return None
-        mine, theirs = x.reshape(-1, size, x.shape[1]), y.reshape(-1, size, y.shape[1])
-        rows[letter] = [next((j for j in range(len(theirs)) if torch.equal(head, theirs[j])), -1) for head in mine]
-        if sorted(rows[letter]) != list(range(len(mine))):
-            return None
+    for letter, (one, other) in weights.items():
+        if one is None or other is None or one.shape != other.shape or len(one.shape) != 2 or one.shape[letter == "o"] % size:
+            return {}
+        if letter != "o":
+            mine, theirs = (view.value().reshape(-1, size * view.shape[1]) for view in (one, other))
+            apart = torch.cdist(mine, theirs)
+            if not bool(apart.isfinite().all()):
+                return {}
+            rows[letter] = linear_sum_assignment(apart.numpy())[1].tolist()
     shared = len(rows["q"]) // len(rows["k"])
-    if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != [
-        rows["k"][place // shared] for place in range(len(rows["q"]))
-    ]:
-        return None
+    groups = [rows["k"][place // shared] for place in range(len(rows["q"]))]
+    if rows["k"] != rows["v"] or [head // shared for head in rows["q"]] != groups:
+        return {}
     made = {}
-    for letter in "qkvo":
+    for letter, module in modules.items():
         for kind in ("weight", "bias") if letter != "o" else ("weight",):
-            name = f"{path}{letter}_proj.{kind}"
-            if name in found.other:
-                axis = 1 if letter == "o" else 0
-                made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, axis)
-    return made if all(same_numbers(found.one[name], view)[0] for name, view in made.items()) else None
+            name = f"{module}.{kind}"
+            if name in found.one and name in found.other and found.one[name].shape == found.other[name].shape:
+                made[name] = _reordered(found.other[name], rows["q" if letter == "o" else letter], size, int(letter == "o"))
+    return made
 
 
 def _reordered(view: View, order: list[int], size: int, axis: int) -> View:

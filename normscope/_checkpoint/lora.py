@@ -6,6 +6,7 @@ import re
 
 from normscope._checkpoint.equality import apart
 from normscope._checkpoint.hypotheses import Comparison
+from normscope._checkpoint.opening import Checkpoint
 from normscope._checkpoint.views import Views
 from normscope.core.rounding import gamma
 
@@ -14,8 +15,8 @@ FACTOR = re.compile(r"^(.*)\.lora_A(?:\.\w+)?\.weight$")
 
 def merged_lora(found: Comparison) -> None:
     """W_B = W_A + s B A wherever factors stand beside W_A, with one s for all layers, as lora_alpha / r is."""
-    for letter, views, against in (("A", found.one, found.other), ("B", found.other, found.one)):
-        scales = []
+    for letter, opened, views, against in (("A", found.a, found.one, found.other), ("B", found.b, found.other, found.one)):
+        scales, known = [], []
         explained = {}
         for name in list(views):
             match = FACTOR.match(name)
@@ -26,6 +27,8 @@ def merged_lora(found: Comparison) -> None:
             if merged not in against or base is None or up not in views:
                 return
             weight, target = views[base], against[merged]
+            if any(len(views[factor].shape) != 2 for factor in (name, up)) or views[up].shape[1] != views[name].shape[0]:
+                return  # of a convolution
             product = views[up].value() @ views[name].value()
             step = target.value() - weight.value()
             if step.shape != product.shape or not float(product.norm()):
@@ -39,14 +42,32 @@ def merged_lora(found: Comparison) -> None:
             if not bool(((made - target.value()).abs() <= allowed).all()):
                 return
             scales.append(scale)
+            known.append(_declared(opened, match[1]))
             explained[merged] = (apart(made, target.value()), [base, name, up])
         if scales and max(scales) - min(scales) <= 1e-2 * abs(scales[0]):
             for merged, (defect, parts) in explained.items():
                 for part in (merged, *parts):
                     found.accept(part, "the low-rank update is merged", defect)
             found.said.append(f"the low-rank updates of {len(scales)} weights in {letter} are merged with scale {scales[0]:.4g}")
-            found.conditions.append(f"{letter} is read with lora_alpha / r = {scales[0]:.4g}")
+            stated = [value for value in known if value is not None]
+            wrong = next((value for value in stated if abs(value - scales[0]) > 1e-2 * abs(scales[0])), None)
+            if wrong is not None:
+                said = f"is merged with scale {scales[0]:.4g}, but {letter} reads its low-rank update with {wrong:.4g}"
+                for merged in explained:
+                    found.contradict(merged, said)
+            elif len(stated) < len(known):
+                found.unsaid.append(f"{letter} is read with lora_alpha / r = {scales[0]:.4g}, which no configuration confirms")
             return
+
+
+def _declared(opened: Checkpoint, path: str) -> float | None:
+    """lora_alpha / r of a layer, where the module itself is at hand and has one adapter."""
+    try:
+        scaling = getattr(opened.module and opened.module.get_submodule(path), "scaling", None)
+    except AttributeError:
+        return None
+    values = list(scaling.values()) if isinstance(scaling, dict) else []
+    return float(values[0]) if len(values) == 1 and isinstance(values[0], (int, float)) else None
 
 
 def _base(module: str, views: Views) -> str | None:

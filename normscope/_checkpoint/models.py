@@ -7,7 +7,7 @@ say nothing about entries that no input reached: where such entries differ, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch import nn
 
 from normscope._checkpoint.aligning import Alignment, aligned
 from normscope._checkpoint.causes import MOST_INPUTS, adding, cause_of, enough_inputs, layer_note
+from normscope._checkpoint.configurations import configured_apart
 from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.entries import Held
 from normscope._checkpoint.equality import change
+from normscope._checkpoint.opening import described
 from normscope._checkpoint.running import (
     TOLERANCE,
     Outputs,
@@ -54,6 +56,7 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         for model in (one, other):
             set_epsilon(model)
         outputs = [ran(one, call) for call in calls], [ran(other, call) for call in calls]
+        again = outputs_apart([outputs[0][0], outputs[1][0]], [ran(one, calls[0]), ran(other, calls[0])])
     defect = outputs_apart(*outputs)
     rows = _rows(one, other)
     moved = [row.name for row in rows if not row.same]
@@ -65,12 +68,12 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
             f'{unread[0]} differs ({len(unread)} buffers in all), and train mode may not read it: ask with mode="eval" too',
         )
     shifted = _shifted(groups, one, other, moved)
-    blind = _unseen(other, one, calls, moved, shifted) if defect <= TOLERANCE else []
+    blind = _unseen(other, one, calls, moved, shifted, mode) if defect <= TOLERANCE else []
     if blind:
         calls = [*calls, *inputs_like(Call.of(example), MOST_INPUTS, WIDER)[1:]]
         with torch.no_grad(), plain_attention():
             outputs = [ran(one, call) for call in calls], [ran(other, call) for call in calls]
-        defect, blind = outputs_apart(*outputs), _unseen(other, one, calls, moved, shifted)
+        defect, blind = outputs_apart(*outputs), _unseen(other, one, calls, moved, shifted, mode)
     basis = f"outputs of {sum(len(call.tensors[0]) for call in calls)} inputs in float64, {mode} mode, ε → 0"
     made: dict[str, Any] = {"rows": tuple(rows), "mode": basis, "sources": (type(a).__name__, type(b).__name__)}
     if differing:
@@ -80,9 +83,12 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         )
     if all(_any_infinite(found) for found in outputs):
         return Difference(None, "not decided: the outputs of both are not finite", first=None, defect=defect, notes=notes, **made)
+    if TOLERANCE < again < math.inf:  # where outputs are not finite, they may be so alike
+        said = f"not decided: in {mode} mode outputs differ by {again:.1g} from one run to the next"
+        return Difference(None, said, first=None, defect=defect, notes=(*notes, 'ask with mode="eval"'), **made)
     if not defect <= TOLERANCE:
         roundoff = max(_roundoff(a), _roundoff(b))
-        found = aligned(groups, _detached(one), _detached(other), roundoff)
+        found = aligned(groups, _detached(one), _detached(other), roundoff, _stored_alike(a, b))
         exact = _apart(one, found, calls, outputs[0])
         if not found.left and exact <= TOLERANCE and with_epsilon <= MOST_EPSILON and not _buffers_apart(rows, other):
             made["mode"] = f"weights up to symmetry and storage, and {basis}"
@@ -104,6 +110,10 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
         return Difference(
             None, said, first=None, defect=with_epsilon, notes=(*notes, "pass an example that reaches these entries"), **made
         )
+    settings = [said for found in configured_apart(described(a), described(b)) for said in found]
+    if settings:
+        said = f"not decided: outputs agree to {defect:.1g}, but {settings[0]}, which no input may have shown"
+        return Difference(None, said, first=None, defect=with_epsilon, notes=(*notes, *settings), **made)
     if with_epsilon > MOST_EPSILON:
         agree = f"the functions agree as ε → 0 (defect {defect:.1g})"
         said = f"not decided: {agree}, but with the real ε the outputs differ by {with_epsilon:.1g}"
@@ -174,6 +184,17 @@ def _roundoff(model: nn.Module) -> float:
     return max((torch.finfo(kind).eps / 2 for kind in kinds), default=0.0)
 
 
+def _stored_alike(a: nn.Module, b: nn.Module) -> set[str]:
+    """Parameters of which one side is the other's, as its type stores it."""
+    mine, theirs = dict(a.named_parameters()), dict(b.named_parameters())
+    paired = [name for name in mine if name in theirs and mine[name].shape == theirs[name].shape]
+    return {
+        name
+        for name in paired
+        if any(torch.equal(x.detach().to(y), y.detach()) for x, y in ((mine[name], theirs[name]), (theirs[name], mine[name])))
+    }
+
+
 def _apart(model: nn.Module, found: Alignment, calls: list[Call], outputs: list[Outputs]) -> float:
     """How far a model's outputs move when its parameters are replaced by those that a symmetry makes of them."""
     with torch.no_grad(), plain_attention():
@@ -196,34 +217,50 @@ def _cause(
     return cause_of(other, calls, outputs, candidates) or adding(one, other, calls[0])
 
 
-def _unseen(model: nn.Module, against: nn.Module, calls: list[Call], moved: list[str], shifted: Masks) -> list[str]:
+def _unseen(model: nn.Module, against: nn.Module, calls: list[Call], moved: list[str], shifted: Masks, mode: str) -> list[str]:
     """Parameters with entries that differ, by no shift that is a symmetry, and that no output of any input depends on.
 
     All entries of a parameter that stands on one side alone, or has another shape there, count as different.
     """
-    own, theirs = dict(model.named_parameters()), dict(against.named_parameters())
+    own, theirs = _read(model, mode), _read(against, mode)
     paired = {name for name in own if name in theirs and own[name].shape == theirs[name].shape}
     names = [name for name in moved if name in paired]
     blind = []
-    for name, reached in _reached(model, names, calls).items():
+    for name, reached in _reached(model, {name: own[name] for name in names}, calls).items():
         free = shifted.get(name, torch.zeros_like(reached))
         if bool(((own[name] != theirs[name]) & ~reached & ~free).any()):
             blind.append(name)
     for side, parameters in ((model, own), (against, theirs)):
-        alone = [name for name in parameters if name not in paired]
+        alone = {name: value for name, value in parameters.items() if name not in paired}
         blind += [name for name, reached in _reached(side, alone, calls).items() if not bool(reached.all())]
     return blind
 
 
-def _reached(model: nn.Module, names: list[str], calls: list[Call]) -> Masks:
-    """Which entries some output of some input depends on."""
-    own = dict(model.named_parameters())
-    found = {name: torch.zeros_like(own[name], dtype=torch.bool) for name in names}
+def _read(model: nn.Module, mode: str) -> dict[str, torch.Tensor]:
+    """Parameters, and in eval mode buffers of real numbers but for running statistics, which have no derivatives."""
+    if mode == "train":  # in which a forward pass may write to buffers
+        return dict(model.named_parameters())
+    statistics = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+        for name in ("running_mean", "running_var")
+    }
+    buffers = {name: value for name, value in model.named_buffers() if value.is_floating_point() and name not in statistics}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def _reached(model: nn.Module, values: Mapping[str, torch.Tensor], calls: list[Call]) -> Masks:
+    """Which entries of some parameters or buffers some output of some input depends on."""
+    own = {name: value.detach().requires_grad_() for name, value in values.items()}
+    found = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in own.items()}
     generator = torch.Generator().manual_seed(1)
     with plain_attention():
-        for call in calls if names else ():
-            total = sum((out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum() for out in ran(model, call))
-            for name, grad in zip(names, torch.autograd.grad(total, [own[n] for n in names], allow_unused=True), strict=True):
+        for call in calls if own else ():
+            total = sum((out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum() for out in ran(model, call, own))
+            if not total.requires_grad:
+                continue
+            for name, grad in zip(own, torch.autograd.grad(total, list(own.values()), allow_unused=True), strict=True):
                 if grad is not None:
                     found[name] |= grad != 0
     return found

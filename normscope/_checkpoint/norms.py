@@ -164,6 +164,8 @@ def measured(matrix: Matrix, sample: bool = False) -> Numbers:
         return Numbers(**plain, certified=False, note="it has entries that are not finite, so it has no norm")
     if counts.largest == 0:
         return Numbers(0.0, 0.0, None, 0.0, **plain)
+    if math.isnan(matrix.unit):
+        return Numbers(**plain, certified=False, note="its entries are so near the ends of float64 that its norms may not be in it")
     squares, row = 0.0, 0.0
     for _, block in matrix.blocks(0, CACHED_BYTES):
         norms = torch.linalg.vector_norm(block, dim=1)

@@ -61,11 +61,13 @@ def _of_module(module: torch.nn.Module) -> Checkpoint:
     unusable = [name for name, value in state.items() if value.is_meta]
     if unusable:
         raise InputError(f"{unusable[0]} has a shape but no values (device meta): load the model's weights first")
+    return described(module, {name: Held(name, value) for name, value in state.items()})
+
+
+def described(module: torch.nn.Module, entries: Mapping[str, Entry] = {}) -> Checkpoint:
+    """A module with the configuration that it carries, if it does."""
     described = getattr(getattr(module, "config", None), "to_dict", None)
-    config = described() if callable(described) else {}
-    return Checkpoint(
-        type(module).__name__, "module", {name: Held(name, value) for name, value in state.items()}, config, {}, module
-    )
+    return Checkpoint(type(module).__name__, "module", entries, described() if callable(described) else {}, {}, module)
 
 
 def _of_file(path: Path) -> Checkpoint:

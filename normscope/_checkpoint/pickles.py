@@ -53,7 +53,7 @@ def _state(path: Path, changed: int) -> dict[str, torch.Tensor]:
     for _ in range(MOST_LEVELS):
         inner = next((state[key] for key in STATE_KEYS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)), None)
         state = state if inner is None else inner
-    found = {name: value for name, value in state.items() if _is_dense(value)} if isinstance(state, Mapping) else {}
+    found = {name: value.detach() for name, value in state.items() if _is_dense(value)} if isinstance(state, Mapping) else {}
     if not found or not all(isinstance(name, str) for name in found):
         raise InputError(f"{path} {NO_STATE}")
     for name, value in found.items():

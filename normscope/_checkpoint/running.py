@@ -77,11 +77,15 @@ def inputs_like(call: Call, fresh: int = INPUTS, wide: float = 1.0) -> list[Call
 
 
 def ran(model: nn.Module, call: Call, state: Mapping[str, torch.Tensor] | None = None) -> Outputs:
-    """Every floating-point output, buffers left as they are; state: other values for some parameters."""
+    """Every output of real or complex numbers, buffers left as they are; state: other values for some parameters.
+
+    What is random is so alike in every run; the random state of the process stays as it is.
+    """
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     values = {**dict(model.named_parameters()), **buffers, **(state or {})}
     try:
-        with InDouble():
+        with InDouble(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
             result = functional_call(model, values, call.args, call.kwargs)
     except (RuntimeError, TypeError) as error:  # NotImplementedError is one: a kernel that torch does not have
         raise InputError(
@@ -89,7 +93,9 @@ def ran(model: nn.Module, call: Call, state: Mapping[str, torch.Tensor] | None =
             "(a) the example does not fit the model, (b) an operation has no float64 kernel"
         ) from error
     leaves = torch.utils._pytree.tree_leaves(dict(result) if isinstance(result, Mapping) else result)
-    found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in tensors]
+    found = [leaf for leaf in tensors if leaf.is_floating_point()]
     if not found:
         raise InputError("a model returns no floating-point tensor, so there is nothing to compare")
     return found

@@ -25,7 +25,8 @@ GGUF = (
     (r"^blk\.(\d+)\.attn_([qk])_norm\.", r"model.layers.\1.self_attn.\2_norm."),
     (r"^blk\.(\d+)\.ffn_(gate|up|down)\.", r"model.layers.\1.mlp.\2_proj."),
 )  # fmt: skip
-BUFFERS = re.compile(r"(?:rotary_emb\.inv_freq|position_ids|num_batches_tracked|attn\.(?:masked_)?bias|rope_freqs\.weight)$")
+BUFFERS = re.compile(r"(?:^|\.)(?:rotary_emb\.inv_freq|position_ids|num_batches_tracked|masked_bias)$")
+MASKS = re.compile(r"(?:^|\.)attn\.(?:attention\.)?bias$")  # of GPT-2 and its kin, (1, 1, n, n): a layer called attn has a bias too
 PREFIXES = ("model.", "transformer.", "bert.", "gpt_neox.", "module.", "_orig_mod.", "base_model.model.")
 MERGED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 MERGED_NAMES = {"qkv_proj": "qkv", "query_key_value": "qkv", "Wqkv": "qkv", "gate_up_proj": "gate_up"}
@@ -69,7 +70,8 @@ def views(opened: Checkpoint) -> Views:
     """By names of Hugging Face, without what is no weight."""
     found: Views = {}
     for name, entry in opened.entries.items():
-        if not BUFFERS.search(name):
+        mask = MASKS.search(name) and len(entry.shape) == 4 and entry.shape[:2] == (1, 1)
+        if not mask and not BUFFERS.search(name):
             new = _renamed(name) if opened.format == "gguf" else name
             found[new] = View(new, name, entry.shape, entry.dtype, _reader(entry))
     return found

@@ -112,3 +112,93 @@ def test_the_command_writes_the_folded_weights(tmp_path):
     for wrong, said in ((call[:2] + call[4:], "needs the shape"), ([*call[:-1], "out.pt"], ".safetensors file")):
         refused = CliRunner().invoke(app, wrong)
         assert refused.exit_code != 0 and said in refused.output
+
+
+# modules that look as if they could be folded ----------------------------------------------------------------------------------
+
+
+class Written(nn.Module):
+    """Layers by name and what is done with them."""
+
+    def __init__(self, forward, **layers: nn.Module) -> None:
+        super().__init__()
+        self.forward_with = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, x):
+        return self.forward_with(self, x)
+
+
+IDS_OF_PADDING = torch.zeros(2, 5, dtype=torch.long)
+
+
+def beside_a_table():
+    """Row 0 is 0, as padding is, and so centered; others are not, and something else reads them."""
+    model = Written(
+        lambda m, x: m.l(m.n(m.e(x))) + m.e(x).sum(-1, keepdim=True), e=nn.Embedding(10, 6), n=nn.LayerNorm(6), l=nn.Linear(6, 3)
+    )
+    with torch.no_grad():
+        model.e.weight[0] = 0
+    return model
+
+
+UNSEEN = {
+    "a row that is zero": (beside_a_table, IDS_OF_PADDING, torch.arange(10).reshape(2, 5)),
+    "a branch that sleeps": (lambda: Written(
+        lambda m, x: m.l(m.n(m.a(x) + torch.relu(m.b(x) - 30))), a=nn.Linear(6, 6), b=nn.Linear(6, 6), n=nn.LayerNorm(6), l=nn.Linear(6, 3)),
+        torch.randn(2, 6), 100 * torch.randn(2, 6)),
+    "an input that is zero": (lambda: Written(lambda m, x: m.l(m.n(torch.relu(x - 50))), n=nn.LayerNorm(6), l=nn.Linear(6, 3)),
+                              torch.randn(2, 6), 100 * torch.rand(2, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_mean_that_no_tested_input_has_is_not_removed(name):
+    make, example, other = UNSEEN[name]
+    model = make().eval()
+    made = ns.fold(model, example)
+    assert isinstance(made.n, nn.LayerNorm) and "its mean stays" in made.folded.refused["n"]
+    torch.testing.assert_close(made(other), model(other), rtol=1e-4, atol=1e-4)
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+    return layer
+
+
+V, T = torch.randn(4, 6), torch.randn(2, 5, 6)
+REFUSED = {
+    "BN used twice": (lambda: Written(lambda m, x: m.n(m.b(m.n(m.a(x)))), a=nn.Linear(6, 6), b=nn.Linear(6, 6), n=nn.BatchNorm1d(6)), V, "used elsewhere"),
+    "a hook": (lambda: Written(lambda m, x: m.n(m.a(x)), a=nn.Linear(6, 6), n=hooked(nn.BatchNorm1d(6))), V, "hooks"),
+    "statistics read": (lambda: Written(lambda m, x: m.n(m.a(x)) + m.n.running_mean, a=nn.Linear(6, 6), n=nn.BatchNorm1d(6)), V, "used elsewhere"),
+    "bias before BN read": (lambda: Written(lambda m, x: m.n(m.a(x)) * m.a.bias, a=nn.Linear(6, 6), n=nn.BatchNorm1d(6)), V, "of its own"),
+    "bias read": (lambda: Written(lambda m, x: m.a(m.n(x)) * m.a.bias, a=nn.Linear(6, 6), n=nn.LayerNorm(6)), T, "bias beside a.weight"),
+    "γ read": (lambda: Written(lambda m, x: m.a(m.n(x)) * m.n.weight.sum(), a=nn.Linear(6, 6), n=nn.LayerNorm(6)), T, "γ or β is used"),
+    "β read": (lambda: Written(lambda m, x: m.a(m.n(x)) + m.n.bias.sum(), a=nn.Linear(6, 6), n=nn.LayerNorm(6)), T, "γ or β is used"),
+    "β scaled": (lambda: Written(lambda m, x: m.a(3 * m.n(x)), a=nn.Linear(6, 6), n=nn.LayerNorm(6)), T, "scales it"),
+    "batch statistics": (lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, track_running_stats=False)), X, "statistics of its input"),
+    "groups": (lambda: Written(lambda m, x: m.n(m.a(x)), a=nn.Linear(6, 6), n=nn.GroupNorm(2, 6)), V, "statistics of its input"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_folded_is_refused_with_the_reason(name):
+    make, example, why = REFUSED[name]
+    with pytest.raises(ns.Refusal, match=why):
+        ns.fold(make().eval(), example)
+
+
+def test_layer_norms_without_gains_lose_their_mean_too():
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)).eval()
+    assert isinstance(ns.fold(model, T)[1], nn.RMSNorm)
+
+
+def test_modes_are_kept_module_by_module():
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.BatchNorm1d(6)).train()
+    model[3].eval()
+    assert [module.training for module in ns.fold(model, V)] == [True, True, True, False]

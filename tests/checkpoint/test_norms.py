@@ -82,3 +82,9 @@ def test_heads():
         own = weight.double()[6 * head : 6 * head + 6]
         truth, offset = float(torch.linalg.matrix_norm(own * scale, 2)), float((own @ shift + bias[6 * head : 6 * head + 6]).norm())
         assert truth <= norm <= truth * (1 + 1e-6) and offset * (1 - 1e-14) <= moved <= offset * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-308, 1.7e308])
+def test_norms_that_may_not_be_in_float64_are_not_called_proved(size):
+    found = measured(torch.full((3, 3), size, dtype=torch.float64))
+    assert found.spectral_norm is None and not found.certified and "float64" in found.note

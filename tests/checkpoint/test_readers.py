@@ -235,3 +235,8 @@ def test_damaged_files_never_crash(tmp_path):
 @pytest.mark.full
 def test_ten_thousand_damaged_files_never_crash(tmp_path):
     fuzz(tmp_path, range(10_000))
+
+
+def test_parameters_that_require_gradients_are_read(tmp_path):
+    torch.save(torch.nn.Linear(3, 2).state_dict(keep_vars=True), tmp_path / "m.pt")
+    assert all(not entry.tensor().requires_grad for entry in open_checkpoint(tmp_path / "m.pt").entries.values())

@@ -102,6 +102,7 @@ HOSTILE = {
     "unknown": {"model_type": "nobody-knows"},
     "code": {"model_type": "custom", "auto_map": {"AutoModel": "evil.py--Model"}},
     "endless": {"model_type": "llama", "num_hidden_layers": 10**9},
+    "endless inside": {"model_type": "llava", "text_config": {"model_type": "llama", "num_hidden_layers": 10**9}},
     "nonsense": {"model_type": "llama", "hidden_size": "wide"},
     "another model": {
         "model_type": "llama",
