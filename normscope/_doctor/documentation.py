@@ -53,7 +53,7 @@ doctor_healthy DIR` examines healthy networks from `transformers` and `diffusers
 
 What the doctor says about models as they come is true of them. MobileNetV2 and EfficientNet give BN a momentum of 0.997 and 0.99,
 which in torch is the weight of the *new* batch (NS207). EfficientNet draws γ around zero with a deviation of 0.02 when it is made
-from a configuration (NS201, NS202). `AdamW` on all parameters decays β and biases (NS301).
+from a configuration (NS202). `AdamW` on all parameters decays β and biases (NS301).
 """
 
 

@@ -15,7 +15,7 @@ from normscope.core.answers import right_answers
 from normscope.findings.finding import Evidence
 from normscope.findings.subject import BatchNorm, Subject
 from normscope.findings.table import Hit, rule
-from normscope.findings.weights import HasWeights, StoredNormalizer
+from normscope.findings.weights import HasWeights
 from normscope.graph.graph import Constant
 from normscope.operators.dense import spectral_norm
 from normscope.rules.normalizers import leaving
@@ -32,6 +32,7 @@ USUAL_EPSILON = 1e-5  # of a normalizer in a file that does not say it
 SLOW = 0.1  # share of the initial statistics that is still left
 UNCONVERGED = 1.1  # true spectral norm against what power iteration takes for it
 OFF = 4.0  # deviations that β lies below zero
+DRAWN = 0.25  # size of the mean of all γ against their root mean square, at most, where they were drawn around zero
 
 
 @rule(
@@ -42,6 +43,7 @@ OFF = 4.0  # deviations that β lies below zero
 def unset_statistics(subject: HasWeights) -> Iterator[Hit]:
     """In eval mode BN divides by its running variance. If that is NaN, zero, or still the initial 1 although the layer's own
     parameters were trained, the model that is evaluated is not the model that was trained."""
+    trained = _trained(subject)
     for path, stored in subject.weights.normalizers().items():
         variance, mean = stored.running_var, stored.running_mean
         if variance is None or mean is None:
@@ -51,19 +53,27 @@ def unset_statistics(subject: HasWeights) -> Iterator[Hit]:
         elif bool((variance <= 0).any()):
             dead = int((variance <= 0).sum())
             yield Hit(path, f"the running variance of {dead} channels is zero or negative", {"channels": dead}, severity="warning")
-        elif bool((variance == 1).all() and (mean == 0).all()) and _was_trained(stored):
+        elif bool((variance == 1).all() and (mean == 0).all()) and path in trained:
             yield Hit(path, "its running statistics are the initial ones, its γ and β are not")
 
 
-def _was_trained(stored: StoredNormalizer) -> bool:
-    gamma, beta = stored.gamma, stored.beta
-    changed = gamma is not None and gamma.numel() > 1 and bool((gamma != gamma.flatten()[0]).any())
-    return changed or (beta is not None and bool((beta != 0).any()))
+def _trained(subject: HasWeights) -> set[str]:
+    """Normalizers whose γ or β are not those of an initialization: most set γ to one number, some draw it around zero."""
+    held = subject.weights.normalizers()
+    varied = {path: own.gamma.double().flatten() for path, own in held.items() if own.gamma is not None and _varies(own.gamma)}
+    together = torch.cat([*varied.values()]) if varied else torch.zeros(1, dtype=torch.float64)
+    if abs(float(together.mean())) <= DRAWN * float(together.square().mean().sqrt()):
+        varied = {}
+    return {*varied, *(path for path, own in held.items() if own.beta is not None and bool((own.beta != 0).any()))}
+
+
+def _varies(values: torch.Tensor) -> bool:
+    return bool((values != values.flatten()[:1]).any())
 
 
 def _any_trained(subject: HasWeights) -> bool:
     """Whether something says that the weights are not those of an initialization."""
-    return subject.weights.trained or any(map(_was_trained, subject.weights.normalizers().values()))
+    return subject.weights.trained or bool(_trained(subject))
 
 
 @rule(

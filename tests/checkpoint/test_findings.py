@@ -126,3 +126,13 @@ def test_normalizers_that_nothing_trained_are_information(tmp_path):
     for name, given, severity in (("still", still, "warning"), ("unused", unused, "info")):
         found = ns.checkpoint(write(tmp_path / name, "safetensors", given)).findings
         assert [(finding.rule, finding.severity, finding.where) for finding in found] == [("NS210", severity, "layers.1.norm")]
+
+
+def test_gains_drawn_around_zero_are_an_initialization(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    state = {"conv.weight": torch.randn(8, 3, 3, 3, generator=generator)}
+    for i in range(3):
+        state |= {f"bn{i}.weight": 0.02 * torch.randn(8, generator=generator), f"bn{i}.bias": torch.zeros(8),
+                  f"bn{i}.running_mean": torch.zeros(8), f"bn{i}.running_var": torch.ones(8)}  # fmt: skip
+    assert "NS201" not in rules(tmp_path / "fresh", state, {})
+    assert "NS201" in rules(tmp_path / "trained", {**state, "bn1.weight": 1 + 0.1 * torch.randn(8, generator=generator)}, {})
