@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import normscope as ns
+from bench.wild.checks import Known, is_slice
 from bench.wild.transformers_models import NotBuilt, build, names
 from normscope._checkpoint.report import CheckpointReport
 from normscope.core.errors import NormscopeError
@@ -57,13 +58,15 @@ def compared(model: torch.nn.Module, example: dict[str, torch.Tensor], found: Ch
     stored = {row.name: row for row in found.tensors}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     count, wrong = 0, []
-    for row in ns.audit(model, example, effort=0.0, local=False, output=output_of(model, example)).layers:
+    known = Known(model, example, output_of(model, example))
+    for row in ns.audit(model, example, effort=0.0, local=False, output=known.output).layers:
         name = row.parameters[0] if len(row.parameters) == 1 else ""
         if row.frobenius_norm is None or name not in parameters or name not in stored or parameters[name].dim() < 2:
             continue
         own = stored[name]
         if abs(own.frobenius_norm - float(row.frobenius_norm)) > NEAR * own.frobenius_norm:
-            if not is_part(parameters[name], float(row.frobenius_norm)):
+            norm = float(row.frobenius_norm)
+            if not is_slice(parameters[name], norm) and not known.computed(name, norm):
                 wrong.append(f"{name}: ‖W‖_F is {own.frobenius_norm:.9g} in the file, {row.frobenius_norm} in the audit")
             continue
         if row.matrix_norm is not None and own.spectral_norm is not None and not transposed(model, name):
@@ -78,16 +81,6 @@ def output_of(model: torch.nn.Module, example: dict[str, torch.Tensor]) -> int |
     with torch.no_grad():
         result = model(**example)
     return None if isinstance(result, torch.Tensor) or {"logits", "last_hidden_state"} & {*result} else 0
-
-
-def is_part(weight: torch.Tensor, norm: float) -> bool:
-    """Whether an index or equal chunks along some axis give a tensor of that norm: packed weights, experts."""
-    weight = weight.detach().double()
-    parts = (
-        part for axis in range(weight.dim()) for count in {2, 3, 4, weight.shape[axis]} if weight.shape[axis] % count == 0
-        for part in weight.chunk(count, axis)
-    )  # fmt: skip
-    return any(abs(float(part.norm()) - norm) <= 1e-5 * norm for part in parts)
 
 
 def transposed(model: torch.nn.Module, name: str) -> bool:

@@ -11,12 +11,23 @@ import torch
 from torch import nn
 
 from normscope.auditing import Audit
+from normscope.certify.certifiable import certifiable_graph
 from normscope.graph.outputs import chosen_output
 from normscope.ledger import LayerRow
 from normscope.symmetry.report import SymmetryReport
 
 NEAR = 2e-5  # relative: a row's norm is a bound with a slack of 1e-6, of a float32 weight
 LARGE, LARGER = 1e4, 3e4  # factors on a scale-free weight at which ε no longer matters
+
+
+def is_slice(weight: torch.Tensor, norm: float) -> bool:
+    """Whether an index or equal chunks along some axis give a tensor of that norm: packed weights, experts."""
+    weight = weight.detach().double()
+    parts = (
+        part for axis in range(weight.dim()) for count in {2, 3, 4, weight.shape[axis]} if weight.shape[axis] % count == 0
+        for part in weight.chunk(count, axis)
+    )  # fmt: skip
+    return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in parts)
 
 
 @dataclass(eq=False)
@@ -104,21 +115,19 @@ class Known:
         name = row.parameters[0]
         candidates, given = self.matrices(name), float(row.frobenius_norm)
         whole = float(candidates[0].norm())
-        if abs(given - whole) > NEAR * whole and not self._is_slice(name, given):
+        if abs(given - whole) > NEAR * whole and not is_slice(self.parameters[name], given) and not self.computed(name, given):
             yield f"{row.name}: ‖W‖_F is {row.frobenius_norm}, of {name} it is {whole:.6g}"
         elif row.matrix_norm is not None and abs(given - whole) <= NEAR * whole:
             norms = [float(torch.linalg.matrix_norm(matrix, 2)) for matrix in candidates]
             if not any(abs(float(row.matrix_norm) - norm) <= NEAR * norm + 1e-12 for norm in norms):
                 yield f"{row.name}: ‖W‖ is {row.matrix_norm}, of {name} it is {norms[0]:.6g}"
 
-    def _is_slice(self, name: str, norm: float) -> bool:
-        """Whether an index or equal chunks along some axis give a tensor of that norm: packed weights, experts."""
-        weight = self.parameters[name].double()
-        parts = (
-            part for axis in range(weight.dim()) for count in {2, 3, 4, weight.shape[axis]} if weight.shape[axis] % count == 0
-            for part in weight.chunk(count, axis)
-        )  # fmt: skip
-        return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in parts)
+    def computed(self, name: str, norm: float) -> bool:
+        """Whether an operation reads a tensor of that norm that is made of the parameter and of numbers beside it, as positions."""
+        graph = certifiable_graph(self.model, self.example, "eval", self.output)
+        made = [part for node in graph for part in node.constants if part.sources == (name,)]
+        other = [part.double() for part in made if part.value.numel() != self.parameters[name].numel()]
+        return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in other)
 
     def wrong_normalizer(self, row: LayerRow) -> Iterator[str]:
         """max |γ|/√(v + ε) with γ, ε and what entered the module in one of its calls against the row's gain.
