@@ -144,7 +144,8 @@ def unit_vectors(x: Tensor) -> Tensor:
 
 ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, lambda: nn.GELU("tanh"), nn.SiLU,
-    nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid,
+    nn.Mish, nn.Sigmoid, nn.Tanh, lambda: nn.Softplus(threshold=40),  # at 20 it jumps in float64
+    nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid,
     nn.Tanhshrink, nn.Softshrink, lambda: Function(torch.sin), lambda: Function(lambda x: x * torch.sigmoid(1.702 * x)),
     lambda: nn.ReLU(inplace=True), lambda: nn.SiLU(inplace=True), lambda: Function(torch.abs), nn.Identity, nn.Dropout,
 )  # fmt: skip
