@@ -146,7 +146,7 @@ def estimate(graph: Graph, relays: Sequence[Node] = (), bent: float = BENT, shar
         kinked = node not in made.relays and activation is not None and activation.kinked
         columns, reached = math.prod(node.shape), behind(graph, [node], made.last(graph, node))
         few = 0 if kinked else len(owners(node, reached)) - 1
-        total += node.shape[-1] * sum(costs[one] for one in reached[:few]) + CALL * len(reached) * (not kinked)
+        total += math.prod(node.shape[-1:]) * sum(costs[one] for one in reached[:few]) + CALL * len(reached) * (not kinked)
         share = 1.0 if node in made.relays else shares.get(node, bent if kinked else 1.0)
         total += columns * share * sum(costs[one] for one in reached[few:])
     return total

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+import normscope as ns
 from normscope.certify import forms, relays, sweep
 from normscope.certify.bundles import Together
 from normscope.certify.columns import AttentionMap, behind, derivative_map
@@ -377,3 +378,10 @@ def test_where_columns_end() -> None:
     plan = Plan(tuple(cuts))
     assert plan.last(graph, graph.inputs[0]) is cuts[0] and plan.last(graph, cuts[0]) is cuts[1]
     assert plan.last(graph, graph.output) is None and list(owners(graph.output, [])) == [graph.output]
+
+
+def test_a_number_without_axes_may_bend():
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    model = Function(lambda x: torch.tanh(torch.dot(torch.tanh(x[0]), weights))[None])
+    found = ns.lipschitz(model, torch.ones(1, 3), region=ns.Ball(torch.zeros(3), 0.3))
+    assert found.lower <= found.upper and float(found.upper) == pytest.approx(14**0.5, rel=1e-3)
