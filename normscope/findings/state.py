@@ -57,14 +57,19 @@ def unset_statistics(subject: HasWeights) -> Iterator[Hit]:
             yield Hit(path, "its running statistics are the initial ones, its γ and β are not")
 
 
-def _trained(subject: HasWeights) -> set[str]:
-    """Normalizers whose γ or β are not those of an initialization: most set γ to one number, some draw it around zero."""
+def _moved(subject: HasWeights) -> set[str]:
+    """Normalizers whose γ is not that of an initialization: most set it to one number, some draw it around zero."""
     held = subject.weights.normalizers()
     varied = {path: own.gamma.double().flatten() for path, own in held.items() if own.gamma is not None and _varies(own.gamma)}
     together = torch.cat([*varied.values()]) if varied else torch.zeros(1, dtype=torch.float64)
-    if abs(float(together.mean())) <= DRAWN * float(together.square().mean().sqrt()):
-        varied = {}
-    return {*varied, *(path for path, own in held.items() if own.beta is not None and bool((own.beta != 0).any()))}
+    drawn = abs(float(together.mean())) <= DRAWN * float(together.square().mean().sqrt())
+    return set() if drawn else {*varied}
+
+
+def _trained(subject: HasWeights) -> set[str]:
+    """Normalizers whose γ or β are not those of an initialization."""
+    held = subject.weights.normalizers()
+    return _moved(subject) | {path for path, own in held.items() if own.beta is not None and bool((own.beta != 0).any())}
 
 
 def _varies(values: torch.Tensor) -> bool:
@@ -299,8 +304,7 @@ def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
     scales = {path: stored.gamma for path, stored in subject.weights.normalizers().items() if stored.gamma is not None}
     scales = {path: gamma for path, gamma in scales.items() if gamma.numel() > 1}
     still = [path for path, gamma in scales.items() if bool((gamma == 1).all())]
-    zero = [path for path, gamma in scales.items() if bool((gamma == 0).all())]
-    moved = len(scales) - len(still) - len(zero)
+    moved = len(_moved(subject))
     if not still or not (subject.weights.trained or moved):
         return
     betas = {path: stored.beta for path, stored in subject.weights.normalizers().items()}

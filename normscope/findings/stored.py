@@ -60,10 +60,12 @@ class StoredSubject:
 )  # fmt: skip
 def other_convention(subject: StoredSubject) -> Iterator[Hit]:
     """Some models store γ, others w with γ = 1 + w. A file in the wrong convention loads without an error and gives garbage.
-    Entries of w scatter around 0, a quarter and more below it; entries of γ hardly ever are below 0."""
+    Entries of w scatter around 0, a quarter and more below it; entries of γ hardly ever are below 0. BN is always stored as γ."""
     stored = subject.stored
+    batch = {f"{path}.weight" for path, own in subject.weights.normalizers().items() if own.running_var is not None}
+    read = {name: plus_one for name, plus_one in stored.reads.items() if stored.gammas[name].numel() > 1 and name not in batch}
     for expected in (False, True):
-        names = [name for name, read in stored.reads.items() if read is expected and stored.gammas[name].numel() > 1]
+        names = [name for name, plus_one in read.items() if plus_one is expected]
         values = [stored.gammas[name].double() for name in names]
         if len(names) < 2 or not all(bool(value.isfinite().all()) for value in values):
             continue

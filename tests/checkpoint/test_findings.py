@@ -136,3 +136,22 @@ def test_gains_drawn_around_zero_are_an_initialization(tmp_path):
                   f"bn{i}.running_mean": torch.zeros(8), f"bn{i}.running_var": torch.ones(8)}  # fmt: skip
     assert "NS201" not in rules(tmp_path / "fresh", state, {})
     assert "NS201" in rules(tmp_path / "trained", {**state, "bn1.weight": 1 + 0.1 * torch.randn(8, generator=generator)}, {})
+
+
+def test_gains_of_batch_norms_have_one_convention(tmp_path):
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[2], layer_type="basic")
+    state, generator = ResNetModel(config).state_dict(), torch.Generator().manual_seed(0)
+    drawn = {
+        name: 0.02 * torch.randn(value.shape, generator=generator) for name, value in state.items() if "ization.weight" in name
+    }
+    assert len(drawn) > 3 and "NS601" not in rules(tmp_path, {**state, **drawn}, config.to_dict())
+
+
+def test_other_constants_are_no_sign_of_training(tmp_path):
+    state, other = {f"{i}.weight": torch.full((8,), float(1 + i % 2)) for i in range(4)}, torch.linspace(0.5, 1.5, 8)
+    config = {"model_type": "nobody-knows"}
+    named = {name.replace(".weight", ".norm.weight"): value for name, value in state.items()}
+    assert "NS210" not in rules(tmp_path / "fresh", named, config)
+    assert "NS210" in rules(tmp_path / "trained", {**named, "1.norm.weight": other}, config)
