@@ -84,7 +84,7 @@ class Completion:
     def _show(self, on_row: OnRow, row: Mapping[str, Any]) -> None:
         try:
             on_row(deepcopy(dict(row)), list(self.table.names))
-        except Exception:
+        except Exception:  # the guard's to report
             raise
         except BaseException as error:  # sys.exit() would end this thread, and with it the recording
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
