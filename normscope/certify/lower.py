@@ -239,7 +239,7 @@ class _Search:
         """The seeds themselves, then random points at scales around theirs; for cheap models over many decades."""
         if self.region is not None:
             return self._inside(self.region)
-        kept = seeds[: max(1, self.points // 2)]
+        kept = seeds[: max(1, self.points // 2)].detach()
         count = self.points - len(kept)
         if count <= 0:
             return kept

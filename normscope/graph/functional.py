@@ -41,7 +41,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     while apart := {node.target for node in program.graph.nodes if _is_written_out(node)}:
         program = _decomposed(program, {target: _written_out(target) for target in apart})
     if any(_is_seen(node) for node in program.graph.nodes):
-        program = _decomposed(program, {})
+        with torch._C._AutoDispatchBelowAutograd():  # above it torch writes out some, such as softshrink
+            program = _decomposed(program, {})
     left = [label(node) for node in program.graph.nodes if _is_seen(node)]
     if left:
         raise Refusal(

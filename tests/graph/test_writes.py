@@ -145,3 +145,15 @@ def test_paths_survive_where_blocks_and_writes_meet():
             return y
 
     assert {node.path for node in trace(Frozen(), randn(1, 4)) if node.op in ("linear", "relu")} == {"body.0", "body.1"}
+
+
+def test_an_operation_with_a_rule_stays_whole_where_torch_makes_a_program_functional():
+    def written(x: Tensor) -> Tensor:
+        y = nn.functional.softshrink(x)
+        z = torch.zeros_like(y)
+        z[:, :2] = y[:, :2]
+        return y - z
+
+    model, x = Function(written), randn(2, 4)
+    assert "softshrink" in {node.op for node in trace(model, x)}
+    assert ns.lipschitz(model, x).upper < 4
