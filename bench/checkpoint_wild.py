@@ -66,7 +66,7 @@ def compared(model: torch.nn.Module, example: dict[str, torch.Tensor], found: Ch
         own = stored[name]
         if abs(own.frobenius_norm - float(row.frobenius_norm)) > NEAR * own.frobenius_norm:
             norm = float(row.frobenius_norm)
-            if not is_slice(parameters[name], norm) and not known.computed(name, norm):
+            if not is_slice(parameters[name], norm) and not known.computed(norm):
                 wrong.append(f"{name}: ‖W‖_F is {own.frobenius_norm:.9g} in the file, {row.frobenius_norm} in the audit")
             continue
         if row.matrix_norm is not None and own.spectral_norm is not None and not transposed(model, name):

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from normscope.auditing import Audit
-from normscope.certify.certifiable import certifiable_graph
 from normscope.graph.outputs import chosen_output
 from normscope.ledger import LayerRow
 from normscope.symmetry.report import SymmetryReport
@@ -28,6 +29,19 @@ def is_slice(weight: torch.Tensor, norm: float) -> bool:
         for part in weight.chunk(count, axis)
     )  # fmt: skip
     return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in parts)
+
+
+class _Listening(TorchFunctionMode):
+    def __init__(self, parameters: set[int]) -> None:
+        super().__init__()
+        self.parameters, self.norms = parameters, list[float]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            matrix = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
+            if matrix and id(value) not in self.parameters:
+                self.norms.append(float(value.double().norm()))
+        return function(*args, **(kwargs or {}))
 
 
 @dataclass(eq=False)
@@ -83,6 +97,14 @@ class Known:
             hook.remove()
         return found
 
+    @cached_property
+    def handed(self) -> list[float]:
+        """Frobenius norms of the tensors that functions of torch receive on the first sample, parameters aside."""
+        first = {name: value[:1] for name, value in self.example.items()}
+        with torch.no_grad(), _Listening({id(value) for value in self.model.parameters()}) as listening:
+            self.model(**first)
+        return listening.norms
+
     # checks --------------------------------------------------------------------------------------------------------
 
     def contradictions(self, audit: Audit) -> Iterator[str]:
@@ -115,19 +137,16 @@ class Known:
         name = row.parameters[0]
         candidates, given = self.matrices(name), float(row.frobenius_norm)
         whole = float(candidates[0].norm())
-        if abs(given - whole) > NEAR * whole and not is_slice(self.parameters[name], given) and not self.computed(name, given):
+        if abs(given - whole) > NEAR * whole and not is_slice(self.parameters[name], given) and not self.computed(given):
             yield f"{row.name}: ‖W‖_F is {row.frobenius_norm}, of {name} it is {whole:.6g}"
         elif row.matrix_norm is not None and abs(given - whole) <= NEAR * whole:
             norms = [float(torch.linalg.matrix_norm(matrix, 2)) for matrix in candidates]
             if not any(abs(float(row.matrix_norm) - norm) <= NEAR * norm + 1e-12 for norm in norms):
                 yield f"{row.name}: ‖W‖ is {row.matrix_norm}, of {name} it is {norms[0]:.6g}"
 
-    def computed(self, name: str, norm: float) -> bool:
-        """Whether an operation reads a tensor of that norm that is made of the parameter and of numbers beside it, as positions."""
-        graph = certifiable_graph(self.model, self.example, "eval", self.output)
-        made = [part for node in graph for part in node.constants if part.sources == (name,)]
-        other = [part.double() for part in made if part.value.numel() != self.parameters[name].numel()]
-        return any(abs(float(part.norm()) - norm) <= NEAR * norm for part in other)
+    def computed(self, norm: float) -> bool:
+        """Whether the model computes a weight of that norm as it runs: standardized, or a parameter times positions."""
+        return any(abs(found - norm) <= NEAR * norm for found in self.handed)
 
     def wrong_normalizer(self, row: LayerRow) -> Iterator[str]:
         """max |γ|/√(v + ε) with γ, ε and what entered the module in one of its calls against the row's gain.
