@@ -15,7 +15,7 @@ from normscope._checkpoint.opening import Checkpoint, open_checkpoint
 from normscope._checkpoint.report import CheckpointReport
 from normscope._checkpoint.rows import AttentionRow, PairRow, TensorRow, blocks
 from normscope._checkpoint.structure import MATRICES, AttentionLayer, Structure, from_names
-from normscope._checkpoint.work import Cache, Gain, Result, Work
+from normscope._checkpoint.work import Cache, Gamma, Result, Work
 from normscope.core.errors import InputError, boundary
 from normscope.core.progress import Progress, shown
 from normscope.core.rounding import above, length
@@ -85,11 +85,11 @@ def structured(opened: Checkpoint) -> Structure:
 
 def planned(opened: Checkpoint, structure: Structure, layers: list[AttentionLayer], sample: bool) -> list[Work]:
     """One work per tensor, in the order of the file."""
-    gains: dict[str, list[Gain]] = {}
+    gains: dict[str, list[Gamma]] = {}
     for pair in structure.pairs:
         beta = None if pair.beta is None else opened.entries[pair.beta]
         for reader in pair.readers:
-            gains.setdefault(reader, []).append(Gain(opened.entries[pair.gamma], bool(pair.plus_one), beta))
+            gains.setdefault(reader, []).append(Gamma(opened.entries[pair.gamma], bool(pair.plus_one), beta))
     heads = {name: count for layer in layers for name, count in ((layer.query, layer.heads), (layer.key, layer.key_heads))}
     return [
         Work(

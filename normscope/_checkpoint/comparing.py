@@ -14,7 +14,7 @@ from normscope._checkpoint.difference import Difference, DiffRow
 from normscope._checkpoint.equality import change, same_numbers
 from normscope._checkpoint.gain_moves import folded
 from normscope._checkpoint.hypotheses import (
-    Comparison,
+    Inquiry,
     conventions,
     permuted_heads,
     plainly,
@@ -66,7 +66,7 @@ def compare_files(a: Checkpoint, b: Checkpoint) -> Difference:
     sources = {view.source: name for name, view in one.items()}
     pairs = [pair for pair in (_renamed(pair, sources) for pair in shapes[0].pairs) if pair is not None]
     heads = head_count(a.config, a.about) or head_count(b.config, b.about)
-    found = Comparison(a, b, one, other, _gammas(one, other, a, b, shapes), pairs, heads, said=said)
+    found = Inquiry(a, b, one, other, _gammas(one, other, a, b, shapes), pairs, heads, said=said)
     plainly(found)
     for hypothesis in (transposed, conventions, rotary, permuted_heads, folded, merged_lora):
         hypothesis(found)
@@ -105,7 +105,7 @@ def _declared(name: str, opened: Checkpoint, structure: Structure) -> bool | Non
     return kind in ZERO_CENTERED if isinstance(kind, str) else None
 
 
-def _judged(found: Comparison, structure: Structure) -> Difference:
+def _judged(found: Inquiry, structure: Structure) -> Difference:
     """Rows for everything, and the verdict."""
     _tied(found)
     rows, apart, alone = [], [], []
@@ -142,7 +142,7 @@ def _judged(found: Comparison, structure: Structure) -> Difference:
     )  # fmt: skip
 
 
-def _tied(found: Comparison) -> None:
+def _tied(found: Inquiry) -> None:
     """A head that one side does not read is tied to the embedding; the other's must then be equal to it."""
     ties = [settings_tied(opened) for opened in (found.a, found.b)]
     for side, (own, against) in enumerate(((found.one, found.other), (found.other, found.one))):
@@ -158,7 +158,7 @@ def _tied(found: Comparison) -> None:
 
 
 def _sentence(
-    found: Comparison, same: bool | None, rows: list[DiffRow], apart: list[str], alone: list[str], certain: list[str],
+    found: Inquiry, same: bool | None, rows: list[DiffRow], apart: list[str], alone: list[str], certain: list[str],
     possible: list[str],
 ) -> str:  # fmt: skip
     said = "; ".join(found.said)

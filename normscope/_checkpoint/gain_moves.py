@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from normscope._checkpoint.equality import COARSE, FINE, apart
-from normscope._checkpoint.hypotheses import Comparison
+from normscope._checkpoint.hypotheses import Inquiry
 from normscope._checkpoint.structure import Pair
 from normscope._checkpoint.views import Views
 from normscope.core.rounding import UNIT_ROUNDOFF, gamma
@@ -17,7 +17,7 @@ FOLDED = "γ is folded into the weights that read it"
 ROUNDINGS = 4.0  # of W and of γ, where whoever moved γ worked in the type that it is stored in
 
 
-def folded(found: Comparison) -> None:
+def folded(found: Inquiry) -> None:
     """γ (and β) moved between a norm and all weights that read it: W diag γ, and W β + b, are the same on both sides.
 
     Where some weights agree and others do not, γ moved if most entries of each of its columns agree and more tensors differ as they
@@ -56,7 +56,7 @@ def folded(found: Comparison) -> None:
         found.said.append(f"γ of {moved} norms moved into the weights that read it")
 
 
-def _blamed(found: Comparison, pair: Pair, offset: Sequence[str]) -> list[str]:
+def _blamed(found: Inquiry, pair: Pair, offset: Sequence[str]) -> list[str]:
     """Where W diag γ agrees but W β + b does not: biases that differ, if β moved as γ did, else β."""
     if not offset:
         return []
@@ -69,24 +69,24 @@ def _blamed(found: Comparison, pair: Pair, offset: Sequence[str]) -> list[str]:
     return differing if follows and differing else [pair.beta]
 
 
-def _roundoff(found: Comparison, pair: Pair) -> float:
+def _roundoff(found: Inquiry, pair: Pair) -> float:
     """The largest among those of γ and its readers on both sides; NaN where one of them is quantized."""
     sizes = [views[name].roundoff for views in (found.one, found.other) for name in (pair.gamma, *pair.readers)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes)
 
 
-def _differing(found: Comparison, pair: Pair) -> list[str]:
+def _differing(found: Inquiry, pair: Pair) -> list[str]:
     """The weights and biases behind γ that are not the same as they stand."""
     named = [name for reader in pair.readers for name in (reader, _bias(reader))]
     return [name for name in named if (name in found.one or name in found.other) and name not in found.how]
 
 
-def _exact(found: Comparison, pair: Pair) -> bool:
+def _exact(found: Inquiry, pair: Pair) -> bool:
     """Whether all products are equal to the last bit, as where every weight that reads a changed entry of γ is 0."""
     return all(torch.equal(*_effective(found, pair, reader)) for reader in pair.readers)
 
 
-def _rounded_once(found: Comparison, pair: Pair) -> bool:
+def _rounded_once(found: Inquiry, pair: Pair) -> bool:
     """Whether rounding explains it all: in few bits it can hide a change of 1 %, unless one side is the other rounded once."""
     if _roundoff(found, pair) <= FINE:
         return True
@@ -101,7 +101,7 @@ def _rounded_once(found: Comparison, pair: Pair) -> bool:
     )
 
 
-def _parts(found: Comparison, pair: Pair, reader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _parts(found: Inquiry, pair: Pair, reader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """γ and W on both sides, γ along the last axis of W."""
     reads = found.gammas.get(pair.gamma, (pair.plus_one, pair.plus_one))
     sides = []
@@ -114,7 +114,7 @@ def _parts(found: Comparison, pair: Pair, reader: str) -> list[tuple[torch.Tenso
     return sides
 
 
-def _effective(found: Comparison, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _effective(found: Inquiry, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.Tensor]:
     """W diag γ on both sides."""
     (gamma, weight), (other_gamma, other_weight) = _parts(found, pair, reader)
     return weight * gamma, other_weight * other_gamma
@@ -124,11 +124,11 @@ def _bias(reader: str) -> str:
     return reader.removesuffix("weight") + "bias"
 
 
-def _defect(found: Comparison, pair: Pair, reader: str) -> float:
+def _defect(found: Inquiry, pair: Pair, reader: str) -> float:
     return apart(*_effective(found, pair, reader))
 
 
-def _agreeing(found: Comparison, pair: Pair) -> list[torch.Tensor] | None:
+def _agreeing(found: Inquiry, pair: Pair) -> list[torch.Tensor] | None:
     """For each reader, which entries of W diag γ agree; None where the numbers cannot be compared.
 
     What stands in one file is exact; the other was made of it with at most two roundings each of W and γ, or one in few bits. That
@@ -169,7 +169,7 @@ def _offset(views: Views, pair: Pair, reader: str) -> tuple[torch.Tensor, torch.
     return total, size
 
 
-def _same_offsets(found: Comparison, pair: Pair, reader: str) -> bool:
+def _same_offsets(found: Inquiry, pair: Pair, reader: str) -> bool:
     one, other = _offset(found.one, pair, reader), _offset(found.other, pair, reader)
     if one is None or other is None:
         return False

@@ -30,7 +30,7 @@ PROMPTS = re.compile(r"prompt|prefix")  # learned keys and values, head by head,
 
 
 @dataclass
-class Comparison:
+class Inquiry:
     """Two checkpoints under comparison: what is left to explain, what was explained and how, and what contradicts."""
 
     a: Checkpoint
@@ -65,7 +65,7 @@ class Comparison:
         self.defect = max(self.defect, defect)
 
 
-def plainly(found: Comparison) -> None:
+def plainly(found: Inquiry) -> None:
     """Equal numbers, or the other's as its type stores them."""
     rounded: dict[str, int] = {}
     for name in found.left:
@@ -88,7 +88,7 @@ def by_group(names: Sequence[str]) -> dict[str, list[str]]:
     return groups
 
 
-def transposed(found: Comparison) -> None:
+def transposed(found: Inquiry) -> None:
     """Stored as (in, out) in one and (out, in) in the other, in every layer; square ones only beside others that show it."""
     tried: dict[str, View] = {}
     for name in found.left:
@@ -106,7 +106,7 @@ def transposed(found: Comparison) -> None:
         found.said.append(f"{len(whole)} matrices are stored transposed")
 
 
-def conventions(found: Comparison) -> None:
+def conventions(found: Inquiry) -> None:
     """γ stored as w in one and as 1 + w in the other: in every layer, and as the configurations say, where they do."""
     shared = [name for name in found.gammas if name in found.one and name in found.other]
     for name in shared:
@@ -144,7 +144,7 @@ def _shifted(shift: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda value: value.to(torch.float64) + shift
 
 
-def _allowed(found: Comparison, name: str, shift: int) -> bool:
+def _allowed(found: Inquiry, name: str, shift: int) -> bool:
     """Whether A = B + shift can be a convention: the side that is smaller by 1 is read as 1 + w, the other as w."""
     reads = found.gammas[name]
     expected = (False, True) if shift > 0 else (True, False)
@@ -154,7 +154,7 @@ def _allowed(found: Comparison, name: str, shift: int) -> bool:
     return None not in reads or float(zero_centered.abs().median()) <= PLAUSIBLE
 
 
-def rotary(found: Comparison) -> None:
+def rotary(found: Inquiry) -> None:
     """Rows of q and k permuted between halves and neighbours, in every layer, with their biases and norms."""
     names = [
         name for name in found.one if name in found.other and re.search(r"self_attn\.[qk]_(?:proj|norm)\.(?:weight|bias)$", name)
@@ -195,7 +195,7 @@ def _pairing(opened: Checkpoint) -> str | None:
     return None if not isinstance(kind, str) else "neighbours" if kind in INTERLEAVED else "halves"
 
 
-def _head_size(found: Comparison) -> int | None:
+def _head_size(found: Inquiry) -> int | None:
     query = next((view for name, view in found.one.items() if name.endswith("self_attn.q_proj.weight")), None)
     return query.shape[0] // found.heads if query is not None and found.heads and query.shape[0] % found.heads == 0 else None
 
@@ -208,7 +208,7 @@ def _permuted(view: View, size: int, to_halves: bool) -> View:
     return view.changed("rotary", view.shape, turn)
 
 
-def permuted_heads(found: Comparison) -> None:
+def permuted_heads(found: Inquiry) -> None:
     """Heads in another order: rows of q, k and v, and columns of o, by one permutation that keeps groups of queries together."""
     size = _head_size(found)
     if size is None or any(PROMPTS.search(name) for name in (*found.one, *found.other)):
@@ -237,7 +237,7 @@ def permuted_heads(found: Comparison) -> None:
         found.said.append(f"the heads of {explained} layers are permuted")
 
 
-def _ordered(found: Comparison, path: str, size: int) -> Views:
+def _ordered(found: Inquiry, path: str, size: int) -> Views:
     """The views of B in A's order of heads: that in which they are nearest, if it keeps groups of queries together."""
     if any(found.one[n].shape != (size,) for n in (f"{path}q_norm.weight", f"{path}k_norm.weight") if n in found.one):
         return {}

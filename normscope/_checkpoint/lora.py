@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from normscope._checkpoint.equality import apart
-from normscope._checkpoint.hypotheses import Comparison
+from normscope._checkpoint.hypotheses import Inquiry
 from normscope._checkpoint.opening import Checkpoint
 from normscope._checkpoint.views import Views
 from normscope.core.rounding import gamma
@@ -13,7 +13,7 @@ from normscope.core.rounding import gamma
 FACTOR = re.compile(r"^(.*)\.lora_A(?:\.\w+)?\.weight$")
 
 
-def merged_lora(found: Comparison) -> None:
+def merged_lora(found: Inquiry) -> None:
     """W_B = W_A + s B A wherever factors stand beside W_A, with one s for all layers, as lora_alpha / r is."""
     for letter, opened, views, against in (("A", found.a, found.one, found.other), ("B", found.b, found.other, found.one)):
         scales, known = [], []

@@ -25,7 +25,7 @@ HALVED = (torch.float32, torch.float16, torch.bfloat16)
 Outputs = list[torch.Tensor]
 
 
-class InDouble(TorchDispatchMode):
+class KeepDouble(TorchDispatchMode):
     """Casts to less than float64, as normalizers of transformers make them, keep float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +84,7 @@ def ran(model: nn.Module, call: Call, state: Mapping[str, torch.Tensor] | None =
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     values = {**dict(model.named_parameters()), **buffers, **(state or {})}
     try:
-        with InDouble(), torch.random.fork_rng(devices=[]):
+        with KeepDouble(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             result = functional_call(model, values, call.args, call.kwargs)
     except (RuntimeError, TypeError) as error:  # NotImplementedError is one: a kernel that torch does not have

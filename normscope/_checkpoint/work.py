@@ -20,7 +20,7 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Gain:
+class Gamma:
     """A γ that stands before a weight, with its β."""
 
     gamma: Entry
@@ -37,7 +37,7 @@ class Work:
     """One tensor and what else its numbers depend on. heads: of queries or keys, 0 for anything else; bias: theirs."""
 
     entry: Entry
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[Gamma, ...] = ()
     transposed: bool = False
     heads: int = 0
     bias: Entry | None = None

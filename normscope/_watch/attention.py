@@ -22,7 +22,7 @@ MOST_BETWEEN = 12  # nodes
 
 
 @dataclass(frozen=True)
-class Call:
+class ModuleCall:
     """One call of a module, and the numbers of the autograd nodes that it could make."""
 
     path: str
@@ -31,7 +31,7 @@ class Call:
     ended: int
 
 
-def attentions(roots: Sequence[AutogradNode], calls: Sequence[Call]) -> dict[tuple[str, int], torch.Tensor]:
+def attentions(roots: Sequence[AutogradNode], calls: Sequence[ModuleCall]) -> dict[tuple[str, int], torch.Tensor]:
     """(module, call) → (largest |logit|, least entropy), of the innermost module that computes attention; the worst of several."""
     found: dict[tuple[str, int], torch.Tensor] = {}
     for node in nodes_below(roots):
@@ -47,7 +47,7 @@ def attentions(roots: Sequence[AutogradNode], calls: Sequence[Call]) -> dict[tup
     return found
 
 
-def _innermost(number: int, calls: Sequence[Call]) -> Call | None:
+def _innermost(number: int, calls: Sequence[ModuleCall]) -> ModuleCall | None:
     around = [call for call in calls if call.began <= number < call.ended]
     return max(around, key=lambda call: call.began, default=None)
 

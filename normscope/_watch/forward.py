@@ -16,7 +16,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from normscope._watch.attention import Call, attentions
+from normscope._watch.attention import ModuleCall, attentions
 from normscope._watch.backward import Span, key_of_tensor, next_number
 from normscope._watch.blocks import BlockView, block_paths
 from normscope._watch.layers import (
@@ -67,7 +67,7 @@ class ForwardView:
         """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
         self.seen, self._spans = FirstForward(), spans
         self.forget()
-        self._guarded, self._made, self._open = guarded, list[Call](), list[tuple[str, int, int]]()
+        self._guarded, self._made, self._open = guarded, list[ModuleCall](), list[tuple[str, int, int]]()
         self._calls: Counter[str] = Counter()
         self._began: dict[str, int] = {}
         self._over = False  # the first training pass
@@ -157,7 +157,7 @@ class ForwardView:
         while self._open:
             opened, call, began = self._open.pop()
             if opened == path:
-                self._made.append(Call(path, call, began, next_number()))
+                self._made.append(ModuleCall(path, call, began, next_number()))
                 self.blocks.leave((path, call), output, self._guarded, self._channel_axis)
                 break
         if path == "" and getattr(self._pass, "inside", False) and self.attending:

@@ -24,7 +24,7 @@ from normscope.certify.passing import Pass, Refinement
 from normscope.certify.rehearsal import Rehearsal, rehearsed
 from normscope.certify.relays import Plan, estimate, plan
 from normscope.certify.sweep import MOST_SYMBOLS, Sweep
-from normscope.certify.symbols import Part
+from normscope.certify.symbols import Contribution
 from normscope.certify.totals import total
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
@@ -47,9 +47,9 @@ LEAST_EFFORT = 0.1  # however little the search for the lower bound shall cost, 
 class AffineForms:
     """The forms of one graph on one region, made along with a pass: what it asks for tighter facts (`certify/passing.py`).
 
-    bound: on the Lipschitz constant, at most straight, the norm of J, plus what each of `parts` adds at the output (`Part.bound`,
-    for the symbols of `Part.node`) plus left, which is κ there. away, moves: the two sweeps. missing: why there are no forms, if
-    there are none. notes: what was left out, for users.
+    bound: on the Lipschitz constant, at most straight, the norm of J, plus what each node's symbols add at the output (`parts`),
+    plus left, which is κ there. away, moves: the two sweeps. missing: why there are no forms, if there are none. notes: what was
+    left out, for users.
     """
 
     method = "affine forms"
@@ -68,7 +68,7 @@ class AffineForms:
             self.missing = f"{without[0].label} has no rule"
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Contribution]:
         return [] if self.moves is None else self.moves.parts
 
     @property

@@ -11,7 +11,7 @@ import torch
 from normscope.certify.columns import Linearized, middle_of, rule_of
 from normscope.certify.jacobian import Jacobian, guessed_rows
 from normscope.certify.passing import Pass
-from normscope.certify.symbols import Part
+from normscope.certify.symbols import Contribution
 from normscope.core.rounding import SUMMED
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation
@@ -23,7 +23,7 @@ LARGER = 16  # times the radius: regions up to which may be asked for next
 MOST_ROWS_KEPT = 30_000_000  # entries of all rows of J that are kept for the output
 
 
-class Sweep(Sizes, Protocol):
+class SweepLike(Sizes, Protocol):
     """What is asked here of a sweep (certify/sweep.py)."""
 
     facts: Pass
@@ -31,15 +31,15 @@ class Sweep(Sizes, Protocol):
     linearized: Linearized
     unit: float
     jacobian: Jacobian
-    parts: list[Part]
+    parts: list[Contribution]
     bent: dict[Node, torch.Tensor]
     brought: dict[Node, tuple[torch.Tensor, torch.Tensor]]
 
     @property
-    def away(self) -> Sweep | None: ...
+    def away(self) -> SweepLike | None: ...
 
 
-def guessed(sweep: Sweep) -> tuple[dict[Node, torch.Tensor], float]:
+def guessed(sweep: SweepLike) -> tuple[dict[Node, torch.Tensor], float]:
     """The entries whose rows of J are kept: those in front of a kink that may change their slope, by a guess.
 
     And up to which distance from the middle: farther than this region, if there is room.
@@ -56,7 +56,7 @@ def guessed(sweep: Sweep) -> tuple[dict[Node, torch.Tensor], float]:
     return _affordable(sweep, places.items()), enough if far else math.inf
 
 
-def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:
+def wanted(sweep: SweepLike) -> dict[Node, torch.Tensor]:
     """The entries whose rows of J are kept: those that symbols of the first sweep are multiples of."""
     assert sweep.away is not None
     places = []
@@ -67,7 +67,7 @@ def wanted(sweep: Sweep) -> dict[Node, torch.Tensor]:
     return _affordable(sweep, places)
 
 
-def _affordable(sweep: Sweep, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
+def _affordable(sweep: SweepLike, places: Iterable[tuple[Node, torch.Tensor]]) -> dict[Node, torch.Tensor]:
     wanted: dict[Node, torch.Tensor] = {}
     room, width = MOST_ROWS_KEPT, _width(sweep)
     for source, more in places:
@@ -78,11 +78,11 @@ def _affordable(sweep: Sweep, places: Iterable[tuple[Node, torch.Tensor]]) -> di
     return wanted
 
 
-def _width(sweep: Sweep) -> int:
+def _width(sweep: SweepLike) -> int:
     return sum(math.prod(node.shape) for node in sweep.graph.inputs)
 
 
-def find_multiples(sweep: Sweep, part: Part) -> None:
+def find_multiples(sweep: SweepLike, part: Contribution) -> None:
     """The rows of J that a node's symbols are multiples of, and what is left of their sizes."""
     assert sweep.away is not None
     if len(part.node.inputs) != 1 or part.node.input not in sweep.jacobian.rows:

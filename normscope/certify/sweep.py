@@ -23,7 +23,7 @@ from normscope.certify.kernels import column_error, linear_map, matrix_of_tokens
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
-from normscope.certify.symbols import Part, Symbols, Tally, never_nan, symbols_of
+from normscope.certify.symbols import Contribution, Symbols, Tally, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
 from normscope.core.rounding import SUMMED, above, length
 from normscope.graph.graph import Node
@@ -85,7 +85,7 @@ class Sweep:
         self.carried = {source: 0.0 for node in rounding for source in node.inputs}  # Frobenius norms of all columns, times sizes
         self.left: dict[Node, float] = {}  # κ
         self.most: dict[Node, torch.Tensor] = {}  # by what the pass knows without forms
-        self.parts: list[Part] = []
+        self.parts: list[Contribution] = []
         self.passed_on: dict[Node, Remainder] = {}
         self.brought: dict[Node, tuple[torch.Tensor, torch.Tensor]] = {}  # to relays, and the scale of their remainder
         self.spread = {
@@ -359,7 +359,7 @@ class Sweep:
         if last is None and self.graph.output not in (node, *reached):  # a decision reads it, and the output does not
             return
         passed = 0.0 if last is None or last not in tally.entries else float(length(tally.entries[last]))
-        part = Part(node, symbols, torch.cat(at_output) if at_output else None, last, passed)
+        part = Contribution(node, symbols, torch.cat(at_output) if at_output else None, last, passed)
         if self.away is not None and at_output:
             rows.find_multiples(self, part)
         self.parts.append(part)

@@ -80,7 +80,7 @@ class Tally:
 
 
 @dataclass
-class Part:
+class Contribution:
     """The columns of one node's symbols at the output, and the bound on what they add there.
 
     relay: where they end instead. passed: how large what they bring there is.

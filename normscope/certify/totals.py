@@ -8,7 +8,7 @@ import torch
 
 from normscope.certify.perturbed import perturbed_norm
 from normscope.certify.sweep import Sweep
-from normscope.certify.symbols import Part, Symbols, added
+from normscope.certify.symbols import Contribution, Symbols, added
 from normscope.core.rounding import SQUARES_LOST, SUMMED, gamma, length
 from normscope.operators.dense import spectral_norm
 
@@ -58,7 +58,7 @@ def _jointly(sweep: Sweep, jacobian: torch.Tensor) -> float:
     return perturbed_norm(matrix, columns * spread[:, None], rows) + lost + sum(_rest(part) for part in sweep.parts)
 
 
-def _rest(part: Part) -> float:
+def _rest(part: Contribution) -> float:
     """What symbols add beyond multiples of rows of J."""
     if part.rows is None or part.rest is None or part.columns is None:
         return part.bound

@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from normscope.core.interval import Interval
 from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above
 from normscope.graph.graph import Constant, Node
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.readings import Activation, Random
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sets, Sizes

@@ -15,8 +15,8 @@ from normscope.core.magnitude import Magnitude, product, root_sum_square
 from normscope.core.rounding import UNDERFLOW, above, gamma, length, summation_error
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.arithmetic import copies
-from normscope.rules.forms import Form, Forms
 from normscope.rules.readings import LinearMap
 from normscope.rules.registry import Context, Gain, Rule, registry, rule
 from normscope.rules.remainder import Remainder, Sizes

@@ -11,9 +11,8 @@ from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import FEW, UNDERFLOW, above, length, root
 from normscope.graph.graph import Constant, Node
-from normscope.rules.forms import Form, Forms
-from normscope.rules.readings import Scaling
-from normscope.rules.readings import Sum as SumReading
+from normscope.rules.algebra import Form, Forms
+from normscope.rules.readings import Scaling, Sum
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
 from normscope.rules.shape import CONSTANT_LIKE
@@ -64,7 +63,7 @@ def operand_interval(operand: Operand, context: Context) -> Interval:
 
 
 @rule("add", "sub", "subtract", "rsub")
-class Sum(Rule):
+class SumRule(Rule):
     """a ± α b: L_a + |α| L_b, each with the copies that broadcasting makes."""
 
     def tokenwise(self, node: Node) -> bool:
@@ -73,9 +72,9 @@ class Sum(Rule):
     def terms(self, node: Node) -> float:
         return 1
 
-    def reading(self, node: Node) -> SumReading | None:
+    def reading(self, node: Node) -> Sum | None:
         constant = next((operand for operand in node.args[:2] if isinstance(operand, Constant)), None)
-        return SumReading(node.inputs, constant) if node.op == "add" else None
+        return Sum(node.inputs, constant) if node.op == "add" else None
 
     @staticmethod
     def _weights(node: Node) -> tuple[float, float]:
@@ -122,7 +121,7 @@ class Sum(Rule):
 
 
 @rule("mul", "multiply")
-class Product(Rule):
+class ProductRule(Rule):
     """By a constant: its largest entry. Of two branches: sup|a| L_b + sup|b| L_a, finite only for bounded values."""
 
     def reading(self, node: Node) -> Scaling | None:
@@ -339,7 +338,7 @@ class Joint(Rule):
 
 
 @rule("diff")
-class Difference(Rule):
+class DifferenceRule(Rule):
     """x_{i+1} − x_i along an axis of n entries: 2 cos(π/2n), from the eigenvalues 2 − 2 cos(kπ/n) of its Gram matrix."""
 
     def terms(self, node: Node) -> float:

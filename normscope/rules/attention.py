@@ -22,8 +22,8 @@ from normscope.core.rounding import FEW, SQUARES_LOST, UNDERFLOW, above, length
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.rotary import rotate_half
 from normscope.rules import readings
-from normscope.rules.forms import Form, Forms, Rotation
-from normscope.rules.logits import Tokens, Weighed, change, least, rounding, weights
+from normscope.rules.algebra import Form, Forms, Rotation
+from normscope.rules.logits import TokenSizes, Weighed, change, least, rounding, weights
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sets, Sizes
 
@@ -31,7 +31,7 @@ KEYS = math.sqrt(0.5)  # the largest √Σ p_j²‖v_j − o‖² for ‖v_j‖ 
 
 
 @rule("scaled_dot_product_attention")
-class Attention(Rule):
+class AttentionRule(Rule):
     def reading(self, node: Node) -> readings.Attention:
         query, key, value, mask = node.args[:4]
         fixed = not isinstance(mask, Node) and not node.argument(4, "dropout_p", 0.0)
@@ -114,9 +114,9 @@ class Attention(Rule):
         p, roots = weights(probabilities(node, middles))  # type: ignore[arg-type]
         size_q, size_k = length(q, -1), length(k, -1)
         reach_q, reach_k = size_q + far_q.each, size_k + far_k.each
-        sizes = Tokens(size_k, length(size_k, -1)), Tokens(reach_k, length(reach_k, -1))
+        sizes = TokenSizes(size_k, length(size_k, -1)), TokenSizes(reach_k, length(reach_k, -1))
 
-        def logits(own: Sizes, moved_q: Tokens, moved_k: Tokens, from_middle: bool) -> Weighed:
+        def logits(own: Sizes, moved_q: TokenSizes, moved_k: TokenSizes, from_middle: bool) -> Weighed:
             """How far logits less their mean move: by what is linear in q and k, and what is not; or by norms of q and k."""
             keys = sizes[0] if from_middle else sizes[1]
             norms = scale * (reach_q[..., None] * moved_k.each[..., None, :] + moved_q.each[..., None] * keys.each[..., None, :])
@@ -164,7 +164,7 @@ class Attention(Rule):
     @staticmethod
     def _tokens(
         part: Node | Constant, middle: torch.Tensor, node: Node, away: Sizes, moves: Sizes
-    ) -> tuple[torch.Tensor, Tokens, Tokens]:
+    ) -> tuple[torch.Tensor, TokenSizes, TokenSizes]:
         """The middle of an operand, and sizes of its tokens, as many heads as the output has; 0 of what is fixed."""
         heads, copies, rank = node.shape[:-2], 1, len(part.shape)
         if rank > 2 and part.shape[-3] not in (1, node.shape[-3]):
@@ -178,9 +178,9 @@ class Attention(Rule):
         single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
         found = shaped(middle, 2)
         if isinstance(part, Constant):
-            still = Tokens(torch.zeros(found.shape[:-1], dtype=torch.float64), torch.zeros(heads, dtype=torch.float64))
+            still = TokenSizes(torch.zeros(found.shape[:-1], dtype=torch.float64), torch.zeros(heads, dtype=torch.float64))
             return found, still, still
-        sizes = (Tokens(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
+        sizes = (TokenSizes(shaped(known.sets(part, single), 1), shaped(known.sets(part, whole), 0)) for known in (away, moves))
         return found, *sizes  # type: ignore[return-value]
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:

@@ -16,7 +16,7 @@ from normscope.core.magnitude import ONE, Magnitude, product
 from normscope.core.rounding import FEW, above, below, gamma
 from normscope.graph.graph import Node
 from normscope.operators.dense import spectral_norm
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.shape import reduced
 

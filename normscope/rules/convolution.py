@@ -10,7 +10,7 @@ from normscope.core.interval import Interval
 from normscope.core.rounding import length
 from normscope.graph.graph import Node
 from normscope.rules.affine import propagate
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.readings import Kernel, LinearMap
 from normscope.rules.registry import Context, Gain, Rule, rule
 

@@ -7,7 +7,7 @@ import torch
 from normscope.core.interval import Interval
 from normscope.graph.graph import Node
 from normscope.rules.activations import homogeneity, number
-from normscope.rules.forms import Form, Forms, Lookup
+from normscope.rules.algebra import Form, Forms, Lookup
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 
 DECIDES = "its answer depends on the input's values, so the result may jump; give a region on which it is the same everywhere"
@@ -27,7 +27,7 @@ class Jump(Rule):
         return forms.opaque() if power is None else forms.entrywise(forms.of(node.input), power)
 
 
-class Step(Jump):
+class StepRule(Jump):
     """A function of each entry that never decreases and takes whole numbers: constant on a region that stays between two jumps."""
 
     def gain(self, node: Node, context: Context) -> Gain:
@@ -45,7 +45,7 @@ class Step(Jump):
 
 
 for _name in ("sign", "sgn", "floor", "ceil", "round", "trunc"):
-    register(_name, Step())
+    register(_name, StepRule())
 for _name in ("frac", "hardshrink", "heaviside", "remainder", "fmod", "floor_divide"):
     register(_name, Jump())
 for _name in (

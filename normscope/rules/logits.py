@@ -24,7 +24,7 @@ def weights(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenSizes:
     """Sizes of the vectors of a head, each, and of all of them together in ℓ2."""
 
     each: torch.Tensor  # (heads, tokens)

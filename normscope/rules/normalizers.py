@@ -20,7 +20,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import FEW, UNDERFLOW, above, below, length
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
-from normscope.rules.forms import Fixed, Form, Forms
+from normscope.rules.algebra import Fixed, Form, Forms
 from normscope.rules.readings import Normalizer, Scaling, Sum
 from normscope.rules.registry import Context, Gain, Rule, registry, rule
 from normscope.rules.remainder import Remainder, Sets, Sizes

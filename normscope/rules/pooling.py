@@ -11,8 +11,8 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import UNDERFLOW, above, root
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.convolution import _per_axis
-from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sizes
 from normscope.rules.shape import on_both_sides, reduced

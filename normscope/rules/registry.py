@@ -22,7 +22,7 @@ from normscope.core.magnitude import INFINITY, Magnitude, Real
 from normscope.core.rounding import FEW, UNDERFLOW, UNIT_ROUNDOFF, above, length
 from normscope.graph.graph import Node
 from normscope.graph.naming import operation_name
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.readings import Random, Reading
 from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sets, Sizes
 
@@ -171,7 +171,7 @@ class Rule:
         return False
 
     def form(self, node: Node, forms: Forms) -> Form:
-        """What the node is in the vocabulary of `rules/forms.py`; no symmetry passes it unless a rule says so."""
+        """What the node is in the vocabulary of `rules/algebra.py`; no symmetry passes it unless a rule says so."""
         return forms.opaque()
 
     def reading(self, node: Node) -> Reading | None:

@@ -11,8 +11,8 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.rounding import FEW, above
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.averages import keeps_constants
-from normscope.rules.forms import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 
 EXACT_ENTRIES = 4_000_000  # of a matrix whose norm is computed; beyond it Schur's test bounds the norm

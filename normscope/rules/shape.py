@@ -16,7 +16,7 @@ from normscope.core.interval import Interval
 from normscope.core.rounding import above, root
 from normscope.graph.canonical import is_float
 from normscope.graph.graph import Constant, Node
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.readings import Joining, Permuting, Reshaping
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes

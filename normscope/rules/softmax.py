@@ -10,7 +10,7 @@ from normscope.core.interval import Interval
 from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below, root
 from normscope.graph.graph import Node
 from normscope.rules import readings
-from normscope.rules.forms import Form, Forms
+from normscope.rules.algebra import Form, Forms
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
 from normscope.rules.scalars import ROUNDING
@@ -20,7 +20,7 @@ FAR_BELOW = 1e4  # a logit so far below the largest has the probability e^-10000
 
 
 @rule("softmax", "_softmax", "special_softmax")
-class Softmax(Rule):
+class SoftmaxRule(Rule):
     """J = diag(p) − ppᵀ has norm at most 1/2, reached at p = (1/2, 1/2, 0, …)."""
 
     def reading(self, node: Node) -> readings.Softmax:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from normscope.graph.graph import Node
-from normscope.rules.forms import Form, Moved, Normalized, Parameter, Softmax, Sum
+from normscope.rules.algebra import Form, Moved, Normalized, Parameter, Softmax, Sum
 from normscope.symmetry.groups import Action, Parameters, ScaleGroup, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed, renumbered
 from normscope.symmetry.numerics import Numerics

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from normscope.rules.forms import (
+from normscope.rules.algebra import (
     Contraction,
-    Entrywise,
     Fixed,
     Form,
+    Homogeneous,
     Lookup,
     Mixed,
     Moved,
@@ -65,7 +65,7 @@ class Degrees:
             return self._leaf(form)
         if isinstance(form, Fixed):
             return []
-        if isinstance(form, Entrywise):
+        if isinstance(form, Homogeneous):
             return scaled(operands[0], form.power)
         if isinstance(form, Product):
             return self._product(form, operands)

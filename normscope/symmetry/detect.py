@@ -15,7 +15,7 @@ from normscope.core.errors import ExportError, InputError, boundary
 from normscope.graph.exporting import check_runs, in_mode, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
-from normscope.rules.forms import Fixed, Form, Forms, Parameter
+from normscope.rules.algebra import Fixed, Form, Forms, Parameter
 from normscope.rules.registry import registry
 from normscope.symmetry.absorbed import Absorbers
 from normscope.symmetry.check import defect
@@ -83,7 +83,7 @@ def _groups(forms: list[Form], numerics: Numerics, names: list[str]) -> list[Gro
 
 
 def forms_of(graph: Graph) -> list[Form]:
-    """The graph in the vocabulary of rules/forms.py, operands first; the last form gathers the outputs."""
+    """The graph in the vocabulary of rules/algebra.py, operands first; the last form gathers the outputs."""
     forms = Forms()
     for node in graph:
         forms.node = node

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from normscope.rules.forms import Contraction, Form, Normalized, Opaque, Parameter, Softmax
+from normscope.rules.algebra import Contraction, Form, Normalized, Opaque, Parameter, Softmax
 from normscope.symmetry.degrees import Degrees
 from normscope.symmetry.groups import Action, Group, ScaleGroup, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed

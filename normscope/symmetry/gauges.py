@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normscope.rules.forms import Contraction, Entrywise, Form, Lookup, Mixed, Moved, Parameter, Product, Rotation, Sum
+from normscope.rules.algebra import Contraction, Form, Homogeneous, Lookup, Mixed, Moved, Parameter, Product, Rotation, Sum
 from normscope.symmetry.indices import compressed, padded, partition, reshaped
 
 NONE = -1  # an entry that no bond moves; any other is 2 · value of the index + 1 where A^{-T} acts, + 0 where A does
@@ -106,7 +106,7 @@ class _IndexSearch:
         elif isinstance(form, Mixed):
             self._reach(form.operands[0], reshaped(codes, form.shape, form.kept))
             self._check_unmixed(form, reshaped(codes, form.shape, form.kept))
-        elif isinstance(form, Entrywise) and form.odd_linear:
+        elif isinstance(form, Homogeneous) and form.odd_linear:
             self._reach(form.operands[0], codes)
         elif isinstance(form, Rotation):
             self.turned.append(codes)
@@ -132,7 +132,7 @@ class _IndexSearch:
         elif isinstance(user, Mixed):
             self._check_unmixed(user, codes)
             self._reach(user, reshaped(codes, user.kept, user.shape))
-        elif isinstance(user, Rotation) or (isinstance(user, Entrywise) and user.odd_linear):
+        elif isinstance(user, Rotation) or (isinstance(user, Homogeneous) and user.odd_linear):
             self._reach(user, codes)
         elif isinstance(user, Lookup):
             if codes.shape[0] > 1:

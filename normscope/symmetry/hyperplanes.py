@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from normscope.rules.forms import Contraction, Entrywise, Form, Moved, Normalized, Parameter, Product, Sum
+from normscope.rules.algebra import Contraction, Form, Homogeneous, Moved, Normalized, Parameter, Product, Sum
 from normscope.symmetry.absorbed import Absorbers, Compensation
 from normscope.symmetry.groups import Action, Parameters, ShiftGroup, shift_kind
 from normscope.symmetry.indices import compressed, padded, reshaped
@@ -49,7 +49,7 @@ def _plane(form: Form, planes: dict[Form, Hyperplane]) -> Hyperplane | None:
         return None
     if isinstance(form, Normalized):  # one scale for every vector
         return known if not known.shifted and all(known.places.shape[axis] > 1 for axis in form.axes) else None
-    if isinstance(form, Entrywise) and form.odd_linear:
+    if isinstance(form, Homogeneous) and form.odd_linear:
         return known
     if isinstance(form, Moved) and len(form.operands) == 1 and (form.source >= 0).all():
         places = np.broadcast_to(known.places, form.operands[0].shape).ravel()[form.source]

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from normscope.rules.forms import (
+from normscope.rules.algebra import (
     Contraction,
-    Entrywise,
     Form,
+    Homogeneous,
     Lookup,
     Mixed,
     Moved,
@@ -57,7 +57,7 @@ class Shifts:
             return moved_pull(form, labels)
         if (labels < 0).all():
             return [forbidden(len(operand.shape)) for operand in form.operands]
-        if isinstance(form, Entrywise) and form.odd_linear:
+        if isinstance(form, Homogeneous) and form.odd_linear:
             return [labels]
         if isinstance(form, Sum):
             return [broadcast_pull(labels, operand.shape) for operand in form.operands]

@@ -13,7 +13,7 @@ from normscope.core.region import Ball
 from normscope.core.rounding import length
 from normscope.graph.trace import trace
 from normscope.rules import attention as attention_rule
-from normscope.rules.logits import Change, Tokens, Weighed
+from normscope.rules.logits import Change, TokenSizes, Weighed
 from normscope.rules.registry import registry
 from normscope.rules.remainder import Sets
 from tests.networks import Function
@@ -184,8 +184,8 @@ def still(patch):
 
 def straight(patch):
     """Logits that are linear in queries and keys, and probabilities times values likewise."""
-    patch.setattr(Tokens, "summed", lambda self, weights: torch.zeros(weights.shape[:-1], dtype=torch.float64))
-    patch.setattr(Tokens, "weighed", lambda self, roots: torch.zeros(roots.shape[:-1], dtype=torch.float64))
+    patch.setattr(TokenSizes, "summed", lambda self, weights: torch.zeros(weights.shape[:-1], dtype=torch.float64))
+    patch.setattr(TokenSizes, "weighed", lambda self, roots: torch.zeros(roots.shape[:-1], dtype=torch.float64))
 
 
 def short(patch):

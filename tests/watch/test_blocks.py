@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normscope as ns
-from normscope._watch.attention import Call, attentions
+from normscope._watch.attention import ModuleCall, attentions
 
 WIDTH, HEADS, TOKENS, BATCH = 8, 2, 6, 2
 
@@ -138,7 +138,7 @@ def test_a_freed_graph_gives_nothing() -> None:
     output = model(torch.randn(BATCH, TOKENS, 3))
     root = output.grad_fn
     output.sum().backward()
-    assert attentions([root], [Call("", 1, 0, 10**12)]) == {}
+    assert attentions([root], [ModuleCall("", 1, 0, 10**12)]) == {}
 
 
 def test_no_graph_is_kept_alive(tmp_path: Path) -> None:

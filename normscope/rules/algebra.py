@@ -50,7 +50,7 @@ class Opaque(Form):
 
 
 @dataclass(eq=False)
-class Entrywise(Form):
+class Homogeneous(Form):
     """φ(c x) = c^power φ(x) for c > 0, entry by entry. odd_linear: φ(x) = ±x."""
 
     power: float = 1.0
@@ -199,7 +199,7 @@ class Forms:
         return Opaque((x,), x.shape, node=self.node)
 
     def entrywise(self, x: Form, power: float = 1.0, odd_linear: bool = False) -> Form:
-        return Entrywise((x,), x.shape, power, odd_linear, node=self.node)
+        return Homogeneous((x,), x.shape, power, odd_linear, node=self.node)
 
     def moved(self, operands: Sequence[Form], move: Move, shape: Shape) -> Form:
         """Parts of one tensor that are put together again are one rearrangement of it."""
