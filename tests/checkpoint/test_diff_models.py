@@ -75,7 +75,7 @@ def slow(*names: str) -> list:
     return [pytest.param(name, marks=pytest.mark.full) if name in names else name for name in MODELS]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", slow("GPT2", "Qwen3"))
 def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
     make, example = MODELS[name]
@@ -97,7 +97,7 @@ def test_symmetric_models_are_the_same_and_a_changed_weight_is_named(name):
     assert changed.same is False and changed.first == chosen, (chosen, changed.explanation)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", slow("GPT2", "Qwen3", "Llama", "residual"))
 def test_whichever_weight_changes_it_alone_is_left(name):
     """q, k, v, o, up, down, head, γ, β and biases, beside a random symmetry: the largest entry, any entry or, of matrices, all by 1 %.

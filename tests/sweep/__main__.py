@@ -7,6 +7,8 @@ import time
 import warnings
 from collections import Counter
 
+import torch
+
 from tests.sweep.judge import judge
 
 
@@ -19,6 +21,7 @@ def main() -> int:
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)  # parts run side by side
     seeds = options.seeds or range(part - 1, options.networks, parts)
     start, outcomes, refusals, wrong = time.time(), Counter(), Counter(), 0
     for seed in seeds:
