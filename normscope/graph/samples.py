@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,7 @@ NEIGHBOURS: dict[str, Change] = {
     "infinity": lambda x, _: torch.full_like(x, torch.inf),
 }
 REQUIRED = 3
+FADED = 2.0**-20  # of an error of rounding in float32 or less is left in float64: at most 2^-29, times what differs between kernels
 
 
 def check_samples_independent(
@@ -173,7 +175,26 @@ def _check_alone(run: _Run, size: int) -> None:
             return
         if place and together.shape == alone.shape:
             continue
-        _check_kept(alone, _of_sample(place, together, alone, size), 0.0, ROUNDING, "the size of its batch, or its place in it")
+        try:
+            _check_kept(alone, _of_sample(place, together, alone, size), 0.0, ROUNDING, "the size of its batch, or its place in it")
+        except Refusal:
+            if not _is_rounding(run, size, place):
+                raise
+
+
+def _is_rounding(run: _Run, size: int, place: int) -> bool:
+    """Whether float64 makes the difference between a sample alone and in a batch as small as it makes errors of rounding."""
+    double, differences = _in_double(run), []
+    if double is run:
+        return False
+    for each in (run, double):
+        batch = each.batch(size)
+        try:
+            alone = each(batch.samples(slice(place, place + 1)))
+            differences.append(float((_of_sample(place, each(batch), alone, size) - alone).abs().max()))
+        except Exception:  # a model's own code may raise anything
+            return False
+    return differences[1] <= FADED * differences[0] < math.inf
 
 
 def _replaced(batch: Call, kept: int, change: Change, generator: torch.Generator) -> Call:
