@@ -19,7 +19,7 @@ from tests.ascent import ascended, project, quotient
 from tests.cases import network
 from tests.networks import double, is_deep
 
-QUICK, ALL = 120, 2000
+QUICK, ALL = 120, 500
 DEEP = 30  # the quick ones among which networks of hundreds of layers are tried, too
 PAIRS, ASCENTS, STEPS = 64, 2, 8  # from the pairs with the largest quotients, both points climb
 # Constants that a float32 model computes from its parameters are folded in float32, as the model does.
