@@ -162,30 +162,41 @@ def eclipse_fast(layers: Sequence[Layer]) -> Magnitude | None:
     result = product(Magnitude(layer.slopes[1]) for layer in layers[:-1])
     if not result:
         return ZERO
-    factor: torch.Tensor | None = None  # the Cholesky factor of X_{i−1}/λ_{i−1}
+    whiten: Callable[[torch.Tensor], torch.Tensor] = torch.t  # Wᵀ in the metric X_{i−1}/λ_{i−1}
     for layer in layers[:-1]:
-        half = _whitened(layer.unit(), factor)
-        gram = half.mT @ half
-        size = max(half.shape)
+        half = whiten(layer.unit())
+        gram = half @ half.mT if half.shape[0] < half.shape[1] else half.mT @ half  # of both, the smaller: their norms are equal
         largest = max(_largest(gram), 1e-150)
-        rounding = 64 * (size + 8) ** 2 * UNIT_ROUNDOFF
+        rounding = 64 * (max(half.shape) + 8) ** 2 * UNIT_ROUNDOFF
         above = -gram
         above.diagonal().add_(1.01 * largest)
         if torch.linalg.cholesky_ex(above).info != 0:  # far too low: the metric would be worse conditioned than proved
             return None
-        metric = -gram / (2 * largest)
-        metric.diagonal().add_(1 - rounding / (2 * largest))
+        metric, least = -gram / (2 * largest), 1 - rounding / (2 * largest)
+        metric.diagonal().add_(least)
         factor, info = torch.linalg.cholesky_ex(metric)
         if info != 0 or rounding > 1e-3 * largest:
             return None
+        whiten = _whitening(half / math.sqrt(2 * largest), factor, least)
         result = result * Magnitude(largest / 2).sqrt()
-    half = _whitened(layers[-1].unit(), factor)
+    half = whiten(layers[-1].unit())
     return result * (spectral_norm(half) ** 2 + 64 * (max(half.shape) + 8) ** 2 * UNIT_ROUNDOFF).sqrt()
 
 
-def _whitened(unit: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
-    """R^{-1} Wᵀ with X = R Rᵀ, so that its Gram matrix is W X^{-1} Wᵀ."""
-    return unit.mT if factor is None else torch.linalg.solve_triangular(factor, unit.mT, upper=False)
+def _whitening(half: torch.Tensor, factor: torch.Tensor, least: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """W ↦ H with HᵀH = W X^{-1} Wᵀ, where X = `least` I − halfᵀ half.
+
+    X is factor factorᵀ; but where half has fewer rows than columns, as in front of a layer that widens, half halfᵀ takes the place
+    of halfᵀ half there, and X^{-1} is (I + halfᵀ (factor factorᵀ)^{-1} half)/least (Woodbury).
+    """
+    if half.shape[0] >= half.shape[1]:
+        return lambda unit: torch.linalg.solve_triangular(factor, unit.mT, upper=False)
+
+    def whiten(unit: torch.Tensor) -> torch.Tensor:
+        extra = torch.linalg.solve_triangular(factor, half @ unit.mT, upper=False)
+        return torch.cat([unit.mT, extra]) / math.sqrt(least)
+
+    return whiten
 
 
 def _largest(gram: torch.Tensor) -> float:

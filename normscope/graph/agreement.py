@@ -23,7 +23,7 @@ from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
-from normscope.graph.parting import Computed, first_left, first_unconfirmed, module_outputs
+from normscope.graph.parting import Computed, Narrow, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
@@ -142,6 +142,9 @@ class Agreement:
                 continue
             agree = self._agree(gap, expected, samples[place])
             self.compared += agree is True
+            if agree is False and self.double and self._narrows(call):
+                self.double = False
+                return self.check(call, samples, where, places, needs_gradient)
             if agree is False and not self.is_random:
                 self._refuse(samples[place], where, len(samples), gap)
         return True
@@ -166,6 +169,12 @@ class Agreement:
                     if double and not self.compared:
                         self.double = False
         return None
+
+    def _narrows(self, call: Call) -> bool:
+        """Whether part of the model is computed in less than float64 all the same."""
+        with Narrow() as narrow:
+            self._eager(call)
+        return narrow.seen
 
     def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = ()) -> Any:
         """What the graph gives in float64; None where it is not defined."""

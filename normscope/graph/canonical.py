@@ -199,6 +199,7 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "expand_as": _expand,
     "view": _reshape,
     "view_as": _reshape,
+    "reshape_as": _reshape,
     "_unsafe_view": _reshape,
     "getitem": _part,
     "vdot": _dot,

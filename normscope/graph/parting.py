@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from normscope.graph.graph import Graph, Node
 
+NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
+COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
+
 
 class Computed(TorchDispatchMode):
     """Keeps a copy of every floating-point tensor that an operation returns, by shape."""
@@ -36,6 +39,22 @@ class Computed(TorchDispatchMode):
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return False
         return any(_close(other, value, tolerance) for other in self.tensors.get(tuple(value.shape), ()))
+
+
+class Narrow(TorchDispatchMode):
+    """Whether something is computed in less than float64, by a scripted function or in complex numbers; a copy or a cast is not."""
+
+    seen = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        copied = function in COPIES or any(returned.alias_info is not None for returned in function._schema.returns)
+        self.seen |= not copied and any(map(_is_narrow, tree_leaves((args, kwargs)))) and any(map(_is_narrow, tree_leaves(result)))
+        return result
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in NARROW
 
 
 @contextmanager
