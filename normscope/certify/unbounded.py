@@ -36,7 +36,8 @@ SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the
 LARGE, SMALL = 5, -14  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
 STEADY = 0.8  # of the exponent with which they grew before
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
-SEGMENTS = 8
+SEGMENTS, FEW = 8, 2  # that are halved together, and of a large network
+MOST_EVALUATED = 4_000_000_000  # entries of all nodes at all points of a search together: some 20 seconds
 
 UNPROVED = "no finite bound was found, and no inputs were found that rule one out"
 ADVICE = "Pass region=ns.Ball(x, radius) around an input of yours: a small enough region often has a finite bound."
@@ -49,7 +50,9 @@ def proved_infinite(graph: Graph, above: Upper, points: torch.Tensor, region: Re
     found = evidence(graph, points, region)
     if found:
         return replace(above, certificate=replace(above.certificate, reason=f"{above.certificate.reason}; {found}"))
-    refusal = Refusal(f"{NO_CERTIFICATE}{UNPROVED}", [above.certificate.reason], ADVICE)
+    whole = _affordable(graph, FEW, HALVINGS) and (region is not None or _affordable(graph, FEW * len(POWERS), SCALED_HALVINGS))
+    short = [] if whole else ["the search for such inputs was cut short, since every one costs much"]
+    refusal = Refusal(f"{NO_CERTIFICATE}{UNPROVED}", [above.certificate.reason, *short], ADVICE)
     return replace(above, refusal=refusal, certificate=above.certificate.refused(refusal, above.certificate.rounding))
 
 
@@ -65,6 +68,10 @@ def evidence(graph: Graph, points: torch.Tensor, region: Region | None = None) -
         return ""
 
 
+def _affordable(graph: Graph, segments: int, halvings: int) -> bool:
+    return 5 * segments * (halvings + 1) * sum(math.prod(node.shape) for node in graph) <= MOST_EVALUATED
+
+
 Pair = tuple[torch.Tensor, torch.Tensor]  # ends of segments, each (segments, d)
 
 
@@ -74,12 +81,12 @@ class _Halving:
     def __init__(self, space: Space, seeds: torch.Tensor, region: Region | None) -> None:
         self.space, self.region, self.generator = space, region, generator_of(None)
         held = sum(math.prod(node.shape) for node in space.graph)
-        self.count = max(2, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1)))
+        self.count = max(FEW, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1)))
         self.decisions = [node for node in space.graph if is_decision(node)]
         self._captured = space.graph.batched_capture([space.graph.output, *self.decisions], torch.float64)
         self._values(torch.zeros(1, space.dimension, dtype=torch.float64))
         if self._captured.one_by_one:  # every point costs a pass of its own
-            self.count = 2
+            self.count = FEW
         self.ends = self._ends(seeds)
 
     def _ends(self, seeds: torch.Tensor) -> Pair:
@@ -139,6 +146,8 @@ class _Halving:
 
     def jump(self) -> str:
         """Two inputs ever closer together whose outputs do not come closer in proportion."""
+        if not _affordable(self.space.graph, self.count, HALVINGS):
+            return ""
         levels, raw = self._halved(self.ends, HALVINGS)
         for segment in (raw / raw[0]).nan_to_num(0, 0, 0).amax(0).argsort(descending=True).tolist()[:2]:
             if float(raw[:, segment].max()) < GROWN * float(raw[0, segment]):
@@ -157,7 +166,7 @@ class _Halving:
 
     def growth(self) -> str:
         """Quotients that grow with the size of the inputs, or as they shrink; not sought where points cannot travel together."""
-        if self._captured.one_by_one:
+        if self._captured.one_by_one or not _affordable(self.space.graph, self.count * len(POWERS), SCALED_HALVINGS):
             return ""
         largest = [*zip(POWERS, self._at(POWERS, SCALED_HALVINGS), strict=True)]
         for found, named, far in ((largest, "larger", LARGE), (largest[::-1], "smaller", SMALL)):
