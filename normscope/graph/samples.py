@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from torch.utils._pytree import tree_map
 from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
+from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import HINT, FixedSize, unproved
 from normscope.graph.outputs import chosen_output
+from normscope.graph.parting import Narrow
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
 LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen
@@ -91,8 +94,16 @@ def check_samples_independent(
 class _Run:
     """Calls of a model on batches made from the example's samples, as many as wanted and no two of them equal."""
 
-    def __init__(self, module: torch.nn.Module, call: Call, choose: Callable[[Any], Any], dtype: torch.dtype | None = None) -> None:
-        self.module, self.call, self.choose, self.dtype = module, call, choose, dtype
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        call: Call,
+        choose: Callable[[Any], Any],
+        dtype: torch.dtype | None = None,
+        narrow: torch.dtype | None = None,
+    ) -> None:
+        """dtype: of what it is given. narrow: the own type of a model in which float64 takes the place of every other type."""
+        self.module, self.call, self.choose, self.dtype, self.narrow = module, call, choose, dtype, narrow
 
     def batch(self, size: int, spread: bool = True) -> Call:
         """The example's samples, again and again; random numbers make all but the first one distinct."""
@@ -111,7 +122,8 @@ class _Run:
 
     def __call__(self, call: Call) -> torch.Tensor:
         given = call.copied()  # the model may write to what it is given
-        found = self.choose(self.module(*given.args, **given.kwargs))
+        with nullcontext() if self.narrow is None else InDouble(self.narrow):
+            found: torch.Tensor = self.choose(self.module(*given.args, **given.kwargs))
         return found.clone()
 
     def fails(self, size: int) -> str | None:
@@ -130,12 +142,17 @@ def _untold(cause: str) -> Refusal:
 
 def _in_double(run: _Run) -> _Run:
     """The same in float64, where small influences are seen; as it is, where the model does not allow it."""
-    try:
-        double = _Run(copy.deepcopy(run.module).double(), run.call, run.choose, torch.float64)
-        if double(double.batch(1)).dtype == torch.float64:
-            return double
-    except Exception:  # a model's own code may raise anything
-        pass
+    for narrow in (next((value.dtype for value in run.call.floats()), None), None):
+        try:
+            module = run.module if narrow else copy.deepcopy(run.module).double()
+            double = _Run(module, run.call, run.choose, torch.float64, narrow)
+            batch = double.batch(1)
+            with Narrow() as narrowed:
+                found = double(batch)
+            if found.dtype == torch.float64 and not narrowed.seen:
+                return double
+        except Exception:  # a model's own code may raise anything
+            pass
     return run
 
 
