@@ -298,3 +298,16 @@ def test_softplus_beyond_its_threshold_is_smooth_in_float32_and_jumps_in_float64
     smooth = trace(nn.Softplus(), torch.full((1, 2), 25.0))
     jumping = trace(nn.Softplus(), torch.full((1, 2), 25.0, dtype=torch.float64))
     assert (smooth.output.args[2], jumping.output.args[2]) == (40, 20)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_script_computes_in_float32_is_compared_in_that_type():
+    @torch.jit.script
+    def root(x: Tensor) -> Tensor:
+        return torch.sqrt(torch.tensor(3.0)) * x
+
+    class Scripted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(root(x))
+
+    assert float(ns.lipschitz(Scripted(), torch.randn(2, 3)).upper) == pytest.approx(3**0.5, rel=1e-6)
