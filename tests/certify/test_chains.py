@@ -118,6 +118,19 @@ def test_eclipse_fast_gives_the_numbers_of_the_theory(depth, width):
     assert float(chains.bound(layers)[0]) <= expected * (1 + 5e-5)
 
 
+@pytest.mark.parametrize("dims", [[3, 50, 4], [2, 30, 60, 5], [1, 7, 1], [6, 6, 20, 3]], ids=str)
+def test_a_layer_that_widens_is_bounded_as_if_its_metric_were_inverted(dims):
+    weights = weights_of(dims)
+    metric, squared = np.eye(dims[0]), 1.0
+    for weight in weights[:-1]:
+        gram = weight.numpy() @ np.linalg.inv(metric) @ weight.numpy().T
+        metric = np.eye(len(gram)) - gram / (2 * np.linalg.norm(gram, 2))
+        squared *= np.linalg.norm(gram, 2) / 2
+    squared *= np.linalg.norm(weights[-1].numpy() @ np.linalg.inv(metric) @ weights[-1].numpy().T, 2)
+    found = value("ECLipsE-Fast", layers_of(weights, (0.0, 1.0)))
+    assert squared**0.5 * (1 - 1e-9) <= found <= squared**0.5 * (1 + 1e-6)
+
+
 def test_negative_slopes_are_not_for_eclipse():
     weights = weights_of([3, 14, 2])
     layers = layers_of(weights, SLOPES["gelu"])
