@@ -14,6 +14,15 @@ TOKENS, SIZE = 4, 3
 CAUSAL = torch.full((TOKENS, TOKENS), -math.inf).triu(1)
 BLIND = CAUSAL.clone().index_fill_(0, torch.tensor([0]), -math.inf)  # the first query sees nothing
 
+
+def flat_heads(q, k, v, beta):
+    """Samples and heads on one axis, as some older models have them."""
+    q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    bias = torch.arange(TOKENS).to(q).expand(len(q), 1, TOKENS)
+    logits = bias.baddbmm(q, k.mT, beta=beta, alpha=0.7).view(-1, 2, TOKENS, TOKENS) + CAUSAL
+    return logits.softmax(-1).view(len(q), TOKENS, TOKENS).bmm(v)
+
+
 FUSED = {
     "matmul": lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(SIZE)).softmax(-1) @ v,
     "scaled queries": lambda q, k, v: ((0.5 * q) @ k.mT).softmax(-1) @ v,
@@ -25,6 +34,10 @@ FUSED = {
     "where": lambda q, k, v: torch.where(CAUSAL == 0, q @ k.mT, torch.tensor(-math.inf)).softmax(-1) @ v,
     "logit bias": lambda q, k, v: (q @ k.mT + torch.arange(TOKENS)).softmax(-1) @ v,
     "einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
+    "bias and mask": lambda q, k, v: (q @ k.mT + torch.arange(TOKENS) + CAUSAL).softmax(-1) @ v,
+    "bias and masked_fill": lambda q, k, v: (q @ k.mT + torch.arange(TOKENS)).masked_fill(CAUSAL < 0, -math.inf).softmax(-1) @ v,
+    "baddbmm": lambda q, k, v: flat_heads(q, k, v, 1.0),
+    "baddbmm with beta": lambda q, k, v: flat_heads(q, k, v, 0.5),
     "permuted keys": lambda q, k, v: (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v,
 }  # fmt: skip
 APART = {

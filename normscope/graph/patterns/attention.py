@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,16 +18,18 @@ def as_attention(node: Node) -> Node | None:
     parts = _weighted_values(node)
     if parts is None:
         return None
-    weights, value = parts
+    given, value = parts
+    weights = _heads_apart(given)
     if (
         weights.op not in ("softmax", "_softmax", "special_softmax")
         or weights.args[1] % len(weights.shape) != len(weights.shape) - 1
     ):
         return None
-    logits, mask, usable = _unmasked(weights.input)
+    logits, mask = _unmasked(weights.input)
     coefficient, factors = factors_of(logits)
     scores = _scores(factors[0]) if len(factors) == 1 else None
-    if scores is None or not usable or coefficient == 0 or (mask is not None and logits.shape != weights.shape):
+    fits = logits.shape == given.shape if mask is not None or given is not weights else True
+    if scores is None or coefficient == 0 or not fits or (mask is not None and not _sees_a_key(mask.value)):
         return None
     query, key = scores
     ranks = {len(part.shape) for part in (query, key, value)}
@@ -89,22 +92,49 @@ def _transposed(node: Node) -> Node:
     return Node(f"{node.name}_mT", "mT", torch.ops.aten.mT.default, (node,), {}, node.path, node.source, shape, node.dtype)
 
 
-def _unmasked(node: Node) -> tuple[Node, Constant | None, bool]:
-    """(logits, mask, whether the fused operation means the same by it) of logits + mask, masked_fill and where."""
+def _heads_apart(node: Node) -> Node:
+    """What a reshape of the axes in front of queries and keys alone was given; else the node itself."""
+    return node.input if node.op == "reshape" and node.input.shape[-2:] == node.shape[-2:] else node
+
+
+def _unmasked(node: Node) -> tuple[Node, Constant | None]:
+    """(logits, mask) of masked logits: of all that is added, filled in by masked_fill or where, or the first part of a baddbmm."""
+    mask: Constant | None = None
+    while True:
+        if len(node.inputs) == 1 and (inner := _heads_apart(node)) is not node:
+            mask = None if mask is None else replace(mask, value=mask.value.expand(node.shape).reshape(inner.shape))
+            node = inner
+            continue
+        found = _mask(node)
+        if found is None:
+            return node, mask
+        node, more = found
+        mask = more if mask is None else _both(mask, more)
+
+
+def _mask(node: Node) -> tuple[Node, Constant] | None:
+    """(logits, mask) of one step; a mask of truth values says which keys are seen."""
+    if node.op == "baddbmm" and isinstance(node.args[0], Constant) and len(node.inputs) == 2:
+        beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+        product = replace(node, op="bmm", target=torch.ops.aten.bmm.default, args=node.args[1:3], kwargs={})
+        scaled = replace(node, op="mul", target=torch.ops.aten.mul.Tensor, args=(product, float(alpha)), kwargs={})
+        return scaled, replace(node.args[0], value=float(beta) * node.args[0].value.expand(node.shape))
     if len(node.inputs) != 1:
-        return node, None, True
+        return None
     if node.op == "add" and node.kwargs.get("alpha", 1) == 1 and (added := constant_operand(node)) is not None:
         table = added.value.to(torch.promote_types(added.value.dtype, torch.float32))
         table = table if table.dim() > 1 else table.expand(node.shape[-2:])
-        return node.input, Constant(table, added.sources, added.learned), _sees_a_key(table > HIDDEN)
-    kept: Any = None
+        return node.input, Constant(table, added.sources, added.learned)
     if node.op == "masked_fill" and node.input is node.args[0] and _hides(node.args[2]) and isinstance(node.args[1], Constant):
-        kept = node.args[1].value.logical_not()
-    elif node.op == "where" and node.input is node.args[1] and _hides(node.args[2]) and isinstance(node.args[0], Constant):
-        kept = node.args[0].value.bool()
-    if kept is None:
-        return node, None, True
-    return node.input, Constant(kept), _sees_a_key(kept)
+        return node.input, Constant(node.args[1].value.logical_not())
+    if node.op == "where" and node.input is node.args[1] and _hides(node.args[2]) and isinstance(node.args[0], Constant):
+        return node.input, Constant(node.args[0].value.bool())
+    return None
+
+
+def _both(one: Constant, other: Constant) -> Constant:
+    tables = [part.value.double() if part.value.dtype != torch.bool else part.value.double().log() for part in (one, other)]
+    return Constant(tables[0] + tables[1], (*one.sources, *other.sources), one.learned or other.learned)
 
 
 def _hides(fill: Any) -> bool:
@@ -112,5 +142,6 @@ def _hides(fill: Any) -> bool:
     return value is not None and value <= HIDDEN
 
 
-def _sees_a_key(kept: torch.Tensor) -> bool:
+def _sees_a_key(mask: torch.Tensor) -> bool:
+    kept = mask if mask.dtype == torch.bool else mask > HIDDEN
     return bool(kept.any(-1).all()) if kept.dim() else bool(kept)
