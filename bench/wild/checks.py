@@ -18,7 +18,8 @@ from normscope.ledger import LayerRow
 from normscope.symmetry.report import SymmetryReport
 
 NEAR = 2e-5  # relative: a row's norm is a bound with a slack of 1e-6, of a float32 weight
-LARGE, LARGER = 1e4, 3e4  # factors on a scale-free weight at which ε no longer matters
+# factors on a scale-free weight at which ε no longer matters, whatever size the signal has; a power of two apart, so that both round alike
+FACTORS = {torch.float64: (2.0**100, 2.0**102), torch.float32: (2.0**13, 2.0**15)}
 
 
 def is_slice(weight: torch.Tensor, norm: float) -> bool:
@@ -128,7 +129,8 @@ class Known:
             return [torch.cat([part.transpose(0, 1).flatten(1) for part in weight.chunk(owner.groups)])]
         if weight.dim() < 3:
             return [weight if weight.dim() == 2 else weight.reshape(1, -1)]
-        return [weight.flatten(1), weight.transpose(0, -1).flatten(1), weight.flatten(0, -2)]
+        blocks = weight.transpose(1, -1).flatten(0, -2)  # (blocks, in, out), each block with outputs of its own
+        return [weight.flatten(1), weight.transpose(0, -1).flatten(1), weight.flatten(0, -2), blocks]
 
     def wrong_weight(self, row: LayerRow) -> Iterator[str]:
         """Norms of a weight that is one parameter, or one slice of it, against the parameter itself."""
@@ -158,7 +160,12 @@ class Known:
         if row.gain is None or not inputs:
             return
         module = self.model.get_submodule(path)
-        expected = [gain for value in inputs for gain in _gains(module, value, row.kind)]
+        own = getattr(module, "weight", None)
+        stored = [own.detach().double()] if own is not None else []
+        behind = [
+            self.parameters[name].double() for name in row.parameters if name in self.parameters
+        ]  # a gate behind it counts as γ
+        expected = [gain for value in inputs for gain in _gains(module, value, row.kind, [*stored, *behind])]
         if expected and not any(abs(float(row.gain) - gain) <= 1e-3 * gain for gain in expected):
             yield f"{row.name}: gain is {row.gain}, with the module's γ and ε it is {expected[0]:.6g}"
 
@@ -188,34 +195,36 @@ class Known:
             for name in report.scale_free_weights:
                 parameter = parameters[name]
                 kept = parameter.clone()
-                before = (parameter.copy_(LARGE * kept), output())[1]
-                after = (parameter.copy_(LARGER * kept), output())[1]
+                before, after = ((parameter.copy_(factor * kept), output())[1] for factor in FACTORS[dtype])
                 parameter.copy_(kept)
                 change = float((after - before).norm() / before.norm().clamp_min(1e-300))
                 if change > (1e-3 if dtype == torch.float64 else 1e-2):
-                    yield f"{name} is called scale-free, and three times as large it changes the output by {100 * change:.2g} %"
+                    yield f"{name} is called scale-free, and four times as large it changes the output by {100 * change:.2g} %"
 
 
-def _gains(module: nn.Module, value: torch.Tensor, kind: str) -> list[float]:
+def _gains(module: nn.Module, value: torch.Tensor, kind: str, stored: list[torch.Tensor]) -> list[float]:
     """What max |γ|/√(v + ε) may be: γ = w, or 1 + w as some libraries store it; empty for modules without a known ε."""
     epsilon = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), None)
     if not isinstance(epsilon, float):
         return []
-    weight = getattr(module, "weight", None)
-    gammas = [torch.ones(1).double()] if weight is None else [weight.detach().double(), 1 + weight.detach().double()]
+    gammas = [gamma for weight in stored for gamma in (weight, 1 + weight)] or [torch.ones(1).double()]
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         if module.running_var is None:
             return []
-        scale = (module.running_var.double() + epsilon).rsqrt()
+        scales = [(module.running_var.double() + epsilon).rsqrt()]
     elif isinstance(module, nn.GroupNorm):
         groups = value.flatten(2).unflatten(1, (module.num_groups, -1)).flatten(2).var(2, correction=0)  # (samples, groups)
-        scale = (groups.amin(0) + epsilon).rsqrt().repeat_interleave(module.num_channels // module.num_groups)
+        scales = [(groups.amin(0) + epsilon).rsqrt().repeat_interleave(module.num_channels // module.num_groups)]
     elif kind in ("layer_norm", "rms_norm"):
-        if getattr(module, "data_format", "") == "channels_first":
-            value = value.movedim(1, -1)
-        axes = tuple(range(-(weight.dim() if weight is not None else 1), 0))
-        spread = value.var(axes, correction=0) if kind == "layer_norm" else value.square().mean(axes)
-        scale = (spread.min() + epsilon).rsqrt()[None]
+        axes = tuple(range(-(stored[0].dim() if stored else 1), 0))
+        layouts = [value, value.movedim(1, -1)] if value.dim() > 2 else [value]  # channels may come first
+        spreads = [part.var(axes, correction=0) if kind == "layer_norm" else part.square().mean(axes) for part in layouts]
+        scales = [(spread.min() + epsilon).rsqrt()[None] for spread in spreads]
     else:
         return []
-    return [float((gamma.flatten() * scale).abs().max()) for gamma in gammas]
+    return [
+        float((gamma.flatten() * scale).abs().max())
+        for gamma in gammas
+        for scale in scales
+        if len(gamma.flatten()) == len(scale) or 1 in (gamma.numel(), len(scale))
+    ]
