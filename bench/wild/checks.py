@@ -18,7 +18,7 @@ from normscope.ledger import LayerRow
 from normscope.symmetry.report import SymmetryReport
 
 NEAR = 2e-5  # relative: a row's norm is a bound with a slack of 1e-6, of a float32 weight
-# factors on a scale-free weight at which ε no longer matters, however small the signal; a power of two apart, so that both round alike
+# factors on a scale-free weight at which ε no longer matters, however small the signal; powers of two, so that both round alike
 FACTORS = {torch.float64: (2.0**100, 2.0**102), torch.float32: (2.0**13, 2.0**15)}
 
 
