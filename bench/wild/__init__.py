@@ -65,7 +65,10 @@ def _quiet(package: str) -> None:
 
         BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=8))
     else:
-        import_module("diffusers")
+        try:
+            import_module("diffusers")
+        except ImportError as error:
+            sys.exit(f"{error}: pip install --no-deps diffusers (it is no dependency of the project)")
     import torch
 
     torch.set_num_threads(1)
