@@ -61,6 +61,7 @@ class Agreement:
     dropout: bool = True
     structure: bool = False
     double: bool = True  # whether the model runs in float64
+    narrow: bool = False  # whether it was found to compute in less all the same
     compared: int = 0
     outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
     spreads: dict[tuple[Call, float], float] = field(default_factory=dict)  # what rounding by some unit makes of them
@@ -114,7 +115,8 @@ class Agreement:
 
     def _noted(self) -> Graph:
         if self.compared:
-            return self.graph
+            own = f"part of the model computes in its own type: its graph was compared with it in {str(self.graph.dtype)[6:]} alone"
+            return replace(self.graph, notes=(*self.graph.notes, own)) if self.narrow else self.graph
         if self.is_random or self.structure:
             why = "the model draws random numbers" if self.is_random else "no point was found where the model gives numbers"
             return replace(self.graph, notes=(*self.graph.notes, f"{why}: its graph was not compared with it"))
@@ -143,7 +145,7 @@ class Agreement:
             agree = self._agree(gap, expected, samples[place])
             self.compared += agree is True
             if agree is False and self.double and self._narrows(call):
-                self.double = False
+                self.double, self.narrow = False, True
                 return self.check(call, samples, where, places, needs_gradient)
             if agree is False and not self.is_random:
                 self._refuse(samples[place], where, len(samples), gap)

@@ -42,19 +42,44 @@ class Computed(TorchDispatchMode):
 
 
 class Narrow(TorchDispatchMode):
-    """Whether something is computed in less than float64, by a scripted function or in complex numbers; a copy or a cast is not."""
+    """Whether something is computed in less than float64, or cast to less, as by a scripted function or in complex numbers."""
 
     seen = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        copied = function in COPIES or any(returned.alias_info is not None for returned in function._schema.returns)
-        self.seen |= not copied and any(map(_is_narrow, tree_leaves((args, kwargs)))) and any(map(_is_narrow, tree_leaves(result)))
+        given, made = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in ((args, kwargs), result))
+        if any(map(_is_narrow, made)) and not is_view(function):
+            copied = function in COPIES
+            self.seen |= any(value.dtype in (torch.float64, torch.complex128) if copied else _is_narrow(value) for value in given)
         return result
 
 
-def _is_narrow(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in NARROW
+class Steps(TorchDispatchMode):
+    """Every operation in its order, with the numbers that it is given beside tensors of data: what a branch changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        numbers = [_number(value) for value in (*args, *(kwargs or {}).values())]
+        self.made.append((function, tuple(number for number in numbers if number is not None)))
+        return function(*args, **(kwargs or {}))
+
+
+def _number(value: Any) -> bool | int | float | None:
+    if isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex():
+        return float(value)
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def is_view(function: Any) -> bool:
+    return any(made.alias_info is not None and not made.alias_info.is_write for made in function._schema.returns)
+
+
+def _is_narrow(value: torch.Tensor) -> bool:
+    return value.dtype in NARROW
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import HINT, FixedSize, unproved
 from normscope.graph.outputs import chosen_output
-from normscope.graph.parting import Narrow
+from normscope.graph.parting import Narrow, Steps
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
 LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen
@@ -85,8 +85,8 @@ def check_samples_independent(
         for size in LARGER if isinstance(reason, FixedSize) else ():
             if run.fails(size) is None:
                 _check_alone(run, size)
-        for probed in dict.fromkeys((_in_double(run), run)):
-            for size in sizes:
+        for size in sizes:
+            for probed in dict.fromkeys((_in_double(run, size), run)):
                 _probe(probed, size)
     return f"that samples do not influence each other was probed, not proved ({reason})"
 
@@ -140,16 +140,16 @@ def _untold(cause: str) -> Refusal:
     return Refusal(headline, [cause], "Pass an example around which the model is defined.")
 
 
-def _in_double(run: _Run) -> _Run:
+def _in_double(run: _Run, size: int) -> _Run:
     """The same in float64, where small influences are seen; as it is, where the model does not allow it."""
     for narrow in (next((value.dtype for value in run.call.floats()), None), None):
         try:
             module = run.module if narrow else copy.deepcopy(run.module).double()
             double = _Run(module, run.call, run.choose, torch.float64, narrow)
-            batch = double.batch(1)
+            batches = [double.batch(size)] if run.fails(1) is not None else [double.batch(1), double.batch(size)]
             with Narrow() as narrowed:
-                found = double(batch)
-            if found.dtype == torch.float64 and not narrowed.seen:
+                found = [double(batch).dtype for batch in batches]
+            if {*found} == {torch.float64} and not narrowed.seen:
                 return double
         except Exception:  # a model's own code may raise anything
             pass
@@ -200,18 +200,26 @@ def _check_alone(run: _Run, size: int) -> None:
 
 
 def _is_rounding(run: _Run, size: int, place: int) -> bool:
-    """Whether float64 makes the difference between a sample alone and in a batch as small as it makes errors of rounding."""
-    double, differences = _in_double(run), []
+    """Whether a sample alone and in a batch differs by rounding alone.
+
+    The model takes the same steps for both, and float64 makes the difference as small as it makes errors of rounding.
+    """
+    double, differences, steps = _in_double(run, size), [], []
     if double is run:
         return False
     for each in (run, double):
         batch = each.batch(size)
+        sample = batch.samples(slice(place, place + 1))
         try:
-            alone = each(batch.samples(slice(place, place + 1)))
-            differences.append(float((_of_sample(place, each(batch), alone, size) - alone).abs().max()))
+            with Steps() as alone_steps:
+                alone = each(sample)
+            with Steps() as batch_steps:
+                together = each(batch)
         except Exception:  # a model's own code may raise anything
             return False
-    return differences[1] <= FADED * differences[0] < math.inf
+        steps.append(alone_steps.made == batch_steps.made)
+        differences.append(float((_of_sample(place, together, alone, size) - alone).abs().max()))
+    return all(steps) and differences[1] <= FADED * differences[0] < math.inf
 
 
 def _replaced(batch: Call, kept: int, change: Change, generator: torch.Generator) -> Call:

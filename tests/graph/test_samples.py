@@ -327,6 +327,27 @@ def test_rounding_that_a_model_amplifies_is_no_influence():
     assert ns.lipschitz(model, x).upper.finite  # kernels for one row and for several may round differently
 
 
+@torch.jit.script
+def centered_in_float32(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0) if x.dtype == torch.float32 and x.size(0) > 8 else x
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: 2 * x if len(x) > 1 and x.element_size() < 8 else x,
+        lambda x: 2 * x if len(x) > 1 and isinstance(x, torch.FloatTensor) else x,
+        lambda x: x * torch.tensor(2.0 if len(x) > 1 and x.element_size() < 8 else 1.0),
+        lambda x: x - x.mean(0) if len(x) > 8 and x.type() == "torch.FloatTensor" else x,
+        centered_in_float32,
+    ],
+)
+def test_a_branch_that_only_float32_takes_is_no_rounding(step, batch):
+    with pytest.raises(Refusal, match="influence each other"):
+        ns.lipschitz(Net(step), torch.randn(batch, 4))
+
+
 def test_what_a_model_writes_to_its_input_stays_there():
     x = example()
     before = x.clone()
