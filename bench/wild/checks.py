@@ -63,7 +63,7 @@ class Known:
 
     @cached_property
     def read(self) -> list[str]:
-        """Parameters of two or more axes with a gradient that is not zero; none where a backward of the model's own raises."""
+        """Weights of two or more axes with a gradient that is not zero; none where a backward of the model's own raises."""
         floating = [value for value in self.model.parameters() if value.is_floating_point() and value.requires_grad]
         output = self.run().double()
         weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -74,7 +74,8 @@ class Known:
         moved = {
             id(value) for value, gradient in zip(floating, found, strict=True) if gradient is not None and bool(gradient.any())
         }
-        return [name for name, value in self.model.named_parameters() if id(value) in moved and value.dim() > 1]
+        named = (name for name, value in self.model.named_parameters() if id(value) in moved and value.dim() > 1)
+        return [name for name in named if not name.endswith("bias")]
 
     @cached_property
     def entering(self) -> dict[str, list[torch.Tensor]]:
@@ -160,12 +161,11 @@ class Known:
         if row.gain is None or not inputs:
             return
         module = self.model.get_submodule(path)
+        if any(name.rpartition(".")[0] != path for name in row.parameters):  # a gate behind it, however computed, counts as γ
+            return
         own = getattr(module, "weight", None)
         stored = [own.detach().double()] if own is not None else []
-        behind = [
-            self.parameters[name].double() for name in row.parameters if name in self.parameters
-        ]  # a gate behind it counts as γ
-        expected = [gain for value in inputs for gain in _gains(module, value, row.kind, [*stored, *behind])]
+        expected = [gain for value in inputs for gain in _gains(module, value, row.kind, stored)]
         if expected and not any(abs(float(row.gain) - gain) <= 1e-3 * gain for gain in expected):
             yield f"{row.name}: gain is {row.gain}, with the module's γ and ε it is {expected[0]:.6g}"
 
