@@ -122,7 +122,10 @@ def test_a_run_in_this_process_is_live(tmp_path: Path) -> None:
     with ns.watch(model, optimizer, run=tmp_path / "run", every=1, quiet=True):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-        assert cards(Catalogue(tmp_path))["run"].status == "live"
+        deadline = time.monotonic() + 60  # the thread that writes may come later
+        while "run" not in (found := cards(Catalogue(tmp_path))) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found["run"].status == "live"
     assert cards(Catalogue(tmp_path))["run"].status == "finished"
 
 
