@@ -53,7 +53,7 @@ class TrainingProcesses:
             here.store = distributed.PrefixStore(f"normscope/{next(_watches)}", default)
             if any(placement(parameter) is not None for parameter in model.parameters()):
                 here.group = distributed.new_group(backend="gloo", timeout=TIMEOUT)
-        except Exception as error:
+        except Exception as error:  # torch's errors of communication are of many kinds; none may stop a training
             here.alone(error)
         return here
 
@@ -71,7 +71,7 @@ class TrainingProcesses:
             self.store.wait(["start"], START)
             said = self.store.get("start").decode()
             self.agreed = True
-        except Exception as error:
+        except Exception as error:  # likewise
             self.alone(error)
             return step
         if said == ENDED:

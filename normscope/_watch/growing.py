@@ -64,7 +64,7 @@ class Grown:
         return (state.st_dev, state.st_ino)
 
     def _read(self, file: int, size: int) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # by those who follow a file
 
 
 class FollowedEvents(Grown):
@@ -134,7 +134,7 @@ class Replaced(Grown):
     @staticmethod
     def checked(content: bytes) -> dict[str, Any]:
         """Its content, if it has the form that it should have."""
-        raise NotImplementedError
+        raise NotImplementedError  # by those who follow a file
 
 
 class FollowedManifest(Replaced):

@@ -40,7 +40,7 @@ class Guard:
         try:
             with torch._C.DisableTorchFunction():  # a subclass of Tensor, or a mode, would run code of the user's
                 return function(*args)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is told and training continues
             with suppress(Exception):
                 self.fail("rows", error)
             with suppress(Exception):
@@ -53,7 +53,7 @@ class Guard:
             return None
         try:
             return function(*args)
-        except Exception as error:
+        except Exception as error:  # likewise: one kind of number is no longer recorded
             self.fail(what, error)
             return None
 
@@ -63,7 +63,7 @@ class Guard:
             try:
                 function(*args)
                 return
-            except Exception as error:
+            except Exception as error:  # reported, and tried once more
                 self.fail(what, error)
 
     def fail(self, what: str, error: BaseException) -> None:

@@ -38,3 +38,9 @@ def label(fx: FxNode) -> str:
     """As a message names it."""
     line = source_line(fx)
     return f"{operation_name(fx.target)} at {module_path(fx) or 'the top level'}" + (f" ({line})" if line else "")
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operation returns its argument's own memory."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and not schema.is_mutable and any(value.alias_info is not None for value in schema.returns)

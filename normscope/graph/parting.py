@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normscope.graph.graph import Graph, Node
+from normscope.graph.naming import is_view
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
@@ -56,7 +57,7 @@ class Narrow(TorchDispatchMode):
 
 
 class Steps(TorchDispatchMode):
-    """Every operation in its order, with the numbers that it is given beside tensors of data: what a branch changes."""
+    """Every operation in its order, with the numbers and parameters that it is given beside data: what a branch changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,13 +70,11 @@ class Steps(TorchDispatchMode):
 
 
 def _number(value: Any) -> bool | int | float | None:
+    if isinstance(value, torch.nn.Parameter):
+        return id(value)
     if isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex():
         return float(value)
     return value if isinstance(value, (bool, int, float)) else None
-
-
-def is_view(function: Any) -> bool:
-    return any(made.alias_info is not None and not made.alias_info.is_write for made in function._schema.returns)
 
 
 def _is_narrow(value: torch.Tensor) -> bool:

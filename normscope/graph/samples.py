@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -85,8 +85,8 @@ def check_samples_independent(
         for size in LARGER if isinstance(reason, FixedSize) else ():
             if run.fails(size) is None:
                 _check_alone(run, size)
-        for size in sizes:
-            for probed in dict.fromkeys((_in_double(run, size), run)):
+        for probed in dict.fromkeys((_in_double(run, sizes), run)):
+            for size in sizes:
                 _probe(probed, size)
     return f"that samples do not influence each other was probed, not proved ({reason})"
 
@@ -140,13 +140,13 @@ def _untold(cause: str) -> Refusal:
     return Refusal(headline, [cause], "Pass an example around which the model is defined.")
 
 
-def _in_double(run: _Run, size: int) -> _Run:
+def _in_double(run: _Run, sizes: Sequence[int]) -> _Run:
     """The same in float64, where small influences are seen; as it is, where the model does not allow it."""
     for narrow in (next((value.dtype for value in run.call.floats()), None), None):
         try:
             module = run.module if narrow else copy.deepcopy(run.module).double()
             double = _Run(module, run.call, run.choose, torch.float64, narrow)
-            batches = [double.batch(size)] if run.fails(1) is not None else [double.batch(1), double.batch(size)]
+            batches = [double.batch(size) for size in sizes]
             with Narrow() as narrowed:
                 found = [double(batch).dtype for batch in batches]
             if {*found} == {torch.float64} and not narrowed.seen:
@@ -204,7 +204,7 @@ def _is_rounding(run: _Run, size: int, place: int) -> bool:
 
     The model takes the same steps for both, and float64 makes the difference as small as it makes errors of rounding.
     """
-    double, differences, steps = _in_double(run, size), [], []
+    double, differences, steps = _in_double(run, [size]), [], []
     if double is run:
         return False
     for each in (run, double):

@@ -26,7 +26,7 @@ from normscope.graph.expansion import expanded
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
 from normscope.graph.graph import Constant, Graph, Node, cast
-from normscope.graph.naming import label, module_path, operation_name, source_line
+from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
 from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
 
@@ -290,7 +290,7 @@ class Conversion:
         sources: list[str] = []
         learned: list[bool] = []
         ranks: list[int] = [0]
-        exact = _is_view(target)
+        exact = is_view(target)
 
         def value(constant: Constant) -> torch.Tensor:
             sources.extend(constant.sources)
@@ -373,12 +373,6 @@ def _concrete(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     args, kwargs = tree_map_only(Constant, lambda constant: constant.stored_double(), zeros)
     with torch.no_grad():
         return cast(target(*args, **kwargs), first.dtype if is_float(first) else torch.float64)
-
-
-def _is_view(target: Any) -> bool:
-    """Whether an operation returns its argument's own memory."""
-    schema = getattr(target, "_schema", None)
-    return schema is not None and not schema.is_mutable and any(value.alias_info is not None for value in schema.returns)
 
 
 def _needed(module: GraphModule) -> set[FxNode]:

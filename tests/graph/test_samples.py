@@ -327,6 +327,9 @@ def test_rounding_that_a_model_amplifies_is_no_influence():
     assert ns.lipschitz(model, x).upper.finite  # kernels for one row and for several may round differently
 
 
+FACTORS = [nn.Parameter(torch.full((4,), size)) for size in (1.0, 2.0)]
+
+
 @torch.jit.script
 def centered_in_float32(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(0) if x.dtype == torch.float32 and x.size(0) > 8 else x
@@ -339,6 +342,7 @@ def centered_in_float32(x: torch.Tensor) -> torch.Tensor:
         lambda x: 2 * x if len(x) > 1 and x.element_size() < 8 else x,
         lambda x: 2 * x if len(x) > 1 and isinstance(x, torch.FloatTensor) else x,
         lambda x: x * torch.tensor(2.0 if len(x) > 1 and x.element_size() < 8 else 1.0),
+        lambda x: x * FACTORS[len(x) > 1 and x.element_size() < 8],
         lambda x: x - x.mean(0) if len(x) > 8 and x.type() == "torch.FloatTensor" else x,
         centered_in_float32,
     ],
