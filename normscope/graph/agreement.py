@@ -25,6 +25,7 @@ from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, Narrow, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed
+from normscope.graph.undropped import Undropped
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
 LARGE = (
@@ -69,7 +70,7 @@ class Agreement:
     def per_sample(self, call: Call) -> Graph:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
         first = call.samples(slice(0, 1))
-        if self.structure and self._stored > MANY:
+        if self._is_large:
             self.double = False
             self.check(first, [first], "the example")
             return self._noted()
@@ -98,7 +99,11 @@ class Agreement:
 
     def whole(self, call: Call) -> Graph:
         """Check the whole example as one input."""
-        for name, point in (("the example", call), ("points around it", _others(call)[0])):
+        if self.draws:
+            return self._noted()
+        large = self._is_large
+        self.double = not large
+        for name, point in (("the example", call), ("points around it", _others(call)[0]))[: 1 if large else 2]:
             self.check(point, [point], name)
         self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
         return self._noted()
@@ -147,18 +152,21 @@ class Agreement:
             if agree is False and self.double and self._narrows(call):
                 self.double, self.narrow = False, True
                 return self.check(call, samples, where, places, needs_gradient)
-            if agree is False and not self.is_random:
+            if agree is False and not (self.is_random and self._varies(call, returned, samples[place], expected)):
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
-    def _eager(self, call: Call, needs_gradient: bool = False) -> torch.Tensor | None:
+    def _eager(self, call: Call, needs_gradient: bool = False, seed: int = 0) -> torch.Tensor | None:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
         for double in (True, False) if self.double else (False,):
             with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
-                seed_generators(0)
+                seed_generators(seed)
                 given = call.copied()
                 try:
-                    with InDouble(self.graph.dtype, self.dropout) if double else nullcontext() as mode:
+                    with (
+                        InDouble(self.graph.dtype) if double else nullcontext() as mode,
+                        nullcontext() if self.dropout else Undropped(),
+                    ):
                         if mode is not None:
                             given = Call(*tree_map(mode.double, (given.args, given.kwargs)))
                         for value in given.floats():
@@ -172,19 +180,27 @@ class Agreement:
                         self.double = False
         return None
 
+    def _varies(self, call: Call, returned: torch.Tensor, sample: Call, expected: torch.Tensor) -> bool:
+        """Whether other random numbers change what the model returns, or what the graph does."""
+        again = self._eager(call, seed=1), self._graph_output(sample, seed=1)
+        return any(
+            new is None or not torch.equal(new.nan_to_num(), old.nan_to_num())
+            for new, old in zip(again, (returned, expected), strict=True)
+        )
+
     def _narrows(self, call: Call) -> bool:
         """Whether part of the model is computed in less than float64 all the same."""
         with Narrow() as narrow:
             self._eager(call)
         return narrow.seen
 
-    def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = ()) -> Any:
+    def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = (), seed: int = 0) -> Any:
         """What the graph gives in float64; None where it is not defined."""
-        plain = evaluate is Node.evaluate
+        plain = evaluate is Node.evaluate and not seed
         if plain and not capture and call in self.outputs:
             return self.outputs[call]
         with torch.no_grad(), preserved_random_state():
-            seed_generators(0)
+            seed_generators(seed)
             try:
                 result, values = self.graph.run(self.inputs(call), torch.float64, capture, evaluate)
             except EvaluationError as error:
@@ -248,8 +264,8 @@ class Agreement:
         )
 
     @property
-    def _stored(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+    def _is_large(self) -> bool:
+        return self.structure and sum(parameter.numel() for parameter in self.model.parameters()) > MANY
 
     @property
     def _entries(self) -> int:

@@ -22,10 +22,6 @@ READERS = (  # they neither write to an argument nor return a view of one
     torch.nn.functional.linear, torch.nn.functional.embedding, torch.conv1d, torch.conv2d, torch.conv3d,
 )  # fmt: skip
 NARROWING = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
-DROPOUTS = (
-    torch.nn.functional.dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d, torch.nn.functional.dropout3d,
-    torch.nn.functional.alpha_dropout, torch.nn.functional.feature_alpha_dropout,
-)  # fmt: skip
 
 
 def softplus_threshold(threshold: float, dtype: torch.dtype) -> float:
@@ -43,12 +39,12 @@ class InDouble(TorchFunctionMode):
 
     A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes; what the
     large products alone read is copied for each of them, so that not all weights are there twice.
-    dtype: what the model computes in. dropout: whether layers that drop at random do so.
+    dtype: what the model computes in.
     """
 
-    def __init__(self, dtype: torch.dtype, dropout: bool = True) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype, self.dropout = dtype, dropout
+        self.dtype = dtype
         self.shadows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -60,8 +56,6 @@ class InDouble(TorchFunctionMode):
             if function is torch.Tensor.new_tensor and kwargs.get("dtype") is None:
                 kwargs = {**kwargs, "dtype": self.dtype if args[0].is_floating_point() else args[0].dtype}
             return function(*args, **kwargs)
-        if function in DROPOUTS and not self.dropout:
-            return self.double(args[0] if args else kwargs["input"])
         args, kwargs = tree_map(partial(self.double, kept=function not in READERS or "out" in kwargs), (args, kwargs))
         if function in NARROWING:
             return args[0].double()

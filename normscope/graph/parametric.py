@@ -38,7 +38,7 @@ def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode:
             return [program.state_dict[node.path] if node.op == "parameter" else next(tensors) for node in graph.inputs]
 
         agreement = Agreement(graph, module, mode, inputs, _gathered, dropout=False, structure=True)
-        return recognise(agreement.whole(call) if not agreement.draws else graph)
+        return recognise(agreement.whole(call))
 
 
 class ParametricConversion(Conversion):
