@@ -12,7 +12,14 @@ NAMES = (
     "optim_speed", "optim_training", "watch_overhead", "curvature_speed", "audit_speed", "symmetries", "dashboard",
     "dashboard_scale", "generalization_scale", "bound_ranking", "certificate_gap", "checkpoint_scale", "failures", "startup",
 )  # fmt: skip
-ASKED_FOR = ("wild", "wild_scale", "in_the_wild", "checkpoint_wild", "folding")  # which take hours, memory or a directory
+ASKED_FOR = (
+    "wild",
+    "wild_cost",
+    "wild_scale",
+    "in_the_wild",
+    "checkpoint_wild",
+    "folding",
+)  # which take hours, memory or a directory
 
 
 def main() -> None:
