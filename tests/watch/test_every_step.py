@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import normscope as ns
+from normscope._watch import every_step
 from normscope._watch.account import in_words
 from normscope._watch.budget import Budget
 from normscope._watch.every_step import CALM, KEPT, EveryStep
@@ -22,6 +24,12 @@ from tests.watch.loops import Loop, mlp
 
 RARELY = {"every": 1000}  # no sample falls on what is planted
 Plant = Callable[[Loop, int, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of every step are read, however little of a busy machine is left for it."""
+    monkeypatch.setattr(every_step, "FREE", math.inf)
 
 
 def trained(
@@ -228,6 +236,30 @@ def test_the_first_steps_are_all_sampled_and_later_ones_never_stop(tmp_path: Pat
     assert sampled[:50] == list(range(1, 51)) and len(sampled) >= 80
     assert all(later <= 1.1 * earlier + 1 for earlier, later in itertools.pairwise(sampled[49:]))
     assert budget.overhead > 0.5  # and it says what that cost
+
+
+def test_gradients_are_read_within_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of it in any case; then as much as half of the budget allows."""
+    monkeypatch.setattr(every_step, "FREE", 1.0)
+    now, read = 0.0, []
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.05  # whatever is timed takes as long
+        return now
+
+    budget = Budget(0.01, clock=clock, dense=0)
+    every = EveryStep([], [], budget, lambda finding: None)
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    for step in range(1, 2001):
+        now += 1.0
+        if every.affordable():
+            read.append(step)
+            every.gradients(step, {"weight": parameter}, 0.1)
+    at_once = next(step for step in read if step + 1 not in read)
+    spent = 0.05 * len(read)
+    assert 10 <= at_once <= 20 and spent <= 1.0 + every_step.SHARE * 0.01 * now and len(read) > 1.5 * at_once
 
 
 def test_dense_is_stated_and_can_be_switched_off(tmp_path: Path) -> None:
