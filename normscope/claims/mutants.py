@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.claims.akbar import conditioning, derivatives, discussion, extensions, symmetry, theory
 from normscope.claims.answers import noise
 from normscope.claims.calculus import scalar, spectral_product
-from normscope.claims.ledger import Claim, load
+from normscope.claims.claim import Claim, load
 from normscope.claims.observed import exchanged
 from normscope.claims.statement import OBSERVED
 from normscope.claims.than2025 import comparisons, figures, generalization, networks, normalizers, optimization, weights

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.observed import Alteration, Changes, as_measured, observation
 from normscope.claims.verdicts import Ruling
 

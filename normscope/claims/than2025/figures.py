@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.observed import Alteration, Changes, as_measured, directory, observation
 from normscope.claims.verdicts import Ruling, measured
 from normscope.lab.experiment import Results
