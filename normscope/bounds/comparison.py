@@ -18,7 +18,7 @@ from normscope.bounds.bound import CERTIFIED, GAP, MEASURE, Bound
 from normscope.bounds.generalization import generalization
 from normscope.bounds.losses import Loss, loss_of, zero_one
 from normscope.bounds.setting import BATCH_SIZE, Setting
-from normscope.core.codec import number
+from normscope.core.codec import named, number, plain
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -151,10 +151,9 @@ class FamilyComparison(Result):
                 {
                     "name": member.name,
                     "hyperparameters": {key: str(value) for key, value in member.hyperparameters.items()},
-                    "gap": member.gap,
-                    "gap_error": member.gap_error,
+                    **named(member, "gap", "gap_error"),
                     "empirical_risk": dict(member.empirical),
-                    "bounds": [bound.to_dict() for bound in member.bounds.values()],
+                    "bounds": plain([*member.bounds.values()]),
                 }
                 for member in self.members
             ],

@@ -18,6 +18,7 @@ from normscope.bounds.partition import Choice
 from normscope.bounds.setting import BATCH_SIZE, Setting
 from normscope.bounds.table import BoundEntry, NotApplicable
 from normscope.bounds.theorems import TABLE
+from normscope.core.codec import plain
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, Refusal, boundary
@@ -79,7 +80,7 @@ class Guarantees(Result, Sequence[Bound]):
             "empirical_risk": self.empirical,
             "samples": self.size,
             "delta": self.delta,
-            "bounds": [bound.to_dict() for bound in self.bounds],
+            "bounds": plain(self.bounds),
             "not_given": dict(self.not_given),
         }
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
-from normscope.core.codec import logarithm, number, plain
+from normscope.core.codec import logarithm, named, number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -107,10 +107,7 @@ class TrainingCost(Result, Sequence[LayerCost]):
                     "name": row.name,
                     "behind_log10": plain(row.behind.log10),
                     "normalizers_log10": plain(row.normalizers.log10),
-                    "least_iterations": plain(row.least_iterations),
-                    "evaluations": plain(row.evaluations),
-                    "evaluations_normalized": plain(row.evaluations_normalized),
-                    "cited_evaluations": plain(row.cited_evaluations),
+                    **named(row, "least_iterations", "evaluations", "evaluations_normalized", "cited_evaluations"),
                 }
                 for row in self.layers
             ],

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normscope.core.codec import number, numbers, plain
+from normscope.core.codec import named, number, numbers
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -105,8 +105,7 @@ class Landscape(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured at every learning rate."""
-        names = ("loss", "gradient_norm", "learning_rates", "losses", "gradient_changes")
-        return {"schema": self.schema, **{name: plain(getattr(self, name)) for name in names}, "smoothness": plain(self.smoothness)}
+        return named(self, "schema", "loss", "gradient_norm", "learning_rates", "losses", "gradient_changes", "smoothness")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Landscape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,24 +77,22 @@ def growth(squares: list[float]) -> float:
     return float(10 ** -np.polyfit(middle, np.array(squares)[middle], 1)[0])
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         factor, batch = group.mean("factor"), group[0].parameters["batch_size"]
         quantity, ours = f"{label}: growth of ‖∂L/∂W‖² per layer", f"×{factor:.3f}"
         if label == "relu, BN":
             near = less(abs(factor / MEAN_FIELD - 1), NEAR)
-            rows.append(Comparison(quantity, f"×{MEAN_FIELD:.3f} (Yang et al. 2019)", ours, near))
+            yield Comparison(quantity, f"×{MEAN_FIELD:.3f} (Yang et al. 2019)", ours, near)
         elif label.startswith("linear, BN") and not group[0].parameters["skip"]:
-            rows.append(Comparison(quantity, "explodes (Akbar)", ours, less(EXPLODES, factor)))
+            yield Comparison(quantity, "explodes (Akbar)", ours, less(EXPLODES, factor))
             predicted = (batch - 2) / (batch - 3)
             near = less(abs(factor / predicted - 1), NEAR)
-            rows.append(Comparison(quantity, f"×{predicted:.3f} in batches of {batch} (Yang et al. 2019)", ours, near))
+            yield Comparison(quantity, f"×{predicted:.3f} in batches of {batch} (Yang et al. 2019)", ours, near)
         elif group[0].parameters["skip"]:
-            rows.append(Comparison(quantity, "does not explode", ours, less(factor, EXPLODES)))
+            yield Comparison(quantity, "does not explode", ours, less(factor, EXPLODES))
         else:
-            rows.append(Comparison(quantity, "", ours))
-    return rows
+            yield Comparison(quantity, "", ours)
 
 
 def plots(results: Results) -> dict[str, Plot]:
