@@ -74,7 +74,7 @@ class Flatness(Result):
     """How accuracy and loss fall under noise of standard deviation σ on the parameters, one curve per kind of noise.
 
     statistics: what normalizers with running statistics use in this mode. symmetries: how many directions the quotient leaves out.
-    notes: which curve there is not, and why.
+    notes: which curves are missing, and why.
     """
 
     schema = "normscope.flatness/1"

@@ -276,7 +276,7 @@ OTHERS: dict[str, dict[str, Changes]] = {
         for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth", "S6-others", "S7.3-decay")
     },
 }
-NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale
+NO_FORMULA = {  # `stated` is not a number or vector whose size matters: the tables hold their mutants of scale
     "A-P4.1", "A-P4.1-gamma", "A-S9.1-bias", "A-C4.1.1", "A-P4.2", "A-P4.3", "A-S3.2-flat", "A-R5.1", "A-S4.3-fisher", "A-metric",
     "A-S9.2-noise", "A-S9.5-tangent",
     "T-D4", "T-C22-labels", "A-WN-radial", "A-L5.1-LN",

@@ -37,7 +37,7 @@ RECIPE = (  # of a training, settings of an experiment
     "images", "unit_ball", "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay",
 )  # fmt: skip
 FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
-EVALUATED = 1000  # samples a forward pass
+EVALUATED = 1000  # samples per forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda model, rate, decay: torch.optim.Adam(model.parameters(), rate, weight_decay=decay, fused=True),
     "sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay),

@@ -59,7 +59,7 @@ def trials(settings: SignalSettings, seed: int) -> dict[str, Signal]:
 
 
 def measure(trial: Signal, workspace: Workspace) -> Numbers:
-    """log10 of ‖∂L/∂W‖² of every layer between the first and the last, and its growth a layer towards the input."""
+    """log10 of ‖∂L/∂W‖² of every layer between the first and the last, and its growth per layer towards the input."""
     split = workspace.data(trial.data)
     chosen = workspace.generator("batch")
     inputs, classes = split.subset(trial.batch_size, chosen).train
@@ -72,7 +72,7 @@ def measure(trial: Signal, workspace: Workspace) -> Numbers:
 
 
 def growth(squares: list[float]) -> float:
-    """The factor a layer, by least squares over the middle half, where neither end is felt."""
+    """The factor per layer, by least squares over the middle half, where neither end is felt."""
     middle = np.arange(len(squares) // 4, len(squares) - len(squares) // 4)
     return float(10 ** -np.polyfit(middle, np.array(squares)[middle], 1)[0])
 
