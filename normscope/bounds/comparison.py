@@ -255,7 +255,7 @@ def compare(
     ('Golowich et al. 2018',)
 
     models: `Trained` models with their hyperparameters, or models by name.
-    loss: as of `ns.generalization`; so are delta, loss_bound and batch_size.
+    loss, delta, loss_bound, batch_size: as in `ns.generalization`.
     data: the training data of all models, unless one brings its own.
     held_out: data that no training has seen.
     seed: of partitions and noise, the same for every model.

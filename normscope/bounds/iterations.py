@@ -154,6 +154,8 @@ def training_cost(model: nn.Module, example: Example, *, alpha: float = 0.01, da
     >>> training_cost(model, torch.zeros(1, 2), alpha=0.1)[0].least_iterations
     Magnitude(30.0)
 
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
+    alpha: the norm of the gradient at which a point counts as stationary.
     data: where variances are measured for normalizers without running statistics; the example if not given.
     """
     if not 0 < alpha < float("inf"):

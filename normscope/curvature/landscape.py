@@ -159,8 +159,7 @@ def landscape(
     True
 
     learning_rates: if not given, 25 from 0.01/β to 10/β with β = gᵀHg/gᵀg, the curvature along the gradient.
-
-    The other options are those of `ns.hessian`.
+    loss, data, mode, parameters, dtype, batch_size, microbatch, seed: as in `ns.hessian`.
     """
     objective = Objective(model, loss, data, mode, parameters, dtype, batch_size, microbatch, seed)
     value, gradient = objective.value_and_gradient()

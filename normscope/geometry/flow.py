@@ -102,8 +102,16 @@ def gradient_flow(
 ) -> Path:
     """Integrate θ' = −∇L(θ) − λθ on one batch for a time, with an adaptive Runge–Kutta method of order 8.
 
-    The model keeps its mode and is not changed: a copy of it in float64 moves. tolerance: relative, of the integrator. Where the
-    flow slides along the kink of a ReLU the integrator takes many small steps, and the more the smaller the tolerance.
+    The model keeps its mode and is not changed: a copy of it in float64 moves.
+
+    loss: of (outputs, targets).
+    batch: (inputs, targets).
+    duration: how long to flow.
+    symmetries: what `ns.symmetries` returned for the model; the path measures the charges of its scale groups.
+    weight_decay: λ.
+    points: how many states to keep, at equal times.
+    tolerance: relative, of the integrator. Where the flow slides along the kink of a ReLU it takes many small steps, the more the
+    smaller the tolerance.
     """
     objective = _Objective(model, loss, batch)
     if not duration > 0 or points < 2:
@@ -137,7 +145,12 @@ def gradient_descent(
     symmetries: Symmetries,
     weight_decay: float = 0.0,
 ) -> Path:
-    """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it."""
+    """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it.
+
+    lr: η.
+    steps: how many to take; each is a state of the path.
+    loss, batch, symmetries, weight_decay: as in `gradient_flow`.
+    """
     objective = _Objective(model, loss, batch)
     flat = objective.start.numpy()
     states, seen = [objective.named(flat)], [objective.gradient(flat)]

@@ -36,7 +36,9 @@ MOST_ROUNDS = 100
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
     """The part of a vector that is orthogonal to every orbit: v − Dᵀ(DDᵀ)⁺Dv, D the tangents of the orbits, in float64.
 
-    Names that the vector lacks count as zero and are not returned.
+    symmetries: what `ns.symmetries` returned for the model.
+    parameters: tensors by name, as of `model.named_parameters()`.
+    vector: such as a gradient, by name; names that it lacks count as zero and are not returned.
     """
     orbits = [_Orbit.of(group, parameters) for group in symmetries.groups]
     names = sorted({name for orbit in orbits for name in orbit.names} | set(vector))
@@ -69,7 +71,11 @@ def canonical(symmetries: Symmetries, parameters: Tensors, *, tolerance: float =
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
     layers the least sum of squares, which is equal norms on both sides (of what is scaled; a bias that follows does not count).
-    `linear` groups have no preferred element here and stay as they are; so do zero vectors. tolerance: of the factors of scale.
+    `linear` groups have no preferred element here and stay as they are; so do zero vectors.
+
+    symmetries: what `ns.symmetries` returned for the model.
+    parameters: tensors by name, as of `model.named_parameters()`.
+    tolerance: of the factors of scale.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
