@@ -7,7 +7,7 @@ training faster. `normscope claims` runs both beside steps that were counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
 from normscope.core.rendering import Table, Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.ledger import LayerRow, ledger
 
 CAVEATS = (
@@ -79,7 +79,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, repr=False)
-class TrainingCost(Result, Sequence[LayerCost]):
+class TrainingCost(ResultSequence[LayerCost]):
     """One row for every weight layer but the last, in the order of computation."""
 
     schema = "normscope.training_cost/1"
@@ -87,15 +87,6 @@ class TrainingCost(Result, Sequence[LayerCost]):
     layers: tuple[LayerCost, ...]
     alpha: float
     caveats: tuple[str, ...] = CAVEATS
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.layers[index]
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[LayerCost]:
-        return iter(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Every layer with its products, and the paper's numbers from them."""

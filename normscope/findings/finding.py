@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
 
 from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered, Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.core.text import inert, visible
 
 SEVERITIES = ("error", "warning", "info")  # from bad to good
@@ -104,7 +104,7 @@ class Repair:
 
 
 @dataclass(frozen=True, repr=False)
-class Findings(Result, Sequence[Finding]):
+class Findings(ResultSequence[Finding]):
     """All findings of one model, worst first, with the checks that ran and those that could not, and why."""
 
     schema = "normscope.doctor/1"
@@ -115,19 +115,6 @@ class Findings(Result, Sequence[Finding]):
     subject: Any = None  # what was examined, for repairs
     repairs: list[Repair] = field(default_factory=list)
     basis: dict[str, str] = field(default_factory=dict)  # of rules on a run: in which of its steps they could judge
-
-    @overload
-    def __getitem__(self, index: int) -> Finding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self.found[index]
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator[Finding]:
-        return iter(self.found)
 
     @property
     def left_out(self) -> list[str]:
