@@ -24,6 +24,7 @@ from normscope.core.errors import InputError
 from normscope.core.papers import Plot
 from normscope.core.rendering import Text
 from normscope.core.result import Result
+from normscope.core.vector_layout import VectorLayout
 from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
 
 Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
@@ -183,7 +184,8 @@ class _Objective:
         self._parameters = dict(self._model.named_parameters())
         if not self._parameters:
             raise InputError("the model has no parameters, so nothing flows")
-        self.start = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters.values()])
+        self._layout = VectorLayout(self._parameters)
+        self.start = self._layout.flatten(self._parameters)
         with torch.random.fork_rng(devices=[]):
             state = torch.random.get_rng_state()
             self.gradient(self.start.numpy())
@@ -191,9 +193,7 @@ class _Objective:
                 raise InputError("the loss draws random numbers: switch off what is random, such as dropout")
 
     def named(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
-        sizes = [parameter.numel() for parameter in self._parameters.values()]
-        pieces = torch.from_numpy(flat.copy()).split(sizes)
-        return {name: piece.reshape(self._parameters[name].shape) for name, piece in zip(self._parameters, pieces, strict=True)}
+        return self._layout.unflatten(torch.from_numpy(flat.copy()))
 
     def gradient(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """(L, ∇L)."""
@@ -205,7 +205,7 @@ class _Objective:
         with torch.enable_grad():
             value = self._loss(self._model(self._inputs), self._targets)
         found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True, materialize_grads=True)
-        return float(value.detach()), torch.cat([gradient.reshape(-1) for gradient in found]).numpy()
+        return float(value.detach()), self._layout.join(found).numpy()
 
 
 def _double(part: Any) -> Any:
