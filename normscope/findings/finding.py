@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 
 from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered, Text
@@ -184,10 +185,10 @@ class Findings(ResultSequence[Finding]):
             parts.append(Text(f"{severity}s ({len(group)})" if severity != "info" else f"info ({len(group)})", COLOURS[severity]))
             for rule in dict.fromkeys(finding.rule for finding in group):
                 alike = [finding for finding in group if finding.rule == rule]
-                parts += [Text(f"  {finding}", overflow="fold") for finding in alike[:SHOWN]]
+                parts += [_indented(str(finding), 2) for finding in alike[:SHOWN]]
                 if len(alike) > SHOWN:
-                    parts.append(Text(f"  {rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", overflow="fold"))
-                parts.append(Text(f"      fix: {alike[0].fix}", "dim", overflow="fold"))
+                    parts.append(_indented(f"{rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", 2))
+                parts.append(_indented(f"fix: {alike[0].fix}", 6, "dim"))
         if not self.found:
             parts.append(Text(f"nothing found by {len(self.checked)} checks: {in_ranges(self.checked)}"))
         else:
@@ -195,6 +196,10 @@ class Findings(ResultSequence[Finding]):
         parts += [Text(f"on the run, {line}", "dim") for line in _by_reason(self.basis)]
         parts += [Text(f"not checked: {line}", "dim") for line in self.left_out]
         return Group(*parts)
+
+
+def _indented(text: str, columns: int, style: str = "") -> Padding:
+    return Padding(Text(text, style, overflow="fold"), (0, 0, 0, columns), expand=False)
 
 
 def _by_reason(reasons: Mapping[str, str]) -> list[str]:
