@@ -26,6 +26,7 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
+	$(BIN)/python -m docs.tools.examples
 
 # the browser tests drive Debian's Chromium; without it they are skipped, with the reason
 browser:

@@ -137,7 +137,7 @@ def crepe(folder: Path, size: str = "tiny") -> Trained:
     model.load_state_dict(stored)
     frame = torch.sin(2 * torch.pi * PITCH * torch.arange(FRAME) / RATE)[None]
     frame = (frame - frame.mean()) / frame.std()
-    return Trained(f"CREPE {size}", model.eval(), frame, f"six times convolution, ReLU and BN, on a tone of {PITCH:g} Hz")
+    return Trained(f"CREPE {size}", model.eval(), frame, f"six blocks of convolution, ReLU and BN, on a tone of {PITCH:g} Hz")
 
 
 def fcpe(folder: Path) -> Trained:
@@ -278,5 +278,6 @@ def sections(text: str) -> dict[str, str]:
 
 HEAD = """# In the wild: trained networks
 
-Networks with trained weights, around inputs of the kind that they were trained on. Written by `python -m bench in_the_wild DIR`.
-"Two of them show" is the largest difference quotient that was found, "certified" a bound on all of them."""
+What does normscope say about networks that people use? Here are some with trained weights, each around an input of the kind that it
+was trained on. `python -m bench in_the_wild DIR` writes this page. "Two of them show" is the largest difference quotient that was
+found, "certified" a bound on all of them."""

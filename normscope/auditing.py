@@ -20,6 +20,7 @@ from normscope.certify.lipschitz import bracket
 from normscope.certify.nearby import Nearby, check_wanted, nearby
 from normscope.certify.upper import upper
 from normscope.core.bracket import TOO_LOOSE, WORST_INPUT, Bracket
+from normscope.core.codec import named, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NoConstant, boundary
@@ -90,20 +91,13 @@ class Audit(Result):
     def to_dict(self) -> dict[str, Any]:
         """The audit as plain JSON values; docs/audit.md documents every field."""
         return {
-            "schema": self.schema,
-            "model": self.model,
-            "mode": self.mode,
-            "inputs": [list(shape) for shape in self.inputs],
-            "bracket": self.bracket.to_dict(),
+            **named(self, "schema", "model", "mode", "inputs", "bracket"),
             "local": None if self.local is None else {"radius": self.local_radius, **self.local.to_dict()},
-            "curve": None if self.curve is None else self.curve.to_dict(),
+            "curve": plain(self.curve),
             "layers": [_row(row) for row in self.layers],
-            "products": {name: json_number(value) for name, value in self.products.items()},
-            "floor": None if self.floor is None else self.floor.to_dict(),
+            **named(self, "products", "floor"),
             "layers_in_products": ledgers.layers_in_products(self.layers),
-            "residual": self.residual,
-            "statistics": self.statistics,
-            "notes": list(self.notes),
+            **named(self, "residual", "statistics", "notes"),
         }
 
     @classmethod

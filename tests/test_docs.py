@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 import normscope
-from docs.tools import docstrings, surface
+from docs.tools import docstrings, examples, surface
 from normscope.cli import app
 from tests.documents import anchors, blocks, broken, links, slug
 
@@ -133,3 +133,10 @@ def test_files_on_the_paths_exist():
 
 def test_slugs_are_those_of_github():
     assert slug("The path of `ns.lipschitz`") == "the-path-of-nslipschitz" and "cells" in anchors("## Cells")
+
+
+def test_examples_are_read_for_the_type_checker():
+    """`make types` checks them."""
+    found = examples.sources()
+    assert {"readme", "start", "add_a_rule", "bracket", "first_look_notebook"} <= found.keys()
+    assert all(compile(code, name, "exec") and "ns." in code for name, code in found.items())

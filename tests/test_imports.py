@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import normscope
-from normscope.claims import ledger, verdicts
+from normscope.claims import claim, verdicts
 from normscope.core import papers
 from normscope.lab import runner
 
@@ -136,7 +136,7 @@ def test_the_library_never_imports_lab_or_claims(path):
 
 def test_what_reports_know_of_the_papers_is_what_they_write():
     known = papers.LAB_SCHEMA, papers.LEDGER_SCHEMA, papers.CLAIM_VERDICTS
-    assert known == (runner.Outcome.schema, ledger.Ledger.schema, verdicts.VERDICTS)
+    assert known == (runner.Outcome.schema, claim.Ledger.schema, verdicts.VERDICTS)
 
 
 def test_every_part_of_the_order_exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import normscope as ns
+from docs.tools.docstrings import sections
 from docs.tools.surface import public
 from normscope.core.progress import Meter, reporting, shown
 
@@ -63,6 +65,10 @@ ANNOTATED = {  # one name for one thing
     "select": ("Sequence[str]", "Sequence[str] | None"),
     "seed": ("int",),  # where the same numbers are drawn again: on every pass, for every model
 }
+UNLISTED = {  # what torch calls the same, and a name that says what it does
+    "ns.certify.operator_norm": {"stride", "padding", "dilation", "groups", "padding_mode", "transposed"},
+    "ns.rules.register": {"overwrite"},
+}
 FORMER = ("report", "only", "batches", "train", "callback", "rng", "loader")
 
 
@@ -84,6 +90,15 @@ def test_another_mode_than_eval_is_said_in_the_first_line(name):
     mode = inspect.signature(FUNCTIONS[name]).parameters.get("mode")
     first = (inspect.getdoc(FUNCTIONS[name]) or "").splitlines()[0]
     assert mode is None or mode.default == "eval" or f"by default in {mode.default} mode" in first
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_option_has_its_line_in_the_reference(name):
+    """What the docs' tool makes of a docstring names each option; subjects, such as the model, are the first line's."""
+    parameters = inspect.signature(FUNCTIONS[name]).parameters
+    options = {parameter.name for parameter in parameters.values() if parameter.kind is parameter.KEYWORD_ONLY}
+    page = sections(inspect.getdoc(FUNCTIONS[name]) or "", parameters.keys(), "Args")
+    assert options - set(re.findall(r"^    (\w+): ", page, re.MULTILINE)) <= UNLISTED.get(name, set())
 
 
 # calls of the last release ---------------------------------------------------------------------------------------------

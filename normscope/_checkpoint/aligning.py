@@ -8,7 +8,7 @@ one that leaves the fewest entries, and of these for the smallest change: one ch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from scipy.linalg import lstsq
 from normscope._checkpoint.equality import FINE
 from normscope.core.rounding import UNIT_ROUNDOFF
 from normscope.symmetry.groups import Group, ScaleGroup
+from normscope.symmetry.indices import together
 
 MOST_ENTRIES = 20_000_000  # of the tangents of groups that meet: more are not fitted
 LARGEST = 1e100  # entry that is fitted: squares stay finite
@@ -59,7 +60,7 @@ def aligned(
     values = dict(one)
     mixed: set[str] = set()
     went: set[str] = set()
-    for parts in _components(groups):
+    for parts in together(groups, lambda group: group.parameters):
         names = list(dict.fromkeys(name for group in parts for name in group.parameters))
         here = all(name in one and name in other and _comparable(one[name], other[name]) for name in names)
         size = sum(one[name].numel() for name in names) * sum(group.count for group in parts) if here else 0
@@ -92,21 +93,6 @@ def _comparable(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _adds(group: Group) -> bool:
     """Whether entries are sums of several, so that one is as exact as its summands, not as itself."""
     return not isinstance(group, ScaleGroup) or group.compensation is not None
-
-
-def _components(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Groups that meet in some parameter, together."""
-    waiting = list(groups)
-    while waiting:
-        found, names = [waiting.pop(0)], set()
-        while True:
-            names = {name for group in found for name in group.parameters}
-            near = [group for group in waiting if names & {*group.parameters}]
-            if not near:
-                break
-            found += near
-            waiting = [group for group in waiting if group not in near]
-        yield [group for group in groups if group in found]
 
 
 class _Fit:

@@ -51,7 +51,7 @@ def checkpoint(
     progress: True for a bar on stderr, or a callable (what, done, total), in bytes.
     """
     if type(workers) is not int or workers < 0:
-        raise InputError(f"workers must be a number of processes, 0 or more, not {workers!r}")
+        raise InputError(f"workers must be a number of processes, 0 or more, got {workers!r}")
     opened = open_checkpoint(path)
     structure = structured(opened)
     layers = attention_layers(structure, opened.entries, opened.config, opened.about)

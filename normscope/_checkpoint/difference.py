@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
 
-from normscope.core.codec import number, plain
+from normscope.core.codec import named, number
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
 
@@ -33,9 +33,6 @@ class DiffRow:
     rotation: float | None = None
     largest_change: float | None = None
     rank: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> DiffRow:
@@ -65,11 +62,7 @@ class Difference(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return plain({
-            "schema": self.schema, "same": self.same, "explanation": self.explanation, "first": self.first, "mode": self.mode,
-            "defect": self.defect, "sources": list(self.sources), "notes": list(self.notes),
-            "rows": [row.to_dict() for row in self.rows],
-        })  # fmt: skip
+        return named(self, "schema", "same", "explanation", "first", "mode", "defect", "sources", "notes", "rows")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Difference:

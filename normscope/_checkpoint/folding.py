@@ -56,9 +56,9 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
     Raises a Refusal where nothing can be folded, with the reason for each normalizer.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"fold takes a module, not {type(model).__name__}")
+        raise InputError(f"fold takes a module, got {type(model).__name__}")
     if not kinds or any(kind not in KINDS for kind in kinds):
-        raise InputError(f"kinds must be some of {', '.join(KINDS)}, not {kinds!r}")
+        raise InputError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
     made = copy.deepcopy(model).eval()
     work = made.double()
     call = Call.of(example)

@@ -45,7 +45,7 @@ Masks = dict[str, torch.Tensor]
 def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> Difference:
     """Run both on the example and on random inputs like it."""
     if mode not in ("train", "eval"):
-        raise InputError(f"mode must be train or eval, not {mode!r}")
+        raise InputError(f"mode must be train or eval, got {mode!r}")
     if any(parameter.is_meta for model in (a, b) for parameter in model.parameters()):
         raise InputError("a model has shapes but no values (device meta): load its weights first")
     one, other = in_mode(a, mode), in_mode(b, mode)

@@ -49,7 +49,7 @@ def open_checkpoint(source: str | Path | torch.nn.Module) -> Checkpoint:
     if isinstance(source, torch.nn.Module):
         return _of_module(source)
     if not isinstance(source, (str, Path)):
-        raise InputError(f"a checkpoint is a path or a module, not {type(source).__name__}: give {FORMS}")
+        raise InputError(f"a checkpoint is a path or a module, got {type(source).__name__}: give {FORMS}")
     path = Path(source)
     return _of_directory(path) if path.is_dir() else _of_file(path)
 

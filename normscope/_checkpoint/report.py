@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import Group, RenderableType
 
 from normscope._checkpoint.rows import AttentionRow, BlockRow, PairRow, TensorRow
-from normscope.core.codec import plain
+from normscope.core.codec import named
 from normscope.core.magnitude import Magnitude
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
@@ -55,21 +55,8 @@ class CheckpointReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; docs/checkpoints.md documents every field."""
-        return plain(
-            {
-                "schema": self.schema,
-                "source": self.source,
-                "format": self.format,
-                "basis": self.basis,
-                "sample": self.sample,
-                "tensors": [row.to_dict() for row in self.tensors],
-                "pairs": [row.to_dict() for row in self.pairs],
-                "attention": [row.to_dict() for row in self.attention],
-                "blocks": [row.to_dict() for row in self.blocks],
-                "notes": list(self.notes),
-                "findings": self.findings.to_dict(),
-            }
-        )
+        parts = ("tensors", "pairs", "attention", "blocks", "notes", "findings")
+        return named(self, "schema", "source", "format", "basis", "sample", *parts)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> CheckpointReport:

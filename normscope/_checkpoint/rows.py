@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from normscope._checkpoint.norms import Numbers
+from normscope.core.codec import named
 
 BLOCK = re.compile(r"^((?:.*?\.)?(?:layers?|blocks?|h|blk|stages|encoder_layers|features)\.\d+)(?:\.|$)")
+OWN = ("name", "role", "shape", "dtype", "rule", "bytes")  # of a tensor's row, beside its numbers
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,12 @@ class TensorRow:
         return getattr(self.numbers, name)
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {
-            "name": self.name,
-            "role": self.role,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "rule": self.rule,
-            "bytes": self.bytes,
-        }
-        return {**plain, **self.numbers.to_dict()}
+        return {**named(self, *OWN), **named(self.numbers, *Numbers.__dataclass_fields__)}
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TensorRow:
         numbers = Numbers(**{name: content[name] for name in Numbers.__dataclass_fields__})
-        own = {name: content[name] for name in ("name", "role", "dtype", "rule", "bytes")}
-        return TensorRow(**own, shape=tuple(content["shape"]), numbers=numbers)
+        return TensorRow(**{name: content[name] for name in OWN} | {"shape": tuple(content["shape"])}, numbers=numbers)
 
 
 @dataclass(frozen=True)
@@ -59,9 +52,6 @@ class PairRow:
     complete: bool
     rule: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class AttentionRow:
@@ -73,9 +63,6 @@ class AttentionRow:
     key_heads: int
     basis: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class BlockRow:
@@ -85,9 +72,6 @@ class BlockRow:
     matrices: int
     weights_spectral: float
     weights_frobenius: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def blocks(rows: Iterable[TensorRow], matrices: Sequence[str]) -> tuple[BlockRow, ...]:

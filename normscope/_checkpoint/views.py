@@ -67,7 +67,7 @@ Views = dict[str, View]
 
 
 def views(opened: Checkpoint) -> Views:
-    """By names of Hugging Face, without what is no weight."""
+    """By names of Hugging Face, without entries that are not weights."""
     found: Views = {}
     for name, entry in opened.entries.items():
         mask = MASKS.search(name) and len(entry.shape) == 4 and entry.shape[:2] == (1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Work:
         try:
             tensor = self.entry.tensor()
         except InputError as error:
-            return "", {"numbers": Numbers(certified=False, note=str(error)).to_dict(), "pairs": [], "heads": []}
+            return "", {"numbers": asdict(Numbers(certified=False, note=str(error))), "pairs": [], "heads": []}
         key = self.key(tensor)
         if key in known:
             return key, known[key]
@@ -78,7 +78,7 @@ class Work:
                 if not all(bool(part.isfinite().all()) for part in parts):
                     continue
                 heads.append([list(pair) for pair in head_norms(tensor, self.heads, gain.values(), shift, bias)])
-        return key, {"numbers": numbers.to_dict(), "pairs": pairs, "heads": heads}
+        return key, {"numbers": asdict(numbers), "pairs": pairs, "heads": heads}
 
     @property
     def cost(self) -> int:
@@ -102,7 +102,7 @@ class Cache:
                 try:
                     row = json.loads(line)
                     self.known[row["key"]] = {
-                        "numbers": Numbers(**row["numbers"]).to_dict(),
+                        "numbers": asdict(Numbers(**row["numbers"])),
                         "pairs": row["pairs"],
                         "heads": row["heads"],
                     }

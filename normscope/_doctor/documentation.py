@@ -8,6 +8,9 @@ from normscope.findings.table import GROUPS, FindingRule
 INTRODUCTION = """\
 # Doctor
 
+What is wrong with the way a model uses normalization, and how do you fix it? `ns.doctor` examines the model, its weights, its data
+and its training set-up, as far as you give them. Each finding comes with its evidence and its fix.
+
 ```python
 findings = ns.doctor(model, example, optimizer=optimizer, data=(inputs, targets), run="runs/name")
 print(findings)  # grouped by severity; then which checks ran, and which could not and why
@@ -51,9 +54,9 @@ This page is made from the rules by `python -m normscope._doctor`; a test fails 
 doctor_healthy DIR` examines healthy networks from `transformers` and `diffusers`, and trained ones. Results are in
 [benchmarks](benchmarks.md).
 
-What the doctor says about models as they come is true of them. MobileNetV2 and EfficientNet give BN a momentum of 0.997 and 0.99,
-which in torch is the weight of the *new* batch (NS207). EfficientNet draws γ around zero with a deviation of 0.02 when it is made
-from a configuration (NS202). `AdamW` on all parameters decays β and biases (NS301).
+Some findings about published architectures are surprising, and still true. MobileNetV2 and EfficientNet give BN a momentum of
+0.997 and 0.99, which in torch is the weight of the *new* batch (NS207). EfficientNet draws γ around zero with a deviation of 0.02
+when it is made from a configuration (NS202). `AdamW` on all parameters decays β and biases (NS301).
 """
 
 

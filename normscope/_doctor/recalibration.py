@@ -21,10 +21,13 @@ def recalibrate(model: nn.Module, data: Data, *, example: Example | None = None,
     >>> int(recalibrate(model, torch.randn(256, 2))[1].num_batches_tracked)
     4
 
+    data: a tensor, (inputs, targets), a Dataset or batches.
+    example: one input, where data does not begin with a tensor of inputs.
+    batch_size: where the data come as tensors or as a Dataset. Batches of one sample have no variance, and torch refuses them.
+
     After averaging weights (EMA, SWA, merging), after pruning or quantization, or on data of another kind, the stored statistics
     are those of another function; this makes them those of the model as it is. Everything but the batch normalizers is in eval
-    mode meanwhile, and nothing else changes. data: a tensor, (inputs, targets), a Dataset or batches; example: one input, where
-    data does not begin with a tensor of inputs. Batches of one sample have no variance and are refused by torch.
+    mode meanwhile, and nothing else changes.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -109,7 +109,7 @@ def placement(parameter: torch.Tensor) -> Placement | None:
 
 
 class ShardedSpectra:
-    """Power iteration on weights that are cut by rows: WᵀWV = Σ_r W_rᵀW_rV, one sum over processes an iteration.
+    """Power iteration on weights that are cut by rows: WᵀWV = Σ_r W_rᵀW_rV, one sum over processes per iteration.
 
     It runs on the writer's thread in a group of its own, so a slow process delays nobody's training, and an error or a
     timeout there ends only this metric. Every sum carries the step's number: processes that disagree find out.

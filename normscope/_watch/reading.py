@@ -35,8 +35,10 @@ MOST_EVENTS, MOST_HELD = 200_000, 256 << 20  # of each process, and bytes that t
 def load_run(path: str | Path) -> Run:
     """The run in a directory that `ns.watch` wrote, or is writing.
 
-    load_run(path).table() is a pyarrow table, one row per sampled step; .table().to_pandas() a pandas frame. `damage` is what of it
-    could not be read.
+    path: what was given to `ns.watch(run=…)`.
+
+    load_run(path).table() is a pyarrow table with one row per sampled step; .table().to_pandas() makes it a pandas frame. `damage`
+    lists what could not be read.
     """
     path = Path(path)
     try:

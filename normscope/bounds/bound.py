@@ -10,7 +10,7 @@ from typing import Any, Union
 import torch
 from rich.console import Group, RenderableType
 
-from normscope.core.codec import number, plain
+from normscope.core.codec import named, number, plain
 from normscope.core.magnitude import Magnitude
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
@@ -68,18 +68,12 @@ class Bound(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; a tensor becomes a list, infinity the string "inf"."""
+        parts = {name: part.flatten() if isinstance(part, torch.Tensor) else part for name, part in self.parts.items()}
         return {
-            "schema": self.schema,
-            "name": self.name,
-            "value": plain(self.value),
+            **named(self, "schema", "name", "value"),
             "value_log10": plain(self.value.log10),
-            "quantity": self.quantity,
-            "loss": self.loss,
-            "trivial": plain(self.trivial),
-            "status": self.status,
-            "certified": self.certified,
-            "vacuous": self.vacuous,
-            "parts": {name: plain(part.flatten() if isinstance(part, torch.Tensor) else part) for name, part in self.parts.items()},
+            **named(self, "quantity", "loss", "trivial", "status", "certified", "vacuous"),
+            "parts": plain(parts),
             "assumptions": list(self.assumptions),
         }
 

@@ -18,7 +18,7 @@ from normscope.bounds.bound import CERTIFIED, GAP, MEASURE, Bound
 from normscope.bounds.generalization import generalization
 from normscope.bounds.losses import Loss, loss_of, zero_one
 from normscope.bounds.setting import BATCH_SIZE, Setting
-from normscope.core.codec import number
+from normscope.core.codec import named, number, plain
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -151,10 +151,9 @@ class FamilyComparison(Result):
                 {
                     "name": member.name,
                     "hyperparameters": {key: str(value) for key, value in member.hyperparameters.items()},
-                    "gap": member.gap,
-                    "gap_error": member.gap_error,
+                    **named(member, "gap", "gap_error"),
                     "empirical_risk": dict(member.empirical),
-                    "bounds": [bound.to_dict() for bound in member.bounds.values()],
+                    "bounds": plain([*member.bounds.values()]),
                 }
                 for member in self.members
             ],
@@ -256,7 +255,7 @@ def compare(
     ('Golowich et al. 2018',)
 
     models: `Trained` models with their hyperparameters, or models by name.
-    loss: as of `ns.generalization`; so are delta, loss_bound and batch_size.
+    loss, delta, loss_bound, batch_size: as in `ns.generalization`.
     data: the training data of all models, unless one brings its own.
     held_out: data that no training has seen.
     seed: of partitions and noise, the same for every model.

@@ -15,7 +15,7 @@ from torch import nn
 
 from normscope.bounds.folding import LARGEST_BALANCED
 from normscope.bounds.losses import check_classes, margins
-from normscope.core.codec import number, numbers, plain
+from normscope.core.codec import named, number, numbers, plain
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NormscopeError, boundary
@@ -74,7 +74,7 @@ class Flatness(Result):
     """How accuracy and loss fall under noise of standard deviation σ on the parameters, one curve per kind of noise.
 
     statistics: what normalizers with running statistics use in this mode. symmetries: how many directions the quotient leaves out.
-    notes: which curve there is not, and why.
+    notes: which curves are missing, and why.
     """
 
     schema = "normscope.flatness/1"
@@ -102,24 +102,16 @@ class Flatness(Result):
     def to_dict(self) -> dict[str, Any]:
         """Means, bands and tolerances as plain JSON values; docs/generalization.md documents every field."""
         return {
-            "schema": self.schema,
-            "mode": self.mode,
-            "statistics": self.statistics,
-            "samples": self.samples,
+            **named(self, "schema", "mode", "statistics", "samples"),
             "symmetry_directions": self.symmetries,
-            "confidence": self.confidence,
-            "notes": list(self.notes),
+            **named(self, "confidence", "notes"),
             "curves": [
                 {
-                    "kind": curve.kind,
-                    "accuracy": curve.accuracy,
-                    "loss": curve.loss,
-                    "sigmas": curve.sigmas.tolist(),
+                    **named(curve, "kind", "accuracy", "loss", "sigmas"),
                     "mean_accuracy": [_band(band) for band in curve.bands(curve.accuracies, self.confidence)],
                     "mean_loss": [_band(band) for band in curve.bands(curve.losses, self.confidence)],
                     "tolerance": plain(curve.tolerance()),
-                    "accuracies": plain(curve.accuracies),
-                    "losses": plain(curve.losses),
+                    **named(curve, "accuracies", "losses"),
                 }
                 for curve in self.curves
             ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,19 +18,20 @@ from normscope.bounds.partition import Choice
 from normscope.bounds.setting import BATCH_SIZE, Setting
 from normscope.bounds.table import BoundEntry, NotApplicable
 from normscope.bounds.theorems import TABLE
+from normscope.core.codec import plain
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.progress import Progress
 from normscope.core.region import Region
 from normscope.core.rendering import Table, Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 
 BOUND_WIDTH = 33  # columns of a bound's name in the table
 
 
 @dataclass(frozen=True, repr=False)
-class Guarantees(Result, Sequence[Bound]):
+class Guarantees(ResultSequence[Bound]):
     """Bounds, certified ones first and each kind from small to large; `not_given` says why others say nothing here."""
 
     schema = "normscope.generalization/1"
@@ -49,12 +50,6 @@ class Guarantees(Result, Sequence[Bound]):
                     return bound
             raise KeyError(f"no bound {index!r}: there are {'; '.join(bound.name for bound in self.bounds)}")
         return self.bounds[index]
-
-    def __len__(self) -> int:
-        return len(self.bounds)
-
-    def __iter__(self) -> Iterator[Bound]:
-        return iter(self.bounds)
 
     @property
     def best(self) -> Bound | None:
@@ -79,7 +74,7 @@ class Guarantees(Result, Sequence[Bound]):
             "empirical_risk": self.empirical,
             "samples": self.size,
             "delta": self.delta,
-            "bounds": [bound.to_dict() for bound in self.bounds],
+            "bounds": plain(self.bounds),
             "not_given": dict(self.not_given),
         }
 

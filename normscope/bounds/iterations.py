@@ -7,7 +7,7 @@ training faster. `normscope claims` runs both beside steps that were counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,13 @@ from torch import nn
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
-from normscope.core.codec import logarithm, number, plain
+from normscope.core.codec import logarithm, named, number, plain
 from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
 from normscope.core.rendering import Table, Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.ledger import LayerRow, ledger
 
 CAVEATS = (
@@ -79,7 +79,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, repr=False)
-class TrainingCost(Result, Sequence[LayerCost]):
+class TrainingCost(ResultSequence[LayerCost]):
     """One row for every weight layer but the last, in the order of computation."""
 
     schema = "normscope.training_cost/1"
@@ -87,15 +87,6 @@ class TrainingCost(Result, Sequence[LayerCost]):
     layers: tuple[LayerCost, ...]
     alpha: float
     caveats: tuple[str, ...] = CAVEATS
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.layers[index]
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def __iter__(self) -> Iterator[LayerCost]:
-        return iter(self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Every layer with its products, and the paper's numbers from them."""
@@ -107,10 +98,7 @@ class TrainingCost(Result, Sequence[LayerCost]):
                     "name": row.name,
                     "behind_log10": plain(row.behind.log10),
                     "normalizers_log10": plain(row.normalizers.log10),
-                    "least_iterations": plain(row.least_iterations),
-                    "evaluations": plain(row.evaluations),
-                    "evaluations_normalized": plain(row.evaluations_normalized),
-                    "cited_evaluations": plain(row.cited_evaluations),
+                    **named(row, "least_iterations", "evaluations", "evaluations_normalized", "cited_evaluations"),
                 }
                 for row in self.layers
             ],
@@ -157,6 +145,8 @@ def training_cost(model: nn.Module, example: Example, *, alpha: float = 0.01, da
     >>> training_cost(model, torch.zeros(1, 2), alpha=0.1)[0].least_iterations
     Magnitude(30.0)
 
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch.
+    alpha: the norm of the gradient at which a point counts as stationary.
     data: where variances are measured for normalizers without running statistics; the example if not given.
     """
     if not 0 < alpha < float("inf"):

@@ -1,3 +1,3 @@
-from .ledger import run_claims
+from .claim import run_claims
 
 __all__ = ["run_claims"]

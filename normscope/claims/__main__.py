@@ -1,7 +1,7 @@
 """Print docs/claims.md."""
 
+from normscope.claims.claim import run_claims
 from normscope.claims.documentation import documentation
-from normscope.claims.ledger import run_claims
 
 if __name__ == "__main__":
     print(documentation(run_claims()), end="")

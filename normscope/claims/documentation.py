@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.claims.ledger import PAPERS, Checked, Claim, Ledger, load
+from normscope.claims.claim import PAPERS, Checked, Claim, Ledger, load
 from normscope.claims.statement import SOURCES, STATED
 from normscope.claims.verdicts import REFUTED
 

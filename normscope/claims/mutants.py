@@ -18,7 +18,7 @@ from torch import Tensor
 from normscope.claims.akbar import conditioning, derivatives, discussion, extensions, symmetry, theory
 from normscope.claims.answers import noise
 from normscope.claims.calculus import scalar, spectral_product
-from normscope.claims.ledger import Claim, load
+from normscope.claims.claim import Claim, load
 from normscope.claims.observed import exchanged
 from normscope.claims.statement import OBSERVED
 from normscope.claims.than2025 import comparisons, figures, generalization, networks, normalizers, optimization, weights
@@ -276,7 +276,7 @@ OTHERS: dict[str, dict[str, Changes]] = {
         for name in ("E1", "E2", "E3", "E4", "noise", "large-lr", "smooth", "S6-others", "S7.3-decay")
     },
 }
-NO_FORMULA = {  # `stated` is no number or vector whose size matters: the tables hold their mutants of scale
+NO_FORMULA = {  # `stated` is not a number or vector whose size matters: the tables hold their mutants of scale
     "A-P4.1", "A-P4.1-gamma", "A-S9.1-bias", "A-C4.1.1", "A-P4.2", "A-P4.3", "A-S3.2-flat", "A-R5.1", "A-S4.3-fisher", "A-metric",
     "A-S9.2-noise", "A-S9.5-tangent",
     "T-D4", "T-C22-labels", "A-WN-radial", "A-L5.1-LN",

@@ -8,6 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Ruling, measured
 from normscope.lab.experiment import Comparison, Results, find
 from normscope.lab.runner import AGREES, run_trials, verdict
@@ -31,10 +34,23 @@ def exchanged(results: Results) -> Results:
     return Results([replace(t, parameters={**t.parameters, "normalizer": said(t.parameters["normalizer"])}) for t in results])
 
 
+def observe(theme: str, observations: Mapping[str, tuple[str, Changes, str]], long: bool = False) -> None:
+    """Register what a module of claims takes from the lab: id → (experiment, changes of its settings, what is measured)."""
+    for id, (experiment, changes, mathematics) in observations.items():
+
+        def check(
+            generator: torch.Generator, stated: Alteration = as_measured, experiment: str = experiment, changes: Changes = changes
+        ) -> Ruling:
+            return observation(experiment, generator.initial_seed(), changes, stated)
+
+        check.__doc__, check.__module__, check.__name__ = f"`{experiment}`{mathematics}", theme, id
+        claim(id, long=long)(check)
+
+
 def observation(experiment: str, seed: int, changes: Changes, stated: Alteration = as_measured) -> Ruling:
     """What the lab says of a small run: every row of its judgement, and whether all in which the paper says something agree."""
     results = run_trials(experiment, {**changes, "seeds": f"[{seed}]"}, directory())
-    rows = find(experiment).judge(stated(results))
+    rows = list(find(experiment).judge(stated(results)))
     said = [row for row in rows if row.agrees is not None]
     settings = ", ".join(f"{name} {value}" for name, value in changes.items())
     theirs = "; ".join(dict.fromkeys(row.paper for row in said))

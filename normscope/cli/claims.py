@@ -27,7 +27,7 @@ def claims(
     seed: Annotated[int, seed_of("every random instance and training")] = 0,
 ) -> None:
     """Run the statements of both papers and print what the numbers say of each."""
-    from normscope.claims.ledger import contents, explanation, run_claims
+    from normscope.claims.claim import contents, explanation, run_claims
 
     if list:
         print(contents())
@@ -46,7 +46,7 @@ def claims(
 
 
 def _list_mutants(select: Sequence[str], long: bool, seed: int) -> None:
-    from normscope.claims.ledger import find, load
+    from normscope.claims.claim import find, load
     from normscope.claims.mutants import report
 
     claims = {claim.id: claim for claim in map(find, select)} or {

@@ -119,8 +119,9 @@ def _attribute(module: ModuleType, place: str, name: str) -> Any:
     try:
         return operator.attrgetter(name)(module)
     except AttributeError as error:
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = get_close_matches(name, public, SHOWN) or sorted(public)
+        public = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+        own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+        close = get_close_matches(name, public, SHOWN) or sorted(own or public)
         advice = f"did you mean {some(close, ' or ')}?" if close else "it has nothing that can be called"
         raise InputError(f"{place} has no {name!r}: {advice}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from normscope.core.text import encodable
 
 
 def plain(content: Any) -> Any:
-    """The JSON values of nested lists, mappings, tensors, arrays and numbers; anything else becomes its text.
+    """The JSON values of nested lists, mappings, tensors, arrays, numbers and dataclasses; anything else becomes its text.
 
     >>> plain({"a": [1, math.inf, math.nan], "b": Magnitude.from_log10(400), "c": (True, None)})
     {'a': [1, 'inf', None], 'b': '1.00e+400', 'c': [True, None]}
@@ -31,7 +32,18 @@ def plain(content: Any) -> Any:
         return [plain(value) for value in content]
     if hasattr(content, "tolist"):  # a tensor, an array, or a number of numpy
         return plain(content.tolist())
-    return str(content)
+    if hasattr(content, "to_dict"):
+        return plain(content.to_dict())
+    return named(content, *content.__dataclass_fields__) if is_dataclass(content) else str(content)
+
+
+def named(content: Any, *names: str) -> dict[str, Any]:
+    """The JSON values of some attributes, by name.
+
+    >>> named(3 + 4j, "real", "imag")
+    {'real': 3.0, 'imag': 4.0}
+    """
+    return {name: plain(getattr(content, name)) for name in names}
 
 
 def encode(content: Any) -> str:

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 from normscope.core.bracket import Bracket, Explorer, plain_sides, ratio, read_sides
+from normscope.core.codec import named
 from normscope.core.errors import InputError, Refusal
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Progress, shown
@@ -69,11 +70,7 @@ class GapCurve(Result):
     def to_dict(self) -> dict[str, Any]:
         """The curve as plain JSON values."""
         return {
-            "schema": self.schema,
-            "factor": self.factor,
-            "radius": self.radius,
-            "beyond": self.beyond,
-            "interrupted": self.interrupted,
+            **named(self, "schema", "factor", "radius", "beyond", "interrupted"),
             "points": [{"radius": point.radius, **plain_sides(point.lower, point.upper)} for point in self.points],
         }
 

@@ -23,7 +23,10 @@ def _parts(point: Point) -> tuple[torch.Tensor, ...]:
     parts = (point,) if isinstance(point, torch.Tensor) else tuple(point) if isinstance(point, Sequence) else (point,)
     wrong = [type(part).__name__ for part in parts if not isinstance(part, torch.Tensor)]
     if wrong:
-        raise InputError(f"a region is made of numbers and tensors, one tensor per input, not of {wrong[0]}")
+        raise InputError(
+            f"a region is made of numbers and tensors, got {wrong[0]}: pass one tensor, or one per floating-point input in the "
+            "order of the example"
+        )
     return tuple(part.detach().to(torch.float64) for part in parts)
 
 

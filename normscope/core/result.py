@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from normscope.core.codec import encode
 from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered
+
+T = TypeVar("T", covariant=True)
 
 
 class Result(Rendered):
@@ -63,3 +65,25 @@ class Result(Rendered):
     def _figures(self) -> dict[str, Callable[..., Any]]:
         """What draws each figure, by name."""
         return {}
+
+
+class ResultSequence(Result, Sequence[T]):
+    """A result that is a sequence: of what its first field holds."""
+
+    @property
+    def _items(self) -> tuple[T, ...]:
+        items: tuple[T, ...] = getattr(self, next(iter(self.__dataclass_fields__)))  # type: ignore[attr-defined]
+        return items
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)

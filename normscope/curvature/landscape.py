@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from normscope.core.codec import number, numbers, plain
+from normscope.core.codec import named, number, numbers
 from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
@@ -105,8 +105,7 @@ class Landscape(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured at every learning rate."""
-        names = ("loss", "gradient_norm", "learning_rates", "losses", "gradient_changes")
-        return {"schema": self.schema, **{name: plain(getattr(self, name)) for name in names}, "smoothness": plain(self.smoothness)}
+        return named(self, "schema", "loss", "gradient_norm", "learning_rates", "losses", "gradient_changes", "smoothness")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Landscape:
@@ -160,8 +159,7 @@ def landscape(
     True
 
     learning_rates: if not given, 25 from 0.01/β to 10/β with β = gᵀHg/gᵀg, the curvature along the gradient.
-
-    The other options are those of `ns.hessian`.
+    loss, data, mode, parameters, dtype, batch_size, microbatch, seed: as in `ns.hessian`.
     """
     objective = Objective(model, loss, data, mode, parameters, dtype, batch_size, microbatch, seed)
     value, gradient = objective.value_and_gradient()

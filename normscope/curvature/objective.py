@@ -18,10 +18,10 @@ from torch.nn.parameter import UninitializedParameter
 from normscope.core.data import Data
 from normscope.core.errors import InputError, first_line
 from normscope.core.randomness import seed_generators
+from normscope.core.vector_layout import VectorLayout
 from normscope.core.wrapping import unwrapped
 from normscope.curvature.batches import Batch, Batches
 from normscope.curvature.twice import twice_differentiable
-from normscope.curvature.vector_layout import VectorLayout
 
 MODES = ("train", "eval")
 BATCH_SIZE = 256

@@ -26,7 +26,7 @@ from normscope._watch.store import plain
 from normscope.core.errors import InputError, NormscopeError
 from normscope.dashboard import views
 from normscope.dashboard.access import MOST_HEADERS, SHORTEST_TOKEN, AccessGuard, is_loopback
-from normscope.dashboard.catalogue import Catalogue
+from normscope.dashboard.listing import Catalogue
 from normscope.dashboard.results import POLICY as RESULT_POLICY
 from normscope.dashboard.results import result_page
 

@@ -16,7 +16,7 @@ from normscope._watch.reading import Run
 from normscope._watch.store import EVENTS
 from normscope.core.errors import InputError
 from normscope.dashboard.card import alerts, text
-from normscope.dashboard.catalogue import MOST_SHOWN
+from normscope.dashboard.listing import MOST_SHOWN
 from normscope.report.quantities import quantity
 from normscope.report.runs import ColourScale, heatmap, layer_series, norm_angle, products, series
 

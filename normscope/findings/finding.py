@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 
 from normscope.core.errors import InputError
 from normscope.core.rendering import Rendered, Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.core.text import inert, visible
 
 SEVERITIES = ("error", "warning", "info")  # from bad to good
@@ -104,7 +105,7 @@ class Repair:
 
 
 @dataclass(frozen=True, repr=False)
-class Findings(Result, Sequence[Finding]):
+class Findings(ResultSequence[Finding]):
     """All findings of one model, worst first, with the checks that ran and those that could not, and why."""
 
     schema = "normscope.doctor/1"
@@ -115,19 +116,6 @@ class Findings(Result, Sequence[Finding]):
     subject: Any = None  # what was examined, for repairs
     repairs: list[Repair] = field(default_factory=list)
     basis: dict[str, str] = field(default_factory=dict)  # of rules on a run: in which of its steps they could judge
-
-    @overload
-    def __getitem__(self, index: int) -> Finding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self.found[index]
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator[Finding]:
-        return iter(self.found)
 
     @property
     def left_out(self) -> list[str]:
@@ -197,10 +185,10 @@ class Findings(Result, Sequence[Finding]):
             parts.append(Text(f"{severity}s ({len(group)})" if severity != "info" else f"info ({len(group)})", COLOURS[severity]))
             for rule in dict.fromkeys(finding.rule for finding in group):
                 alike = [finding for finding in group if finding.rule == rule]
-                parts += [Text(f"  {finding}", overflow="fold") for finding in alike[:SHOWN]]
+                parts += [_indented(str(finding), 2) for finding in alike[:SHOWN]]
                 if len(alike) > SHOWN:
-                    parts.append(Text(f"  {rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", overflow="fold"))
-                parts.append(Text(f"      fix: {alike[0].fix}", "dim", overflow="fold"))
+                    parts.append(_indented(f"{rule} in {len(alike) - SHOWN} more places: {_places(alike[SHOWN:])}", 2))
+                parts.append(_indented(f"fix: {alike[0].fix}", 6, "dim"))
         if not self.found:
             parts.append(Text(f"nothing found by {len(self.checked)} checks: {in_ranges(self.checked)}"))
         else:
@@ -208,6 +196,10 @@ class Findings(Result, Sequence[Finding]):
         parts += [Text(f"on the run, {line}", "dim") for line in _by_reason(self.basis)]
         parts += [Text(f"not checked: {line}", "dim") for line in self.left_out]
         return Group(*parts)
+
+
+def _indented(text: str, columns: int, style: str = "") -> Padding:
+    return Padding(Text(text, style, overflow="fold"), (0, 0, 0, columns), expand=False)
 
 
 def _by_reason(reasons: Mapping[str, str]) -> list[str]:

@@ -160,8 +160,8 @@ def _squashes(node: Node, subject: Subject) -> bool:
 )  # fmt: skip
 def no_final_norm(subject: Subject) -> Iterator[Hit]:
     """In x + f(norm(x)) nothing ever divides the stream itself, so it grows with every block. What leaves the last block has a
-    scale that depends on depth and on training; without a last normalizer the head sees that scale, and so do its gradients.
-    Models are judged that attend and have at least two such blocks; one that has a normalizer beside this output is not."""
+    scale that depends on depth and on training; without a last normalizer the head sees that scale, and so do its gradients. Only
+    models with attention and at least two such blocks are judged, unless they have a normalizer beside this output."""
     assert subject.graph is not None
     nodes = list(subject.graph)
     attends = any(registry.reading(node, Attention) is not None for node in nodes)

@@ -37,8 +37,8 @@ At = tuple[History, Row]
     clean=Clean("The loss stayed finite", "loss"),
 )  # fmt: skip
 def loss_not_finite(at: At) -> Iterator[Hit]:
-    """After a loss that is NaN or infinite every parameter that the optimizer moves is NaN as well, and nothing that is trained
-    from there on can be used."""
+    """After a loss that is NaN or infinite every parameter that the optimizer moves is NaN as well, and training from there on is
+    useless."""
     _, row = at
     loss = row["loss"]
     if math.isinf(loss) or (math.isnan(loss) and row.get("loss_given", False)):
@@ -53,9 +53,9 @@ def loss_not_finite(at: At) -> Iterator[Hit]:
 )  # fmt: skip
 def loss_spike(at: At) -> Iterator[Hit]:
     """A loss ten deviations above what was usual in the last 50 steps, which undoes a quarter of what training had gained, comes
-    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count. Small losses
-    scatter by factors, as one wrong answer in a batch does: it must be four deviations of the logarithms, too, and twice as far
-    above the median as the highest of those 50."""
+    from a bad batch or from a step that was too large. Deviations are medians, so the noise of batches does not count. Small
+    losses scatter by factors, as a single wrong answer in a batch can. So the loss must also be four deviations above the median
+    of the logarithms, and twice as far above the median as the highest of those 50."""
     history, row = at
     loss, kept = row["loss"], history.kept
     if not math.isfinite(loss):
@@ -96,10 +96,10 @@ def _usual(values: list[float]) -> tuple[float, float]:
     clean=Clean("The loss did not rise above where it began", "loss"),
 )  # fmt: skip
 def loss_diverged(at: At) -> Iterator[Hit]:
-    """A training whose median loss over 50 steps lies a tenth above that of its first ones, and three standard errors of it so
-    that the noise of batches does not count, has unlearned more than it learned. Noise is what differs from one loss to the next,
-    so that a steady rise does not hide itself.
-    The learning rate is the first suspect: beyond 2 over the curvature each step makes the loss larger."""
+    """The median loss over 50 steps is a tenth above that of the first steps, and by at least three standard errors, so the noise
+    of batches does not count: the training has unlearned more than it learned. Noise is estimated from the differences between
+    successive losses, so a steady rise does not hide itself. The learning rate is the first suspect: beyond 2 over the curvature
+    each step makes the loss larger."""
     history, row = at
     if not math.isfinite(row["loss"]) or "first loss" not in history.kept:
         history.only(False)
@@ -320,8 +320,8 @@ def massive_activation(at: At) -> Iterator[Hit]:
     clean=Clean("Effective learning rates stayed within a factor of ten of where they began", "effective_lr"),
 )  # fmt: skip
 def drifting_rate(at: At) -> Iterator[Hit]:
-    """What moves the function of a scale-free weight is lr/‖w‖², not lr. When its norm grows or shrinks tenfold, the true schedule
-    is another one than that which was set. What the schedule itself does is not counted."""
+    """What moves the function of a scale-free weight is lr/‖w‖², not lr. When its norm grows or shrinks tenfold, the schedule
+    that acts is no longer the one that you set. Changes that the schedule itself makes are not counted."""
     history, row = at
     scheduled = row.get("learning_rate", math.nan)
     if not scheduled or not math.isfinite(scheduled):

@@ -89,8 +89,8 @@ def _any_trained(subject: HasWeights) -> bool:
 def collapsed_scale(subject: HasWeights) -> Iterator[Hit]:
     """A channel whose γ is zero is switched off for good where a ReLU follows, and carries no information anyway. A few are
     common; many mean wasted width, or a weight decay that acts on γ. γ that is zero in all channels is also how the last
-    normalizer of a residual branch starts, so by itself it is no more than information; where the weights were trained (an
-    optimizer's or a running average's steps, or other normalizers that have moved, say so) the branch is dead. Negative γ flips a
+    normalizer of a residual branch starts, so by itself it is only information. Where the weights were trained, as the steps of
+    an optimizer or of a running average show, or other normalizers that have moved, the branch is dead. Negative γ flips a
     channel and is rarely meant."""
     for path, stored in subject.weights.normalizers().items():
         if stored.gamma is None or not stored.gamma.numel() or not bool(stored.gamma.isfinite().all()):
@@ -297,10 +297,10 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 )  # fmt: skip
 def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
     """After training every γ has moved a little. One that is exactly 1 (or 0) in all entries was not trained: it was not in the
-    optimizer, got no gradient, or each step was rounded away because its type is too coarse. Published models were ruined by
-    the last. Where nothing says that the weights were trained, only a γ that stood still while others moved is reported. Where β
-    is still exactly 0 too, rounding is not the cause, as every step from 0 is kept: the normalizer was frozen, or the model does
-    not use it. Weights alone do not tell which, so that this is information."""
+    optimizer, got no gradient, or each step was rounded away because its type is too coarse. Published models were ruined by the
+    last. Where nothing says that the weights were trained, only a γ that stood still while others moved is reported. Where β is
+    still exactly 0 too, rounding is not the cause, as every step from 0 is kept: the normalizer was frozen, or the model does not
+    use it. Weights alone do not tell which, so this is only information."""
     scales = {path: stored.gamma for path, stored in subject.weights.normalizers().items() if stored.gamma is not None}
     scales = {path: gamma for path, gamma in scales.items() if gamma.numel() > 1}
     still = [path for path, gamma in scales.items() if bool((gamma == 1).all())]
@@ -326,11 +326,11 @@ def unmoved_scale(subject: HasWeights) -> Iterator[Hit]:
     reference="Arora, Li & Lyu 2019; the defect of scale invariance is ε/(σ² + ε)", needs=("data",),
 )  # fmt: skip
 def epsilon_on_data(subject: Subject) -> Iterator[Hit]:
-    """Layer, group and RMS normalizers divide by what their input has. Where ε is as large as its variance (its mean square for
-    RMS), they multiply by a constant and no longer normalize: a small embedding in front of an ε of 1e-5 is enough. Judged by the
-    median over tokens or groups of the data, from where ε is half of what is divided by. Before training the scale is that of the
-    initialization, which training changes: with an ordinary ε (at most 1e-5) this is then information only, and common in narrow
-    networks and behind residual branches that begin small."""
+    """Layer, group and RMS normalizers divide by the deviation of their input. Where ε is as large as its variance (its mean
+    square for RMS), they multiply by a constant and no longer normalize: a small embedding before an ε of 1e-5 is enough. The
+    rule takes the median over tokens or groups of the data, and reports an ε that is at least half of what is divided by. Before
+    training the scale is that of the initialization, which training changes. With an ordinary ε (at most 1e-5) this is then only
+    information, and common in narrow networks and behind residual branches that begin small."""
     for path, (epsilon, typical) in subject.spreads.items():
         if epsilon > STOPPED * (typical + epsilon):
             first = epsilon <= USUAL_EPSILON and not _any_trained(subject)
@@ -347,8 +347,8 @@ def epsilon_on_data(subject: Subject) -> Iterator[Hit]:
 )  # fmt: skip
 def unconverged_spectral_norm(subject: Subject) -> Iterator[Hit]:
     """torch's spectral_norm divides a weight by uᵀWv, which is its norm only once power iteration has found u and v; in eval mode
-    it makes no steps. Weights that were loaded or changed without their u and v have norms above the 1 that was asked for, and
-    so has every bound that rests on it. 15 steps, torch's own start, leave up to 6 % on random matrices: reported from 10 % on."""
+    it makes no steps. Weights that were loaded or changed without their u and v have norms above the 1 that was asked for, and a
+    bound that relies on that 1 does not hold. 15 steps, as torch begins, leave up to 6 % on random matrices; 10 % is reported."""
     for path, module in subject.model.named_modules():
         for weight, u, v, axis in _power_iterations(module):
             matrix = weight.detach().double().movedim(axis, 0).flatten(1)
@@ -381,8 +381,8 @@ def _power_iterations(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, t
 )  # fmt: skip
 def dead_through_shift(subject: Subject) -> Iterator[Hit]:
     """Behind a normalizer a channel has mean β and deviation |γ|. Where β is below −4 |γ| and a rectifier follows, at most one
-    value in 17 passes (Cantelli's inequality), of a bell-shaped channel one in 30,000: it is off, gets no gradient and stays
-    off. A few are common; from a quarter of the channels on it is a warning."""
+    value in 17 passes (Cantelli's inequality), and one in 30,000 if the channel is bell-shaped: it is off, gets no gradient and
+    stays off. A few are common; from a quarter of the channels on it is a warning."""
     for node, normalizer in subject.normalizers:
         gamma, beta = normalizer.gamma, normalizer.beta
         readers = subject.readers[leaving(node, subject.readers)]

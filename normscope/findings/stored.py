@@ -60,7 +60,8 @@ class StoredSubject:
 )  # fmt: skip
 def other_convention(subject: StoredSubject) -> Iterator[Hit]:
     """Some models store γ, others w with γ = 1 + w. A file in the wrong convention loads without an error and gives garbage.
-    Entries of w scatter around 0, a quarter and more below it; entries of γ hardly ever are below 0. BN is always stored as γ."""
+    Entries of w scatter around 0, and at least a quarter are below it; entries of γ are hardly ever below 0. BN is always stored
+    as γ."""
     stored = subject.stored
     batch = {f"{path}.weight" for path, own in subject.weights.normalizers().items() if own.running_var is not None}
     read = {name: plus_one for name, plus_one in stored.reads.items() if stored.gammas[name].numel() > 1 and name not in batch}

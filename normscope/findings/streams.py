@@ -31,7 +31,7 @@ SMALL_BATCH = 8  # samples, below which batch statistics are noise (Wu & He 2018
 )  # fmt: skip
 def saturated_attention(at: At) -> Iterator[Hit]:
     """A logit of a hundred makes softmax a hard choice: gradients to queries and keys vanish, entropy collapses, and the loss
-    diverges soon after. Logits grow with the product of two weights, so they grow fast once they do."""
+    diverges soon after. Logits grow with the product of two weights, so once they grow, they grow fast."""
     history, row = at
     logit, entropy = history.metric(row, "attention_logit"), history.metric(row, "attention_entropy")
     for index in history.worst(logit > LOGIT, -logit):
@@ -223,15 +223,15 @@ COLUMN_OF = {"NS513": "update_rms", "NS516": "spectral_norm", "NS517": "largest_
 _register(
     "NS513", "a step of the optimizer out of line", "update-jump", "No recorded weight's step was ten times its usual size",
     "Lower Adam's β₂ or the learning rate, or clip updates (AdaFactor, StableAdamW).", "Wortsman et al. 2023, section 3.4",
-    """The length of a weight's step per learning rate hardly changes from step to step. Tenfold, Adam's second moments are out of
-    date: the gradient outgrew them, and a spike of the loss follows some steps later.""",
+    """The length of a weight's step per learning rate hardly changes from step to step. If it grows tenfold, Adam's second
+    moments are out of date: the gradient outgrew them, and a spike of the loss follows some steps later.""",
     _jumps("step", "update_rms", normalized=True),
 )  # fmt: skip
 _register(
     "NS516", "a weight out of line", "weight-jump", "No recorded weight's norm was ten times its usual size",
     "Look at what writes to this weight; lower the learning rate, clip gradients, or add weight decay.", "docs/watch.md",
-    """A spectral norm grows by a few per cent in 200 steps of a healthy training. Tenfold, the layer amplifies ten times
-    what it did, and so does everything behind it.""",
+    """A spectral norm grows by a few per cent in 200 steps of a healthy training. If it grows tenfold, the layer amplifies ten
+    times as much, and so does everything behind it.""",
     _jumps("spectral norm", "spectral_norm"),
 )  # fmt: skip
 _register(

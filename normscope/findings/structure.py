@@ -168,9 +168,10 @@ def degenerate_groups(subject: Subject) -> Iterator[Hit]:
     reference="torch.nn.LayerNorm, torch.nn.BatchNorm1d", needs=("graph",),
 )  # fmt: skip
 def wrong_axis(subject: Subject) -> Iterator[Hit]:
-    """LayerNorm behind a convolution normalizes along the width of the picture, LayerNorm on transposed tokens along the sequence,
-    and BatchNorm1d behind a Linear on (batch, tokens, features) keeps one statistic per token position: mistakes that train,
-    badly, and for one length alone. Features are followed from the linear layer that wrote them through whatever moves them."""
+    """LayerNorm behind a convolution normalizes along the width of the picture, LayerNorm on transposed tokens along the
+    sequence, and BatchNorm1d behind a Linear on (batch, tokens, features) keeps one statistic per token position: such mistakes
+    train badly, and only for one length. The rule follows features from the linear layer that wrote them through whatever moves
+    them."""
     assert subject.graph is not None
     features = feature_axes(subject.graph)
     for node, normalizer in subject.normalizers:
@@ -192,8 +193,9 @@ def wrong_axis(subject: Subject) -> Iterator[Hit]:
     reference="Akbar, section 9.1", needs=("graph",),
 )  # fmt: skip
 def mixed_kinds(subject: Subject) -> Iterator[Hit]:
-    """Branches that are added have scales of their own normalizer's making: a batch normalizer's depends on the other samples,
-    a layer normalizer's does not. Adding them makes one branch batch-dependent and the other not, often left over from a port."""
+    """Each of the branches that are added has the scale that its own normalizer gives it: with a batch normalizer it depends on
+    the other samples, with a layer normalizer it does not. One branch then depends on the batch and the other does not, which is
+    often left over from a port."""
     assert subject.graph is not None
     for node in subject.graph:
         if len(added := terms(node)) == 2:
@@ -208,9 +210,9 @@ def mixed_kinds(subject: Subject) -> Iterator[Hit]:
     reference="Ba, Kiros & Hinton 2016; Lan et al. 2020 (ALBERT, which ties whole blocks)", needs=("graph",),
 )  # fmt: skip
 def tied_normalizer(subject: Subject) -> Iterator[Hit]:
-    """A layer normalizer has no statistics to mix, but its γ and β are then one compromise for places that want different scales:
-    as a rule an object that was made once and put into every block. Where the layers behind it are tied, too, as in ALBERT, or
-    where no layer follows, it is meant, and not reported."""
+    """A layer normalizer has no statistics to mix, but its γ and β are then one compromise for places that want different scales.
+    Usually one object was made once and put into every block. It is not reported where it is intended: where the layers behind it
+    are tied too, as in ALBERT, or where no layer follows."""
     uses: dict[str, list[Node]] = {}
     for node, normalizer in subject.normalizers:
         if normalizer.kind != "batch" and isinstance(normalizer.gamma, Constant) and normalizer.gamma.learned:
@@ -237,9 +239,9 @@ def _weights_behind(node: Node, subject: Subject) -> frozenset[str]:
     reference="Li et al. 2019 (variance shift)", needs=("train graph",),
 )  # fmt: skip
 def dropout_before_batch_norm(subject: Subject) -> Iterator[Hit]:
-    """In training dropout of rate p makes the mean square of what it passes 1/(1 − p) times as large, in evaluation it does not:
-    the running variance behind it is that of training, so evaluation divides by too much. Reported where a batch normalizer
-    reads what was dropped through linear layers, activations and scales alone, from p = 0.1 on."""
+    """In training, dropout of rate p makes the mean square of what it passes 1/(1 − p) times as large; in evaluation it does not.
+    The running variance behind it is that of training, so evaluation divides by too much. Reported where a batch normalizer reads
+    what was dropped through linear layers, activations and scales alone, from p = 0.1 on."""
     for node in subject.train_graph or ():
         if _kind(node) != "batch" or (dropped := _dropped(node.inputs[0])) is None:
             continue

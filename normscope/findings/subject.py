@@ -200,7 +200,7 @@ class Subject:
 
     @cached_property
     def handwritten_scales(self) -> dict[str, torch.Tensor]:
-        """γ of normalizers that are no module of torch's, as it is applied (1 + w where w is stored), by the parameter's name."""
+        """γ of normalizers that are not modules of torch, as it is applied (1 + w where w is stored), by the parameter's name."""
         own = {id(p) for module in self.torch_normalizers.values() for p in module.parameters(recurse=False)}
         return {
             name: normalizer.gamma.value.detach().flatten().to(parameter.dtype)

@@ -183,9 +183,9 @@ def stale_statistics(subject: Subject) -> Iterator[Hit]:
     reference="Bjorck et al. 2018; Cohen et al. 2021", needs=("labels", "optimizer"),
 )  # fmt: skip
 def unstable_rate(subject: Subject) -> Iterator[Hit]:
-    """Gradient descent on a loss of curvature λ diverges beyond a rate of 2/λ. The largest rate at which some steps on a copy of
-    the model do not raise the cross-entropy of the data is measured; plain SGD, with momentum counted as lr/(1 − α), should stay
-    below it. Adaptive optimizers have no such limit and are not judged."""
+    """Gradient descent on a loss of curvature λ diverges beyond a rate of 2/λ. The doctor measures the largest rate at which some
+    steps on a copy of the model do not raise the cross-entropy of the data. Plain SGD, with momentum counted as lr/(1 − α),
+    should stay below it. Adaptive optimizers have no such limit and are not judged."""
     assert isinstance(subject.data, tuple)
     inputs, labels = subject.data[: len(subject.call.tensors)], subject.data[len(subject.call.tensors)]
     if not isinstance(subject.optimizer, torch.optim.SGD) or labels.dtype != torch.long or len(inputs) != 1:

@@ -82,6 +82,11 @@ def effective_learning_rate(norms: torch.Tensor, lr: float, *, kind: str = "sgd"
 
     >>> effective_learning_rate(torch.tensor([1.0, 2.0]), lr=0.1, momentum=0.9)
     tensor([1.0000, 0.2500])
+
+    norms: ‖w‖ of each vector.
+    lr: η.
+    kind: "sgd", "adam" or "adamw".
+    momentum: μ, of SGD.
     """
     if kind not in KINDS:
         raise InputError(f"an update rule must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -24,6 +24,7 @@ from normscope.core.errors import InputError
 from normscope.core.papers import Plot
 from normscope.core.rendering import Text
 from normscope.core.result import Result
+from normscope.core.vector_layout import VectorLayout
 from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
 
 Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) → scalar
@@ -102,8 +103,16 @@ def gradient_flow(
 ) -> Path:
     """Integrate θ' = −∇L(θ) − λθ on one batch for a time, with an adaptive Runge–Kutta method of order 8.
 
-    The model keeps its mode and is not changed: a copy of it in float64 moves. tolerance: relative, of the integrator. Where the
-    flow slides along the kink of a ReLU the integrator takes many small steps, and the more the smaller the tolerance.
+    The model keeps its mode and is not changed: a copy of it in float64 moves.
+
+    loss: of (outputs, targets).
+    batch: (inputs, targets).
+    duration: how long to flow.
+    symmetries: what `ns.symmetries` returned for the model; the path measures the charges of its scale groups.
+    weight_decay: λ.
+    points: how many states to keep, at equal times.
+    tolerance: relative, of the integrator. Where the flow slides along the kink of a ReLU it takes many small steps, the more the
+    smaller the tolerance.
     """
     objective = _Objective(model, loss, batch)
     if not duration > 0 or points < 2:
@@ -137,7 +146,12 @@ def gradient_descent(
     symmetries: Symmetries,
     weight_decay: float = 0.0,
 ) -> Path:
-    """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it."""
+    """θ ← θ − η(∇L + λθ) on one batch, in float64; `expected` is the law of one step applied to the charge before it.
+
+    lr: η.
+    steps: how many to take; each is a state of the path.
+    loss, batch, symmetries, weight_decay: as in `gradient_flow`.
+    """
     objective = _Objective(model, loss, batch)
     flat = objective.start.numpy()
     states, seen = [objective.named(flat)], [objective.gradient(flat)]
@@ -170,7 +184,8 @@ class _Objective:
         self._parameters = dict(self._model.named_parameters())
         if not self._parameters:
             raise InputError("the model has no parameters, so nothing flows")
-        self.start = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters.values()])
+        self._layout = VectorLayout(self._parameters)
+        self.start = self._layout.flatten(self._parameters)
         with torch.random.fork_rng(devices=[]):
             state = torch.random.get_rng_state()
             self.gradient(self.start.numpy())
@@ -178,9 +193,7 @@ class _Objective:
                 raise InputError("the loss draws random numbers: switch off what is random, such as dropout")
 
     def named(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
-        sizes = [parameter.numel() for parameter in self._parameters.values()]
-        pieces = torch.from_numpy(flat.copy()).split(sizes)
-        return {name: piece.reshape(self._parameters[name].shape) for name, piece in zip(self._parameters, pieces, strict=True)}
+        return self._layout.unflatten(torch.from_numpy(flat.copy()))
 
     def gradient(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """(L, ∇L)."""
@@ -192,7 +205,7 @@ class _Objective:
         with torch.enable_grad():
             value = self._loss(self._model(self._inputs), self._targets)
         found = torch.autograd.grad(value, list(self._parameters.values()), allow_unused=True, materialize_grads=True)
-        return float(value.detach()), torch.cat([gradient.reshape(-1) for gradient in found]).numpy()
+        return float(value.detach()), self._layout.join(found).numpy()
 
 
 def _double(part: Any) -> Any:

@@ -14,6 +14,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
+from normscope.core.vector_layout import VectorLayout
 from normscope.geometry.balance import preferred_scales
 from normscope.geometry.groups import (
     SCALES,
@@ -36,12 +37,14 @@ MOST_ROUNDS = 100
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
     """The part of a vector that is orthogonal to every orbit: v − Dᵀ(DDᵀ)⁺Dv, D the tangents of the orbits, in float64.
 
-    Names that the vector lacks count as zero and are not returned.
+    symmetries: what `ns.symmetries` returned for the model.
+    parameters: tensors by name, as of `model.named_parameters()`.
+    vector: such as a gradient, by name; names that it lacks count as zero and are not returned.
     """
     orbits = [_Orbit.of(group, parameters) for group in symmetries.groups]
     names = sorted({name for orbit in orbits for name in orbit.names} | set(vector))
-    layout = _Layout({name: parameters[name] for name in names})
-    flat = layout.flatten({name: vector.get(name, torch.zeros_like(parameters[name])) for name in names})
+    layout = VectorLayout({name: parameters[name] for name in names})
+    flat = layout.flatten({name: vector.get(name, torch.zeros_like(parameters[name])).double().cpu() for name in names}).numpy()
     counts = [orbit.count for orbit in orbits]
     scales = [_inverse_norms(orbit) for orbit in orbits]  # unit columns, so that orthogonal orbits take one iteration
 
@@ -50,17 +53,17 @@ def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> 
         for orbit, scale, own in zip(orbits, scales, torch.from_numpy(amounts.copy()).split(counts), strict=True):
             for name, moved in orbit.move(own * scale).items():
                 total[name] += moved
-        return layout.flatten(total)
+        return layout.flatten(total).cpu().numpy()
 
     def components(entries: np.ndarray) -> np.ndarray:
-        tensors = layout.unflatten(entries)
+        tensors = layout.unflatten(torch.from_numpy(entries))
         return torch.cat([orbit.components(tensors) * scale for orbit, scale in zip(orbits, scales, strict=True)]).numpy()
 
     if orbits:
         operator = LinearOperator((len(flat), sum(counts)), matvec=along, rmatvec=components, dtype=np.float64)
         for _ in range(2):  # the second solve removes what rounding left of the first
             flat = flat - along(lsmr(operator, flat, atol=1e-15, btol=1e-15, conlim=0, maxiter=10 * sum(counts))[0])
-    return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(flat).items() if name in vector}
+    return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(torch.from_numpy(flat)).items() if name in vector}
 
 
 @earlier(positional=1)
@@ -69,7 +72,11 @@ def canonical(symmetries: Symmetries, parameters: Tensors, *, tolerance: float =
 
     Shifts have mean zero (in units of the speeds of their entries, where these differ), scale-free vectors unit norm, and rescaled
     layers the least sum of squares, which is equal norms on both sides (of what is scaled; a bias that follows does not count).
-    `linear` groups have no preferred element here and stay as they are; so do zero vectors. tolerance: of the factors of scale.
+    `linear` groups have no preferred element here and stay as they are; so do zero vectors.
+
+    symmetries: what `ns.symmetries` returned for the model.
+    parameters: tensors by name, as of `model.named_parameters()`.
+    tolerance: of the factors of scale.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
@@ -145,31 +152,17 @@ class _DenseOrbit(_Orbit):
     def __init__(self, group: SymmetryGroup, parameters: Tensors) -> None:
         super().__init__(group.parameters, group.count)
         double = {name: tensor.detach().double() for name, tensor in parameters.items()}
-        self.layout = _Layout({name: double[name] for name in self.names})
+        self.layout = VectorLayout({name: double[name] for name in self.names})
         self.rows = group.directions(double).double()
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.layout.unflatten((amounts @ self.rows).numpy())
+        return self.layout.unflatten(amounts @ self.rows)
 
     def components(self, vector: Tensors) -> torch.Tensor:
-        return self.rows @ torch.from_numpy(self.layout.flatten(vector))
+        return self.rows @ self.layout.flatten({name: vector[name].double().cpu() for name in self.names})
 
     def squares(self) -> torch.Tensor:
         return self.rows.square().sum(1)
-
-
-class _Layout:
-    """Named tensors as one vector of float64, in their order."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-
-    def flatten(self, tensors: Tensors) -> np.ndarray:
-        return torch.cat([tensors[name].detach().double().reshape(-1).cpu() for name in self.shapes]).numpy()
-
-    def unflatten(self, flat: np.ndarray) -> dict[str, torch.Tensor]:
-        pieces = torch.from_numpy(flat).split([shape.numel() for shape in self.shapes.values()])
-        return {name: piece.reshape(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
 
 
 def _inverse_norms(orbit: _Orbit) -> torch.Tensor:

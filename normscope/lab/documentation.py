@@ -33,7 +33,7 @@ products that are tens of orders of magnitude apart, depending on which is meant
 
 
 def write_page(directories: Sequence[Path], page: Path) -> None:
-    """One section a result, named after its directory, with still pictures of its figures in `images/` beside the page.
+    """One section per result, named after its directory, with still pictures of its figures in `images/` beside the page.
 
     What someone wrote above the results stays.
     """

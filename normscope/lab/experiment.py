@@ -9,7 +9,7 @@ import json
 import math
 import pkgutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import import_module
@@ -165,7 +165,7 @@ class Experiment(Generic[S, T]):
     full: S
     trials: Callable[[S, int], Mapping[str, T]]
     measure: Callable[[T, Workspace], Numbers]
-    judge: Callable[[Results], Sequence[Comparison]]
+    judge: Callable[[Results], Iterable[Comparison]]
     plots: Callable[[Results], Mapping[str, Plot]]
 
 

@@ -100,6 +100,7 @@ def run_experiment(
 ) -> Outcome:
     """Run an experiment, or finish it where it stopped: finished trials are kept, and a started one goes on from its checkpoint.
 
+    name: of the experiment, as `normscope lab list` prints it.
     full: the paper's settings instead of the quick ones.
     settings: changes, as words on a command line.
     out: where trials and results go.
@@ -142,7 +143,12 @@ def run_trials(name: str, settings: Mapping[str, str], out: str | Path) -> Resul
 
 @earlier(positional=2)
 def load_experiment(name: str, *, full: bool = False, out: str | Path = DEFAULT) -> Outcome:
-    """The outcome of an experiment that was run before."""
+    """The outcome of an experiment that was run before.
+
+    name: of the experiment, as `normscope lab list` prints it.
+    full: that of the paper's settings instead of the quick ones.
+    out: where its results are.
+    """
     directory = result_directory(out, find(name).name, full)
     try:
         return Outcome(directory, json.loads((directory / RESULT).read_text()))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ RECIPE = (  # of a training, settings of an experiment
     "images", "unit_ball", "epochs", "batch_size", "optimizer", "learning_rate", "weight_decay",
 )  # fmt: skip
 FROZEN = {"scale": "weight", "shift": "bias"}  # parts of a normalizer
-EVALUATED = 1000  # samples a forward pass
+EVALUATED = 1000  # samples per forward pass
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda model, rate, decay: torch.optim.Adam(model.parameters(), rate, weight_decay=decay, fused=True),
     "sgd": lambda model, rate, decay: torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=decay),
@@ -105,19 +106,26 @@ class TrainingSettings(Settings):
         return super(TrainingSettings, replace(self, networks=networks)).changed(changes)
 
     def training(self, network: str, normalizer: str, seed: int, **changes: Any) -> Training:
-        """The training of one of the networks, with what an experiment varies in `changes`."""
+        """The training of one of the networks, with what an experiment varies in `changes`: of the recipe, or of the network."""
         given = self.networks[network]
         if not isinstance(given, Mapping):
             raise InputError(f"networks must give {network} its options, such as {{}}, got {given}")
         options = {name: value for name, value in given.items() if name not in RECIPE}
         recipe = {name: given.get(name, getattr(self, name)) for name in RECIPE}
+        options |= {name: changes.pop(name) for name in [*changes] if name not in Training.__dataclass_fields__}
         return Training(network, normalizer, **{"options": options, "data": self.data, **recipe, "seed": seed, **changes})
 
 
-def with_and_without(settings: TrainingSettings, seed: int) -> dict[str, Training]:
-    """Every network with every normalizer; nothing else differs."""
-    pairs = [(network, normalizer) for network in settings.networks for normalizer in settings.normalizers]
-    return {f"{network} {normalizer}": settings.training(network, normalizer, seed) for network, normalizer in pairs}
+def with_and_without(
+    settings: TrainingSettings, seed: int, variations: Mapping[str, Mapping[str, Any]] = MappingProxyType({"": {}})
+) -> dict[str, Training]:
+    """Every network with every normalizer, in every variation (end of the label → changes); nothing else differs."""
+    return {
+        f"{network} {normalizer}{label}": settings.training(network, normalizer, seed, **changes)
+        for network in settings.networks
+        for normalizer in settings.normalizers
+        for label, changes in variations.items()
+    }
 
 
 @dataclass

@@ -128,8 +128,8 @@ def spectral_cap(
     >>> float(spectral_norm(layer.weight)) <= 0.5 * (1 + 1e-6)
     True
 
-    limit: one for all, or a mapping from the names of modules to theirs (others are left alone). Without an optimizer, call the
-    returned cap whenever it is to act.
+    limit: one for all, or a mapping from the names of modules to theirs (others are left alone).
+    optimizer: the one that trains the model; without it, call the returned cap whenever it is to act.
     """
     cap = SpectralCap(model, limit)
     cap()

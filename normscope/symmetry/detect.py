@@ -42,6 +42,7 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, *, mo
     >>> [(group.kind, group.parameters, group.count) for group in report]
     [('scale', ('0.weight',), 8), ('shift', ('0.bias',), 8), ('rescale', ('1.weight', '1.bias', '3.weight'), 8)]
 
+    example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch; its shapes matter.
     mode: "train", where batch normalization uses batch statistics, or "eval", where it uses running ones.
     """
     if mode not in MODES:

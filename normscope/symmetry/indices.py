@@ -6,11 +6,14 @@ Such an array has the rank of its tensor, and size 1 along every axis on which n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+
+T = TypeVar("T")
 
 Shape = tuple[int, ...]
 FORBIDDEN = -1
@@ -111,6 +114,21 @@ def components(edges: np.ndarray, count: int) -> np.ndarray:
     labels: np.ndarray
     _, labels = connected_components(coo_array((np.ones(edges.shape[1]), tuple(edges)), shape=(count, count)), directed=False)
     return labels
+
+
+def together(items: Sequence[T], keys: Callable[[T], Iterable[Hashable]]) -> list[list[T]]:
+    """Items that share a key, directly or through others, in their order.
+
+    >>> together(["ab", "c", "bd"], iter)
+    [['ab', 'bd'], ['c']]
+    """
+    numbers: dict[Hashable, int] = {}
+    edges = [(place, numbers.setdefault(key, len(items) + len(numbers))) for place, item in enumerate(items) for key in keys(item)]
+    labels = components(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(items) + len(numbers))
+    found: dict[int, list[T]] = {}
+    for item, label in zip(items, labels.tolist(), strict=False):
+        found.setdefault(label, []).append(item)
+    return list(found.values())
 
 
 def renumbered(labels: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from rich.console import RenderableType
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from normscope.core.codec import named
 from normscope.core.errors import InputError, boundary
 from normscope.core.rendering import Table, Text
 from normscope.core.result import Result
@@ -88,30 +89,12 @@ class SymmetryReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; docs/symmetry.md documents every field."""
+        described = ("kind", "parameters", "axes", "blocks", "degrees", "count", "whole", "mode", "path", "defect")
         return {
-            "schema": self.schema,
-            "model": self.model,
-            "mode": self.mode,
+            **named(self, "schema", "model", "mode"),
             "parameters": sum(self.sizes.values()),
-            "scale_free": self.scale_free,
-            "scale_free_weights": dict(self.scale_free_weights),
-            "redundant_biases": list(self.redundant_biases),
-            "unused": list(self.unused),
-            "groups": [
-                {
-                    "kind": group.kind,
-                    "parameters": list(group.parameters),
-                    "axes": [list(axes) for axes in group.axes],
-                    "blocks": list(group.blocks),
-                    "degrees": list(group.degrees),
-                    "count": group.count,
-                    "whole": group.whole,
-                    "mode": group.mode,
-                    "path": list(group.path),
-                    "defect": group.defect,
-                }
-                for group in self.groups
-            ],
+            **named(self, "scale_free", "scale_free_weights", "redundant_biases", "unused"),
+            "groups": [named(group, *described) for group in self.groups],
         }
 
     def render(self) -> RenderableType:

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from normscope.symmetry.indices import components
+from normscope.symmetry.indices import components, together
 
 Terms = Sequence[tuple[float, np.ndarray]]  # Σ coefficient · unknown, entry by entry
 Row = dict[int, Fraction]
@@ -45,7 +45,7 @@ class System:
         """All solutions, as a basis with small supports."""
         classes = self._classes()
         rows = self._rows(classes)
-        return Solution(classes, [vector for part in _components(rows) for vector in _null_space(part)], _unbound(rows, classes))
+        return Solution(classes, [vector for part in together(rows, iter) for vector in _null_space(part)], _unbound(rows, classes))
 
     def _classes(self) -> np.ndarray:
         """The class of every unknown under the equalities; class 0 is zero."""
@@ -93,17 +93,6 @@ def _without_zeros(rows: list[Row]) -> list[Row]:
                 if len(row) == 1:
                     zeros.append(next(iter(row)))
     return rows
-
-
-def _components(rows: list[Row]) -> Iterable[list[Row]]:
-    """Rows that share unknowns, together."""
-    mentioned = {unknown: number for number, unknown in enumerate({unknown for row in rows for unknown in row}, len(rows))}
-    edges = [(place, mentioned[unknown]) for place, row in enumerate(rows) for unknown in row]
-    labels = components(np.array(edges, dtype=np.int64).reshape(-1, 2).T, len(rows) + len(mentioned))
-    found: dict[int, list[Row]] = defaultdict(list)
-    for row, label in zip(rows, labels.tolist(), strict=False):
-        found[label].append(row)
-    return found.values()
 
 
 def _null_space(rows: list[Row]) -> list[Row]:

@@ -105,8 +105,8 @@ def test_results_stand_beside_runs_and_open_as_pages(opened: Open, tmp_path: Pat
 def test_a_run_that_is_not_listed_is_found_by_its_name_and_kept_by_its_address(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normscope.dashboard.catalogue.MOST_LISTED", 3)
-    monkeypatch.setattr("normscope.dashboard.catalogue.MOST_SHOWN", 3)
+    monkeypatch.setattr("normscope.dashboard.listing.MOST_LISTED", 3)
+    monkeypatch.setattr("normscope.dashboard.listing.MOST_SHOWN", 3)
     for number in range(8):
         write_run(tmp_path / f"run{number}", 10 + number, NAMES)
         os.utime(tmp_path / f"run{number}" / "events.jsonl", (2e9 + number, 2e9 + number))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from normscope.claims.ledger import Ledger, run_claims
+from normscope.claims.claim import Ledger, run_claims
 from tests.claims.expected import LATE, VERDICTS
 
 

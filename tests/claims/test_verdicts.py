@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normscope.claims.ledger import load
+from normscope.claims.claim import load
 from normscope.claims.mutants import MENDED, OTHERS, UNEXPLAINED, Fate, fates, mutants, reason, unchanged
 from normscope.claims.statement import STATED
 from normscope.claims.verdicts import (

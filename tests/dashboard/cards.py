@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normscope.dashboard.card import Card
-from normscope.dashboard.catalogue import Catalogue
+from normscope.dashboard.listing import Catalogue
 
 NAMES = ["first", "norm", "head"]
 FINDING = {

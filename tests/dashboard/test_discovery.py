@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import normscope as ns
-from normscope.dashboard import catalogue as catalogues
-from normscope.dashboard.catalogue import Catalogue
+from normscope.dashboard import listing
 from normscope.dashboard.discovery import DEEPEST, Discovered, Discovery
+from normscope.dashboard.listing import Catalogue
 from tests.dashboard.cards import NAMES, cards
 from tests.report.recordings import write_run
 
@@ -101,8 +101,8 @@ def test_many_runs_are_read_a_few_at_a_time_the_newest_first(tmp_path: Path, mon
         write_run(tmp_path / f"run{number}", 2, NAMES)
         os.utime(tmp_path / f"run{number}" / "events.jsonl", (2e9 + number, 2e9 + number))
     clock = itertools.count()  # a second passes between any two looks at it
-    monkeypatch.setattr(catalogues, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    monkeypatch.setattr(catalogues, "AT_ONCE", 4.0)
+    monkeypatch.setattr(listing, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(listing, "AT_ONCE", 4.0)
     catalogue = Catalogue(tmp_path)
     first = catalogue.changes()
     assert len(first.ids) == 12 and first.more
@@ -170,8 +170,8 @@ def test_a_first_answer_that_has_time_for_few_directories_has_those_made_last(
 
 
 def test_of_many_runs_the_newest_are_listed_and_all_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogues, "MOST_LISTED", 20)
-    monkeypatch.setattr(catalogues, "MOST_KEPT", 40)
+    monkeypatch.setattr(listing, "MOST_LISTED", 20)
+    monkeypatch.setattr(listing, "MOST_KEPT", 40)
     for number in range(100):
         path = tmp_path / f"sweep{number % 7}" / f"run{number:03}"
         path.mkdir(parents=True)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from normscope.core.errors import InputError
-from normscope.lab.catalogue import catalogue
+from normscope.lab.__main__ import documentation
 from normscope.lab.documentation import write_page
 from normscope.lab.experiment import Plot
 from normscope.lab.runner import run_experiment
@@ -132,7 +132,7 @@ def test_a_kind_of_plot_that_does_not_exist_is_one_line() -> None:
 
 def test_the_catalogue_is_made_from_the_experiments() -> None:
     page = Path(__file__).parents[2] / "docs" / "experiments.md"
-    assert page.read_text(encoding="utf-8") == catalogue(), "run: python -m normscope.lab > docs/experiments.md"
+    assert page.read_text(encoding="utf-8") == documentation(), "run: python -m normscope.lab > docs/experiments.md"
 
 
 def test_a_surface_is_drawn_in_cells_and_equal_axes_have_equal_units() -> None:

@@ -181,6 +181,6 @@ def test_an_experiment_runs_and_draws(name: str, out: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_verdict_follows_from_the_numbers(name: str, out: Path) -> None:
     results = tiny_results(name, out)
-    agreeing, differing = (find(name).judge(tampered(results, rule)) for rule in (CASES[name].paper, CASES[name].against))
+    agreeing, differing = ([*find(name).judge(tampered(results, rule))] for rule in (CASES[name].paper, CASES[name].against))
     assert [row.quantity for row in agreeing if row.agrees is False] == [] and verdict(agreeing) == AGREES
     assert [row.quantity for row in differing if row.agrees] == [] and verdict(differing) == DIFFERS

@@ -16,7 +16,7 @@ import normscope as ns
 from normscope._checkpoint.difference import Difference
 from normscope.auditing import Audit
 from normscope.bounds.generalization import Guarantees
-from normscope.claims.ledger import Ledger
+from normscope.claims.claim import Ledger
 from normscope.report import figures
 from normscope.report.file import write_report
 from normscope.report.html import Drawing

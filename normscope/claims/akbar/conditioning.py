@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import jacobian, normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.claims.akbar.symmetry import weight_of
 from normscope.claims.calculus import Map, gradient, hessian, jacobian, normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity
 
 SIZES = (3, 8, 32)  # of a batch, or of a layer

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.claims.akbar.dynamics import VISIBLE, minibatch_loss
 from normscope.claims.calculus import Map, gradient, hessian, normal, random_weights, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity, implication, presence
 
 HIDDEN_CONSTANT = 1e6  # of O

@@ -18,7 +18,7 @@ from normscope.claims.akbar.symmetry import (
     with_parameters,
 )
 from normscope.claims.calculus import Map, gradient, hessian, normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity, presence, upper_bound
 
 FACTORS = (0.1, 3.0, 100.0)

@@ -14,7 +14,7 @@ from normscope.claims.akbar.derivatives import scale_free_loss
 from normscope.claims.akbar.discussion import linear_neuron
 from normscope.claims.akbar.dynamics import integrated
 from normscope.claims.calculus import Map, chain, gradient, hessian, jacobian, normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity
 
 HEIGHTS = (-1.5, -0.4, 0.3, 2.0)  # of z at the saddle, before they are standardized

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import EPSILON, gradient, jacobian, normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, constant, identity, presence
 
 FACTORS = (1e-3, 0.1, 10.0, 1e3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import chain, jacobian, normal, product, random_weights, scalar, spectral_product, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, identity, implication, upper_bound
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import Map, normal, random_weights, scalar, spectral_norm
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, lower_bound, upper_bound
 
 WIDTHS = ((3, 3), (4, 6, 2), (2, 8, 8, 5), (5, 5, 5, 5, 5, 5))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import Map, normal, scalar, spectral_norm, steepness
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, lower_bound
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import normal, scalar, standardize
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import DrawnMean, Ruling, expectation
 
 BATCHES = 20_000  # that are drawn of every size

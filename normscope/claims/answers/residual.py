@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.claims.calculus import layer_deviation, normal, scalar, spectral_norm, standardize, steepness
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, upper_bound
 
 WIDTH = 8

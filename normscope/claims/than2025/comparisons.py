@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.bounds.theorems.hou2023 import hou
 from normscope.bounds.theorems.lyu2022 import lyu
 from normscope.claims.calculus import chain, random_weights, scalar, spectral_product
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.than2025.generalization import (
     DELTA,
     LOSS_BOUND,

@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 import torch
 from torch import nn
 
-from normscope.claims.ledger import claim
-from normscope.claims.observed import Alteration, Changes, as_measured, directory, observation
+from normscope.claims.claim import claim
+from normscope.claims.observed import Changes, directory, observe
 from normscope.claims.verdicts import Ruling, measured
 from normscope.lab.experiment import Results
 from normscope.lab.measurements import LayerMeter
@@ -25,7 +25,6 @@ Judgement = Callable[[Numbers], bool]  # whether what is measured is what the pa
 
 RELU_NETWORK: Changes = {"networks": '{"mlp":{"width":64,"depth":10,"epochs":25}}', "normalizers": '["none"]'}
 RESNET18: Changes = {"networks": '{"resnet18":{"stem":"small","epochs":2}}', "normalizers": '["batch"]'}
-PENALTIES: Changes = {"epochs": "40", "penalties": "[0.0,0.01,0.1]"}
 BLOCKS = Stage(expansion=4, kernel=3, stride=1, width=16, blocks=3)
 PRODUCTS = {
     "weights_matrix": "log10 of spectral norms",
@@ -37,28 +36,23 @@ PRODUCTS = {
 }
 
 
-@claim("T-F1")
-def weight_norms(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
-    """`weight-norms`: ∏‖W_k‖ (spectral, and Frobenius beside it) of a 10-layer ReLU network before and after training."""
-    return observation("weight-norms", generator.initial_seed(), RELU_NETWORK, stated)
-
-
-@claim("T-F2")
-def input_variance(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
-    """`input-variance`: variances before each activation, and the product of one 1/σ per layer."""
-    return observation("input-variance", generator.initial_seed(), RELU_NETWORK, stated)
-
-
-@claim("T-F1-resnet18", long=True)
-def weight_norms_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
-    """As T-F1 for ResNet-18 with a small stem, two epochs; convolutions as matrices (out, in·kh·kw)."""
-    return observation("weight-norms", generator.initial_seed(), RESNET18, stated)
-
-
-@claim("T-F2-resnet18", long=True)
-def input_variance_resnet18(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
-    """As T-F2 for ResNet-18: the definitions differ by tens of orders of magnitude, so each is named."""
-    return observation("input-variance", generator.initial_seed(), RESNET18, stated)
+observe(__name__, {
+    "T-F1": (
+        "weight-norms", RELU_NETWORK,
+        ": ∏‖W_k‖ (spectral, and Frobenius beside it) of a 10-layer ReLU network before and after training.",
+    ),
+    "T-F2": ("input-variance", RELU_NETWORK, ": variances before each activation, and the product of one 1/σ per layer."),
+})  # fmt: skip
+observe(__name__, {
+    "T-F1-resnet18": (
+        "weight-norms", RESNET18,
+        ", as T-F1, for ResNet-18 with a small stem, two epochs; convolutions as matrices (out, in·kh·kw).",
+    ),
+    "T-F2-resnet18": (
+        "input-variance", RESNET18,
+        ", as T-F2, for ResNet-18: the definitions differ by tens of orders of magnitude, so each is named.",
+    ),
+}, long=True)  # fmt: skip
 
 
 def inverted_residuals(generator: torch.Generator) -> nn.Sequential:
@@ -144,10 +138,12 @@ def less_data(generator: torch.Generator, stated: Judgement = saves_more_when_de
     return measured("exponentially less", stated(needed), "width 48, Adam 3e-3, 120 steps, batch 50, 85 % of test digits", **needed)
 
 
-@claim("T-S5.2-guide")
-def penalized_constants(generator: torch.Generator, stated: Alteration = as_measured) -> Ruling:
-    """`capacity-penalty`: a multiple of Σ log ‖W_l‖ and Σ log gains in the loss, with BN and without; the best of two factors."""
-    return observation("capacity-penalty", generator.initial_seed(), PENALTIES, stated)
+observe(__name__, {
+    "T-S5.2-guide": (
+        "capacity-penalty", {"epochs": "40", "penalties": "[0.0,0.01,0.1]"},
+        ": a multiple of Σ log ‖W_l‖ and Σ log gains in the loss, with BN and without; the best of two factors.",
+    ),
+})  # fmt: skip
 
 
 # Statements to be refuted: what the claims above must tell from what was measured.

@@ -26,7 +26,7 @@ from normscope.claims.calculus import (
     spectral_product,
     uniform,
 )
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, Trial, coverage, implication, upper_bound, weaker
 
 DELTA = 0.05

@@ -27,7 +27,7 @@ from normscope.claims.calculus import (
     steepness,
     uniform,
 )
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, constant, implication, upper_bound
 
 WIDTHS = ((4, 4, 4), (6, 8, 5, 3), (3, 10, 2, 7, 4), (5, 5, 5, 5, 5, 5))

@@ -17,7 +17,7 @@ from normscope.claims.calculus import (
     steepness,
     uniform,
 )
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, constant, identity, upper_bound
 
 SCALES = (1e-3, 1.0, 1e3)  # of inputs

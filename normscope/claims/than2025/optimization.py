@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.bounds.iterations import cited_evaluations, evaluations, least_iterations
 from normscope.claims.calculus import chain, gradient, normal, scalar, scaled_identities
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.verdicts import Case, Ruling, implication, lower_bound
 
 WIDTHS = (4, 4, 4, 4)

@@ -24,7 +24,7 @@ from normscope.claims.calculus import (
     truncated,
     uniform,
 )
-from normscope.claims.ledger import claim
+from normscope.claims.claim import claim
 from normscope.claims.than2025.networks import WIDTHS, Deviations, Weights, product_of_factors
 from normscope.claims.verdicts import Case, Ruling, constant, identity, implication, upper_bound
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
-from normscope.lab.training import Training, TrainingSettings, trained_numbers
+from normscope.lab.training import Training, TrainingSettings, trained_numbers, with_and_without
 
 VARIANTS = {"γ and β": (), "γ alone": ("shift",), "β alone": ("scale",), "neither": ("scale", "shift")}  # → what is frozen
 NUMBERS = {
@@ -14,32 +15,19 @@ NUMBERS = {
     "∏‖W‖": ("audit", "products", "weights_matrix"),
     "certified constant": ("audit", "bracket", "upper_log10"),
 }
+USUAL = TrainingSettings(normalizers=("batch", "layer"))  # each trained with and without γ and β
 
 
-@dataclass(frozen=True)
-class Settings(TrainingSettings):
-    """normalizers: those that are trained with and without γ and β."""
-
-    normalizers: tuple[str, ...] = ("batch", "layer")
+def trials(settings: TrainingSettings, seed: int) -> dict[str, Training]:
+    return with_and_without(settings, seed, {f", {variant}": {"frozen": frozen} for variant, frozen in VARIANTS.items()})
 
 
-def trials(settings: Settings, seed: int) -> dict[str, Training]:
-    return {
-        f"{network} {normalizer}, {variant}": settings.training(network, normalizer, seed, frozen=frozen)
-        for network in settings.networks
-        for normalizer in settings.normalizers
-        for variant, frozen in VARIANTS.items()
-    }
-
-
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         constants = ", ".join(f"{name} {power(group.mean(*path))}" for name, path in NUMBERS.items())
-        rows.append(Comparison(f"{label}: constants", "", constants))
+        yield Comparison(f"{label}: constants", "", constants)
         ends = f"test accuracy {group.mean('test_accuracy'):.3f}, gap of the loss {group.mean('gap_loss'):.3f}"
-        rows.append(Comparison(f"{label}: generalization", "", ends))
-    return rows
+        yield Comparison(f"{label}: generalization", "", ends)
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -56,8 +44,8 @@ EXPERIMENT = Experiment(
     name="affine-role",
     source="Than 2025, Section 6, the first open question",
     statement="The role of γ and β for the constants and for generalization is unclear.",
-    quick=Settings(networks={"mlp": {"width": 64, "depth": 10}}, images=400, epochs=60),
-    full=Settings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}}),
+    quick=replace(USUAL, networks={"mlp": {"width": 64, "depth": 10}}, images=400, epochs=60),
+    full=replace(USUAL, networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}}),
     trials=trials,
     measure=trained_numbers,
     judge=judge,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results
-from normscope.lab.training import Training, TrainingSettings, accuracy_numbers
+from normscope.lab.training import Training, TrainingSettings, accuracy_numbers, with_and_without
 
 TRAINED = 0.8  # accuracy on the training part
 
@@ -26,17 +26,10 @@ class ScaleSettings(TrainingSettings):
 
 
 def trials(settings: ScaleSettings, seed: int) -> dict[str, Training]:
-    choices = [
-        (network, kind, scale) for network in settings.networks for kind in settings.normalizers for scale in settings.scales
-    ]
-    return {
-        f"{network} {kind} × {scale:g}": settings.training(network, kind, seed, initial_scale=scale)
-        for network, kind, scale in choices
-    }
+    return with_and_without(settings, seed, {f" × {scale:g}": {"initial_scale": scale} for scale in settings.scales})
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, normalizer, scale), group in results.groups("network", "normalizer", "initial_scale").items():
         accuracy = group.mean("train_accuracy")
         diverged = " (loss not finite)" if any(group.values("diverged")) else ""
@@ -45,8 +38,7 @@ def judge(results: Results) -> list[Comparison]:
         paper = "trains" if normalizer != "none" or scale == 1 else "fails or starts late" if extreme else ""
         agrees = None if not paper else trains == (paper == "trains")
         name = f"{network}, {normalizer}, weights × {scale:g}: training accuracy"
-        rows.append(Comparison(name, paper, f"{accuracy:.3f}{diverged}", agrees))
-    return rows
+        yield Comparison(name, paper, f"{accuracy:.3f}{diverged}", agrees)
 
 
 def _scales(results: Results) -> list[float]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,9 @@ from normscope.lab.workspace import Workspace
 
 GROUPS = 2
 NOTICEABLE = 0.05  # of accuracy, above chance
-
-
-@dataclass(frozen=True)
-class LeakageSettings(TrainingSettings):
-    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
-    normalizers: tuple[str, ...] = ("none", "batch", "layer")
-    epochs: int = 10
-    batch_size: int = 32
-    seeds: tuple[int, ...] = (0, 1, 2)
+USUAL = TrainingSettings(
+    networks={"mlp": {"width": 64, "depth": 4}}, normalizers=("none", "batch", "layer"), epochs=10, batch_size=32, seeds=(0, 1, 2)
+)
 
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
@@ -79,19 +72,17 @@ def blank_accuracy(model: nn.Module, data: Labelled, batch_size: int) -> float:
     return float(torch.cat(right).double().mean())
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (normalizer,), group in results.groups("normalizer").items():
         chance, leaked = group.mean("chance"), group.mean("blank_accuracy")
         read = less(chance, leaked, by=NOTICEABLE)
         paper, agrees = ("can leak", read) if normalizer == "batch" else ("no leak", None if read is None else not read)
-        rows.append(Comparison(f"{normalizer}: accuracy on blank samples in their batch", paper, f"{leaked:.3f}", agrees))
+        yield Comparison(f"{normalizer}: accuracy on blank samples in their batch", paper, f"{leaked:.3f}", agrees)
         if normalizer == "batch":
             small = less(leaked, chance, by=-NOTICEABLE)
-            rows.append(Comparison("batch: size of the effect, above chance", "rare or small", f"{leaked - chance:+.3f}", small))
+            yield Comparison("batch: size of the effect, above chance", "rare or small", f"{leaked - chance:+.3f}", small)
         alone = group.mean("blank_eval_accuracy")
-        rows.append(Comparison(f"{normalizer}: accuracy on blank samples in eval mode", "", f"{alone:.3f}"))
-    return rows
+        yield Comparison(f"{normalizer}: accuracy on blank samples in eval mode", "", f"{alone:.3f}")
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -105,8 +96,8 @@ EXPERIMENT = Experiment(
     name="batch-leakage",
     source="Akbar, Sections 7.2 and 9.4",
     statement="BN can leak information where batch composition matters, albeit a rare or small effect; LN does not.",
-    quick=LeakageSettings(),
-    full=LeakageSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
+    quick=USUAL,
+    full=replace(USUAL, networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
     trials=with_and_without,
     measure=measure,
     judge=judge,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,12 +44,8 @@ class FamilySettings(TrainingSettings):
 
 
 def trials(settings: FamilySettings, seed: int) -> dict[str, Training]:
-    return {
-        f"{label}, {depth} × {width}": replace(training, options={**training.options, "depth": depth, "width": width})
-        for label, training in with_and_without(settings, seed).items()
-        for depth in settings.depths
-        for width in settings.widths
-    }
+    sizes = itertools.product(settings.depths, settings.widths)
+    return with_and_without(settings, seed, {f", {depth} × {width}": {"depth": depth, "width": width} for depth, width in sizes})
 
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
@@ -82,22 +79,20 @@ def rise(bound: Bound) -> float:
     return float(torch.logsumexp(logs, 0) - torch.as_tensor(bound.parts["m"]).double().log()) / math.log(10)
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for name, what in PREDICTORS.items():
         correlation = tau(results.values("predicted", name), results.values("gap"))
         tracks = None if name == BASELINE else less(TRACKS, correlation)
         paper = "" if name == BASELINE else "tracks"
-        rows.append(Comparison(f"{what}: Kendall's τ with the gap", paper, f"{correlation:+.2f}", tracks))
+        yield Comparison(f"{what}: Kendall's τ with the gap", paper, f"{correlation:+.2f}", tracks)
     vacuous = sum(bool(trial.numbers["vacuous"]) for trial in results)
-    rows.append(Comparison("networks for which the certified value is vacuous", "", f"{vacuous} of {len(results)}"))
+    yield Comparison("networks for which the certified value is vacuous", "", f"{vacuous} of {len(results)}")
     means = {normalizer: group.mean("predicted", "local") for (normalizer,), group in results.groups("normalizer").items()}
     gaps = {normalizer: group.mean("gap") for (normalizer,), group in results.groups("normalizer").items()}
     plain = means.pop("none", math.nan)
     for normalizer, value in means.items():
         shown = f"{power(plain)} → {power(value)}, gap {gaps.get('none', math.nan):.3f} → {gaps[normalizer]:.3f}"
-        rows.append(Comparison(f"certified sum, none → {normalizer}", "smaller with normalizers", shown, less(value, plain)))
-    return rows
+        yield Comparison(f"certified sum, none → {normalizer}", "smaller with normalizers", shown, less(value, plain))
 
 
 def tau(predicted: list[float], gaps: list[float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,19 +83,17 @@ def keep_normalizers(model: nn.Module, share: float) -> int:
     return len(chosen)
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network,), group in results.groups("network").items():
         name = NAMES.get(network, network)
         for side, what in {"upper_log10": "certified upper bound", "lower_log10": "witnessed lower bound"}.items():
             slope, (first, last) = _slope(group, side), _ends(group, side)
             shown = f"×{10**slope:.3g} ({power(first)} → {power(last)})"
-            rows.append(Comparison(f"{name}: {what} per added normalizer", "falls exponentially", shown, less(10**slope, FALLS)))
+            yield Comparison(f"{name}: {what} per added normalizer", "falls exponentially", shown, less(10**slope, FALLS))
         product = _ends(group, "audit", "products", "normalizers_tight")[1]
-        rows.append(Comparison(f"{name}: ∏max|γ|/σ of all", "exponentially small", power(product), less(product, 0.0)))
+        yield Comparison(f"{name}: ∏max|γ|/σ of all", "exponentially small", power(product), less(product, 0.0))
         gaps = " → ".join(f"{gap:.3f}" for gap in _ends(group, "gap_accuracy"))
-        rows.append(Comparison(f"{name}: gap of accuracy, none → all normalizers", "", gaps))
-    return rows
+        yield Comparison(f"{name}: gap of accuracy, none → all normalizers", "", gaps)
 
 
 def plots(results: Results) -> dict[str, Plot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -67,36 +67,30 @@ def _weighted(factor: float, model: nn.Module) -> Callable[[], Tensor]:
     return lambda: factor * capacity()
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, normalizer), group in results.groups("network", "normalizer").items():
         found = {name: _by_penalty(group, *path) for name, path in MEASURED.items()}
         accuracy, constant, gap = found["test accuracy"], found["log10 of the certified constant"], found["gap of the loss"]
         best = max((penalty for penalty in accuracy if penalty > 0), key=accuracy.__getitem__)
         what = f"{network} {normalizer}"
         better = less(accuracy[0.0], accuracy[best], by=NOTICEABLE)
-        rows += [
-            Comparison(
-                f"{what}: test accuracy, none → penalty {best:g}", "better", f"{accuracy[0.0]:.3f} → {accuracy[best]:.3f}", better
-            ),
-            Comparison(
-                f"{what}: gap of the loss, none → penalty {best:g}",
-                "smaller",
-                f"{gap[0.0]:.3f} → {gap[best]:.3f}",
-                less(gap[best], gap[0.0]),
-            ),
-            Comparison(
-                f"{what}: certified constant, none → penalty {best:g}",
-                "smaller",
-                f"{power(constant[0.0])} → {power(constant[best])}",
-                less(constant[best], constant[0.0]),
-            ),
-        ]
+        yield Comparison(
+            f"{what}: test accuracy, none → penalty {best:g}", "better", f"{accuracy[0.0]:.3f} → {accuracy[best]:.3f}", better
+        )
+        yield Comparison(
+            f"{what}: gap of the loss, none → penalty {best:g}",
+            "smaller",
+            f"{gap[0.0]:.3f} → {gap[best]:.3f}",
+            less(gap[best], gap[0.0]),
+        )
+        yield Comparison(
+            f"{what}: certified constant, none → penalty {best:g}",
+            "smaller",
+            f"{power(constant[0.0])} → {power(constant[best])}",
+            less(constant[best], constant[0.0]),
+        )
         for name, values in found.items():
-            rows.append(
-                Comparison(f"{what}: {name} by penalty", "", ", ".join(f"{p:g}: {value:.3f}" for p, value in values.items()))
-            )
-    return rows
+            yield Comparison(f"{what}: {name} by penalty", "", ", ".join(f"{p:g}: {value:.3f}" for p, value in values.items()))
 
 
 def _by_penalty(group: Results, *path: str) -> dict[float, float]:

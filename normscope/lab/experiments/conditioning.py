@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -106,17 +107,15 @@ def _first_below(values: Tensor, level: float) -> float:
     return float(reached[0]) if len(reached) else math.inf
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (rate,), group in results.groups("learning_rate").items():
         plain = group.where(normalizer="none")
         for (kind,), normalized in group.groups("normalizer").items():
             if kind != "none":
-                rows += _compared(f"rate {rate:g}" if kind == "batch" else f"{kind}, rate {rate:g}", kind, normalized, plain)
-    return rows
+                yield from _compared(f"rate {rate:g}" if kind == "batch" else f"{kind}, rate {rate:g}", kind, normalized, plain)
 
 
-def _compared(rate: str, kind: str, normalized: Results, plain: Results) -> list[Comparison]:
+def _compared(rate: str, kind: str, normalized: Results, plain: Results) -> Iterator[Comparison]:
     """A normalizer beside none; of BN the paper has figures, of others it says that they improve conditioning and speed."""
 
     def medians(*path: str) -> tuple[float, float]:
@@ -125,24 +124,22 @@ def _compared(rate: str, kind: str, normalized: Results, plain: Results) -> list
     def shown(found: tuple[float, float], form: str = ".3g") -> str:
         return side_by_side(*found, form) if kind == "batch" else f"{found[0]:{form}} {kind}, {found[1]:{form}} none"
 
-    rows = []
     for quantity, (name, paper, factor) in STATED.items():
         found = medians("plain", quantity)
         said, agrees = (paper, found[1] >= factor / 2 * found[0]) if kind == "batch" else ("", None)
-        rows.append(Comparison(f"{rate}: {name}", said, shown(found), agrees))
-        rows.append(Comparison(f"{rate}: {name}, symmetries divided out", "", shown(medians("quotient", quantity))))
+        yield Comparison(f"{rate}: {name}", said, shown(found), agrees)
+        yield Comparison(f"{rate}: {name}, symmetries divided out", "", shown(medians("quotient", quantity)))
     found = medians("plain", "spread")
     said, agrees = ("", None) if kind == "batch" else ("smaller with it", less(*found))
-    rows.append(Comparison(f"{rate}: λ_max over the median |λ| above {ZEROS[0]:g} λ_max", said, shown(found), agrees))
+    yield Comparison(f"{rate}: λ_max over the median |λ| above {ZEROS[0]:g} λ_max", said, shown(found), agrees)
     found = medians("iterations")
     said, agrees = ("under 100 BN, more without" if kind == "batch" else "fewer with it"), found[0] < found[1]
     agrees = agrees and (kind != "batch" or found[0] < 100)
-    rows.append(Comparison(f"{rate}: iterations to a tenth of the loss", said, shown(found, ".0f"), agrees))
+    yield Comparison(f"{rate}: iterations to a tenth of the loss", said, shown(found, ".0f"), agrees)
     found = medians("spike")
     said, agrees = ("spikes only without BN", found[0] < found[1]) if kind == "batch" else ("", None)
     name = f"{rate}: largest gradient over the median, after step {SETTLED}"
-    rows.append(Comparison(name, said, shown(found, ".1f"), agrees))
-    return rows
+    yield Comparison(name, said, shown(found, ".1f"), agrees)
 
 
 def _median(values: list[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,16 +58,14 @@ def dead_share(model: nn.Module, inputs: torch.Tensor) -> float:
     return 1 - float(torch.cat(alive).double().mean())
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (rate,), group in results.groups("learning_rate").items():
         plain, normalized = (group.where(normalizer=name).mean("dead") for name in ("none", "batch"))
         few = less(normalized, FEW)
-        rows.append(Comparison(f"rate {rate:g}: dead ReLUs with BN", "none", f"{normalized:.1%}", few))
-        rows.append(Comparison(f"rate {rate:g}: dead ReLUs without", "more", f"{plain:.1%}", less(normalized, plain)))
+        yield Comparison(f"rate {rate:g}: dead ReLUs with BN", "none", f"{normalized:.1%}", few)
+        yield Comparison(f"rate {rate:g}: dead ReLUs without", "more", f"{plain:.1%}", less(normalized, plain))
         accuracies = [group.where(normalizer=name).mean("test_accuracy") for name in ("none", "batch")]
-        rows.append(Comparison(f"rate {rate:g}: test accuracy without → with BN", "", " → ".join(f"{a:.3f}" for a in accuracies)))
-    return rows
+        yield Comparison(f"rate {rate:g}: test accuracy without → with BN", "", " → ".join(f"{a:.3f}" for a in accuracies))
 
 
 def plots(results: Results) -> dict[str, Plot]:

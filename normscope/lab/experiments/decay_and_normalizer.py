@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from normscope.core.errors import InputError
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, less
-from normscope.lab.training import Training, TrainingSettings, ends, train
+from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 NOTICEABLE = 0.005  # of accuracy
@@ -32,12 +32,7 @@ class DecaySettings(TrainingSettings):
 def trials(settings: DecaySettings, seed: int) -> dict[str, Training]:
     if 0.0 not in settings.decays or len(settings.decays) < 2 or not {"none", "batch"} <= set(settings.normalizers):
         raise InputError("decays must hold 0 and at least one other, and normalizers must hold none and batch: they are compared")
-    return {
-        f"{network} {normalizer}, λ = {decay:g}": settings.training(network, normalizer, seed, weight_decay=decay)
-        for network in settings.networks
-        for normalizer in settings.normalizers
-        for decay in settings.decays
-    }
+    return with_and_without(settings, seed, {f", λ = {decay:g}": {"weight_decay": decay} for decay in settings.decays})
 
 
 def measure(training: Training, workspace: Workspace) -> Numbers:
@@ -47,39 +42,35 @@ def measure(training: Training, workspace: Workspace) -> Numbers:
     return {**ends(trained), "norm": sum(float(weight.detach().square().sum()) for weight in weights) ** 0.5}
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network,), group in results.groups("network").items():
         plain, normalized = (_by_decay(group.where(normalizer=name), "test_accuracy") for name in ("none", "batch"))
         best = {name: max(found.values()) for name, found in (("none", plain), ("batch", normalized))}
         decayed = max(value for decay, value in normalized.items() if decay > 0)
         others = max(best["none"], normalized[0.0])
-        rows += [
-            Comparison(
-                f"{network}: test accuracy of BN with decay, and of everything else",
-                "BN with decay is best",
-                f"{decayed:.3f} and {others:.3f}",
-                less(others, decayed, by=NOTICEABLE),
-            ),
-            Comparison(
-                f"{network}: test accuracy of BN without decay, and of the best decay",
-                "decay helps",
-                f"{normalized[0.0]:.3f} and {decayed:.3f}",
-                less(normalized[0.0], decayed, by=NOTICEABLE),
-            ),
-            Comparison(
-                f"{network}: best λ with BN, and without",
-                "smaller with BN",
-                f"{_best(normalized):g} and {_best(plain):g}",
-                _best(normalized) < _best(plain),
-            ),
-        ]
+        yield Comparison(
+            f"{network}: test accuracy of BN with decay, and of everything else",
+            "BN with decay is best",
+            f"{decayed:.3f} and {others:.3f}",
+            less(others, decayed, by=NOTICEABLE),
+        )
+        yield Comparison(
+            f"{network}: test accuracy of BN without decay, and of the best decay",
+            "decay helps",
+            f"{normalized[0.0]:.3f} and {decayed:.3f}",
+            less(normalized[0.0], decayed, by=NOTICEABLE),
+        )
+        yield Comparison(
+            f"{network}: best λ with BN, and without",
+            "smaller with BN",
+            f"{_best(normalized):g} and {_best(plain):g}",
+            _best(normalized) < _best(plain),
+        )
         for (normalizer,), part in group.groups("normalizer").items():
             shown = (f"{decay:g}: {value:.3g}" for decay, value in _by_decay(part, "norm").items())
-            rows.append(Comparison(f"{network} {normalizer}: norm of the hidden weights by λ", "", ", ".join(shown)))
+            yield Comparison(f"{network} {normalizer}: norm of the hidden weights by λ", "", ", ".join(shown))
             shown = (f"{decay:g}: {value:.3f}" for decay, value in _by_decay(part, "test_accuracy").items())
-            rows.append(Comparison(f"{network} {normalizer}: test accuracy by λ", "", ", ".join(shown)))
-    return rows
+            yield Comparison(f"{network} {normalizer}: test accuracy by λ", "", ", ".join(shown))
 
 
 def _by_decay(group: Results, *path: str) -> dict[float, float]:

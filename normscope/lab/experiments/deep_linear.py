@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,18 +34,13 @@ class LinearSettings(TrainingSettings):
 
 def trials(settings: LinearSettings, seed: int) -> dict[str, Training]:
     """The convex network of one layer, then every depth with and without BN, from He's weights and from near the saddle at 0."""
-    convex = settings.training("mlp", "none", seed)
-    found = {"1 layer": _deep(convex, 1)}
+    found = {"1 layer": settings.training("mlp", "none", seed, depth=1)}
     for depth in settings.depths:
         for normalizer in settings.normalizers:
-            usual = replace(_deep(convex, depth), normalizer=normalizer)
+            usual = settings.training("mlp", normalizer, seed, depth=depth)
             found[f"{depth} layers, {normalizer}"] = usual
             found[f"{depth} layers, {normalizer}, near 0"] = replace(usual, initial_scale=SADDLE)
     return found
-
-
-def _deep(training: Training, depth: int) -> Training:
-    return replace(training, options={**training.options, "depth": depth})
 
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
@@ -69,8 +64,7 @@ def flat_directions(model: nn.Module, inputs: torch.Tensor) -> Numbers:
     return {"parameters": jacobian.shape[1], "rank": rank, "flat": jacobian.shape[1] - rank}
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     convex = results.where(depth=1).mean("train_loss")
     for label, group in results.by_label().items():
         paper, agrees = "", None
@@ -79,15 +73,14 @@ def judge(results: Results) -> list[Comparison]:
             paper, agrees = "as low as convex", less(loss, NEAR * convex)
         elif parameters["initial_scale"] == SADDLE:
             paper, agrees = "held by the saddle", less(STUCK * group.mean("chance_loss"), loss)
-        rows.append(Comparison(f"{label}: training loss", paper, f"{loss:.3f}", agrees))
+        yield Comparison(f"{label}: training loss", paper, f"{loss:.3f}", agrees)
     for (depth,), group in results.where(initial_scale=1.0).groups("depth").items():
         if depth == 1:
             continue
         plain, normalized = (group.where(normalizer=name) for name in ("none", "batch"))
         shown = " → ".join(f"{part.mean('flat'):.0f} of {part.mean('parameters'):.0f}" for part in (plain, normalized))
         fewer = less(normalized.mean("flat"), plain.mean("flat"))
-        rows.append(Comparison(f"{depth} layers: flat directions without → with BN", "BN removes them", shown, fewer))
-    return rows
+        yield Comparison(f"{depth} layers: flat directions without → with BN", "BN removes them", shown, fewer)
 
 
 def plots(results: Results) -> dict[str, Plot]:

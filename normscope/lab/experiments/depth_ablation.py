@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from scipy.stats import spearmanr
 
@@ -21,27 +22,21 @@ class Settings(TrainingSettings):
 
 
 def trials(settings: Settings, seed: int) -> dict[str, Training]:
-    return {
-        f"{label}, {count} normalized": replace(training, options={**training.options, "normalized": count})
-        for label, training in with_and_without(settings, seed).items()
-        for count in settings.counts
-    }
+    return with_and_without(settings, seed, {f", {count} normalized": {"normalized": count} for count in settings.counts})
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for network, group in _networks(results).items():
         for number, name in (("gap_loss", "gap of the loss"), ("gap_accuracy", "gap of the accuracy")):
             correlation = float(spearmanr(group.values_of("normalized"), group.values(number)).statistic)
             ours = f"rank correlation {correlation:+.2f}; " + ", ".join(
                 f"{count}: {part.mean(number):.3f}" for (count,), part in group.groups("normalized").items()
             )
-            rows.append(Comparison(f"{network}: {name} by normalizers", "falls", ours, correlation <= STRONG))
+            yield Comparison(f"{network}: {name} by normalizers", "falls", ours, correlation <= STRONG)
         for (count,), part in group.groups("normalized").items():
             upper, accuracy = part.mean("audit", "bracket", "upper_log10"), part.mean("test_accuracy")
             what = f"{network}, {count} normalized: certified constant, test accuracy"
-            rows.append(Comparison(what, "", f"{power(upper)}, {accuracy:.3f}"))
-    return rows
+            yield Comparison(what, "", f"{power(upper)}, {accuracy:.3f}")
 
 
 def plots(results: Results) -> dict[str, Plot]:

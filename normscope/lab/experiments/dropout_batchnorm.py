@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,11 +29,7 @@ class DropoutSettings(TrainingSettings):
 
 
 def trials(settings: DropoutSettings, seed: int) -> dict[str, Training]:
-    return {
-        f"{label}, dropout {rate:g}": replace(training, options={**training.options, "dropout": rate})
-        for label, training in with_and_without(settings, seed).items()
-        for rate in settings.rates
-    }
+    return with_and_without(settings, seed, {f", dropout {rate:g}": {"dropout": rate} for rate in settings.rates})
 
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
@@ -57,23 +53,21 @@ def _running_variances(model: nn.Module) -> list[torch.Tensor]:
     return [layer.running_var.clamp(min=TINY) for layer in layers if layer.running_var is not None]
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (rate,), group in results.where(normalizer="batch").groups("dropout").items():
         ratios = _ratios(group)
         largest = max(ratios, default=math.nan)
         shifted = less(SHIFTED, largest) if rate else less(largest, SHIFTED)
         paper = "shifts (Li et al. 2019)" if rate else "as at test"
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        rows.append(Comparison(f"dropout {rate:g}: variance in training over test, by layer", paper, shown, shifted))
+        yield Comparison(f"dropout {rate:g}: variance in training over test, by layer", paper, shown, shifted)
         moved = [group.mean(f"{name}accuracy") for name in ("test_", "corrected_test_")]
         shown = " → ".join(f"{value:.3f}" for value in moved)
-        rows.append(Comparison(f"dropout {rate:g}: test accuracy, running → corrected statistics", "", shown))
+        yield Comparison(f"dropout {rate:g}: test accuracy, running → corrected statistics", "", shown)
     alone, both = _gains(results, "none"), _gains(results, "batch")
     shown = f"{alone:+.3f} alone, {both:+.3f} with BN"
     smaller = less(both, alone, by=NOTICEABLE)
-    rows.append(Comparison("what dropout adds to test accuracy, at its best rate", "less with BN", shown, smaller))
-    return rows
+    yield Comparison("what dropout adds to test accuracy, at its best rate", "less with BN", shown, smaller)
 
 
 def plots(results: Results) -> dict[str, Plot]:

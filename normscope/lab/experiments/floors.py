@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +28,13 @@ class Settings(TrainingSettings):
 
 
 def trials(settings: Settings, seed: int) -> dict[str, Training]:
-    def training(normalizer: str, depth: int, frozen: tuple[str, ...]) -> Training:
-        made = settings.training("mlp", normalizer, seed, frozen=frozen)
-        return replace(made, options={"width": settings.width, "depth": depth})
-
+    training = partial(settings.training, "mlp", seed=seed, width=settings.width)
     batch = {
-        f"depth {depth}, {name}": training("batch", depth, frozen) for depth in settings.depths for name, frozen in FROZEN.items()
+        f"depth {depth}, {name}": training("batch", depth=depth, frozen=frozen)
+        for depth in settings.depths
+        for name, frozen in FROZEN.items()
     }
-    return batch | {f"LN, depth {depth}": training("layer", depth, ("shift",)) for depth in settings.depths}
+    return batch | {f"LN, depth {depth}": training("layer", depth=depth, frozen=("shift",)) for depth in settings.depths}
 
 
 def measure(training: Training, workspace: Workspace) -> Numbers:
@@ -76,15 +77,13 @@ def of_layer_norm(model: nn.Module, inputs: Tensor) -> Numbers:
     return {"floor_log10": float(floor.mean()), "product_log10": float(product.mean()), "least_log10": least}
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         floor, made, accuracy = group.mean("floor_log10"), group.mean("product_log10"), group.mean("test_accuracy")
         ours = f"product {power(made)}, floor {power(floor)}; test accuracy {accuracy:.3f}"
         above = all(least >= 0 for least in group.values("least_log10"))
         what = "∏‖ΓPW‖/σ" if label.startswith("LN") else "∏‖ΓD⁻¹W‖"
-        rows.append(Comparison(f"{label}: {what}", "above the floor", ours, above))
-    return rows
+        yield Comparison(f"{label}: {what}", "above the floor", ours, above)
 
 
 def plots(results: Results) -> dict[str, Plot]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,7 +59,7 @@ def trials(settings: SignalSettings, seed: int) -> dict[str, Signal]:
 
 
 def measure(trial: Signal, workspace: Workspace) -> Numbers:
-    """log10 of ‖∂L/∂W‖² of every layer between the first and the last, and its growth a layer towards the input."""
+    """log10 of ‖∂L/∂W‖² of every layer between the first and the last, and its growth per layer towards the input."""
     split = workspace.data(trial.data)
     chosen = workspace.generator("batch")
     inputs, classes = split.subset(trial.batch_size, chosen).train
@@ -71,29 +72,27 @@ def measure(trial: Signal, workspace: Workspace) -> Numbers:
 
 
 def growth(squares: list[float]) -> float:
-    """The factor a layer, by least squares over the middle half, where neither end is felt."""
+    """The factor per layer, by least squares over the middle half, where neither end is felt."""
     middle = np.arange(len(squares) // 4, len(squares) - len(squares) // 4)
     return float(10 ** -np.polyfit(middle, np.array(squares)[middle], 1)[0])
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         factor, batch = group.mean("factor"), group[0].parameters["batch_size"]
         quantity, ours = f"{label}: growth of ‖∂L/∂W‖² per layer", f"×{factor:.3f}"
         if label == "relu, BN":
             near = less(abs(factor / MEAN_FIELD - 1), NEAR)
-            rows.append(Comparison(quantity, f"×{MEAN_FIELD:.3f} (Yang et al. 2019)", ours, near))
+            yield Comparison(quantity, f"×{MEAN_FIELD:.3f} (Yang et al. 2019)", ours, near)
         elif label.startswith("linear, BN") and not group[0].parameters["skip"]:
-            rows.append(Comparison(quantity, "explodes (Akbar)", ours, less(EXPLODES, factor)))
+            yield Comparison(quantity, "explodes (Akbar)", ours, less(EXPLODES, factor))
             predicted = (batch - 2) / (batch - 3)
             near = less(abs(factor / predicted - 1), NEAR)
-            rows.append(Comparison(quantity, f"×{predicted:.3f} in batches of {batch} (Yang et al. 2019)", ours, near))
+            yield Comparison(quantity, f"×{predicted:.3f} in batches of {batch} (Yang et al. 2019)", ours, near)
         elif group[0].parameters["skip"]:
-            rows.append(Comparison(quantity, "does not explode", ours, less(factor, EXPLODES)))
+            yield Comparison(quantity, "does not explode", ours, less(factor, EXPLODES))
         else:
-            rows.append(Comparison(quantity, "", ours))
-    return rows
+            yield Comparison(quantity, "", ours)
 
 
 def plots(results: Results) -> dict[str, Plot]:

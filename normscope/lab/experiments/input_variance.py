@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.experiments.weight_norms import FULL, NEAR, QUICK, SHOWN, STUDIED
@@ -20,8 +21,7 @@ DEFINITIONS = {
 HEADLINES = {"normalizers_layer": HEADLINE, "normalizers_paper": HEADLINE, "normalizers_paper_affine": SLIDES}
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, normalizer), group in results.groups("network", "normalizer").items():
         what = f"{network}, {normalizer}"
         start, end = (_variances(group, index) for index in (0, -1))
@@ -33,17 +33,16 @@ def judge(results: Results) -> list[Comparison]:
             ("with σ² > 1 at the end", large, f", largest {max(end):.3g}"),
         ):
             paper, agrees = ("several", count > 1) if studied else ("", None)
-            rows.append(Comparison(f"{what}: layers {name}", paper, f"{count} of {len(end)}{more}", agrees))
+            yield Comparison(f"{what}: layers {name}", paper, f"{count} of {len(end)}{more}", agrees)
         for product, name in DEFINITIONS.items():
             if (normalizer == "none") == product.startswith("normalizers"):
                 continue
             first, last = (group.track("products", product)[1][index] for index in (0, -1))
             paper, agrees = _said(network, product, last) if studied else ("", None)
-            rows.append(Comparison(f"{what}: {name}", paper, f"{power(first)} → {power(last)}", agrees))
+            yield Comparison(f"{what}: {name}", paper, f"{power(first)} → {power(last)}", agrees)
         tight = group.mean("audit", "products", "normalizers_tight")
         if normalizer != "none":
-            rows.append(Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", power(tight)))
-    return rows
+            yield Comparison(f"{what}: ∏max|γ|/σ in eval mode", "", power(tight))
 
 
 def _said(network: str, product: str, log10: float) -> tuple[str, bool | None]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,18 +16,16 @@ from normscope.lab.workspace import Workspace
 BINS = 30
 SIGMAS = tuple(float(sigma) for sigma in np.logspace(-2, 0.5, 11))
 NOISE = {"plain": "noise σ", "filter": "noise σ relative to filters", "quotient": "noise σ with symmetries divided out"}
-
-
-@dataclass(frozen=True)
-class MarginSettings(TrainingSettings):
-    data: str = "products"
-    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 20, "depth": 2}})
-    seeds: tuple[int, ...] = (0, 1, 2)
-    unit_ball: bool = False
-    learning_rate: float = 0.01
-    weight_decay: float = 0.0
-    batch_size: int = 100
-    epochs: int = 130
+USUAL = TrainingSettings(
+    data="products",
+    networks={"mlp": {"width": 20, "depth": 2}},
+    seeds=(0, 1, 2),
+    unit_ball=False,
+    learning_rate=0.01,
+    weight_decay=0.0,
+    batch_size=100,
+    epochs=130,
+)
 
 
 def measure(training: Training, workspace: Workspace) -> Numbers:
@@ -46,22 +43,18 @@ def measure(training: Training, workspace: Workspace) -> Numbers:
     }
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network,), own in results.groups("network").items():
-        rows += [
-            _compared(
-                own, f"{network}: training accuracy", "1 in both", lambda bn, plain: min(bn, plain) > 0.999, "train_accuracy"
-            ),
-            _compared(own, f"{network}: mean margin", "1.8 BN, 1.2 no BN", _larger, "mean"),
-            _compared(own, f"{network}: deviation of the margins", "smaller with BN", lambda bn, plain: bn < plain, "deviation"),
-            _compared(own, f"{network}: mean margin over √2 times the certified constant", "", None, "normalized_mean"),
-            _compared(own, f"{network}: test accuracy", "", None, "test_accuracy"),
-        ]
+        yield _compared(
+            own, f"{network}: training accuracy", "1 in both", lambda bn, plain: min(bn, plain) > 0.999, "train_accuracy"
+        )
+        yield _compared(own, f"{network}: mean margin", "1.8 BN, 1.2 no BN", _larger, "mean")
+        yield _compared(own, f"{network}: deviation of the margins", "smaller with BN", lambda bn, plain: bn < plain, "deviation")
+        yield _compared(own, f"{network}: mean margin over √2 times the certified constant", "", None, "normalized_mean")
+        yield _compared(own, f"{network}: test accuracy", "", None, "test_accuracy")
         for kind, name in NOISE.items():
             paper, says = ("larger with BN", _larger) if kind == "plain" else ("", None)
-            rows.append(_compared(own, f"{network}: {name}, that costs a tenth of the accuracy", paper, says, "tolerance", kind))
-    return rows
+            yield _compared(own, f"{network}: {name}, that costs a tenth of the accuracy", paper, says, "tolerance", kind)
 
 
 def _larger(with_bn: float, without: float) -> bool:
@@ -96,8 +89,8 @@ EXPERIMENT = Experiment(
     name="margins",
     source="Akbar, Experiment 3 and Figure 8.2",
     statement="With BN the mean margin is 1.8 instead of 1.2, margins are more uniform, accuracy survives more noise in weights.",
-    quick=MarginSettings(),
-    full=MarginSettings(seeds=tuple(range(10)), epochs=1000),
+    quick=USUAL,
+    full=replace(USUAL, seeds=tuple(range(10)), epochs=1000),
     trials=with_and_without,
     measure=measure,
     judge=judge,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,26 +48,24 @@ def trains(trial: TrialResult) -> bool:
     return not trial.numbers["diverged"] and float(trial.numbers["train_loss"]) < before / 2
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network,), own in results.groups("network").items():
         usual, longer = short_and_long(own)
         plain, normalized = (usual.where(normalizer=kind) for kind in ("none", "batch"))
         with_bn, without = largest_rate(normalized), largest_rate(plain)
         ours, agrees = side_by_side(with_bn, without, "g"), with_bn > MUCH * without
-        rows.append(Comparison(f"{network}: largest rate that trains", "0.1 BN, 0.0001 no BN (ResNet-110)", ours, agrees))
+        yield Comparison(f"{network}: largest rate that trains", "0.1 BN, 0.0001 no BN (ResNet-110)", ours, agrees)
         (rate, with_bn), (plain_rate, without), (long_rate, patient) = best(normalized), best(plain), best(longer)
         ours = f"{with_bn:.3f} BN at {rate:g}, {without:.3f} no BN at {plain_rate:g}"
-        rows.append(Comparison(f"{network}: best test accuracy over all rates", "higher with BN", ours, with_bn > without))
+        yield Comparison(f"{network}: best test accuracy over all rates", "higher with BN", ours, with_bn > without)
         ours = f"{patient:.3f} at {long_rate:g}, {longer[0].parameters['epochs']} epochs"
         similar = patient >= with_bn - SIMILAR
-        rows.append(Comparison(f"{network}: best test accuracy without BN, trained longer", "similar, slowly", ours, similar))
+        yield Comparison(f"{network}: best test accuracy without BN, trained longer", "similar, slowly", ours, similar)
         small = min(_stable(plain), default=math.nan)
         with_bn, without = (group.where(learning_rate=small).mean("test_accuracy") for group in (normalized, plain))
         ours = side_by_side(with_bn, without, ".3f")
         name = f"{network}: test accuracy at {small:g}, the least rate that trains without BN"
-        rows.append(Comparison(name, "BN no better at the same small rate", ours, less(with_bn, without, by=-SIMILAR)))
-    return rows
+        yield Comparison(name, "BN no better at the same small rate", ours, less(with_bn, without, by=-SIMILAR))
 
 
 def short_and_long(own: Results) -> tuple[Results, Results]:

@@ -4,6 +4,7 @@ fast under weight decay as the paper says."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -99,23 +100,21 @@ def _exponent(relative: dict[str, torch.Tensor], trial: Walk) -> float:
     return sum(rates) / len(rates)
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (normalizer, rate, decay), group in results.groups("normalizer", "learning_rate", "weight_decay").items():
         what = f"{'BN' if normalizer == 'batch' else 'no BN'}, {_way(rate)}"
         change = max(group.values("norm_change"))
         if decay:
             exponent = group.mean("exponent")
             name = f"{what} with decay λ: k in ‖w‖² ∝ exp(−kλt)"
-            rows.append(Comparison(name, "1", f"{exponent:.3f}", abs(exponent - 1) < 0.05))
+            yield Comparison(name, "1", f"{exponent:.3f}", abs(exponent - 1) < 0.05)
         elif normalizer == "none":
-            rows.append(Comparison(f"{what}: largest change of a layer's ‖W‖", "moves", f"{change:.2%}", change > KEPT))
+            yield Comparison(f"{what}: largest change of a layer's ‖W‖", "moves", f"{change:.2%}", change > KEPT)
         else:
             paper = "constant" if rate == FLOW else "nearly constant"
-            rows.append(Comparison(f"{what}: largest change of a layer's ‖W‖", paper, f"{change:.2%}", change < KEPT))
+            yield Comparison(f"{what}: largest change of a layer's ‖W‖", paper, f"{change:.2%}", change < KEPT)
             law = "Q(t) = Q(0)" if rate == FLOW else "‖w‖² grows by η²‖∇L‖² a step"
-            rows.append(Comparison(f"{what}: largest departure from {law}", "", f"{max(group.values('law_defect')):.1e}"))
-    return rows
+            yield Comparison(f"{what}: largest departure from {law}", "", f"{max(group.values('law_defect')):.1e}")
 
 
 def _way(rate: float) -> str:

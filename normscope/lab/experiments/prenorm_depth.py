@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -45,8 +45,8 @@ def trials(settings: DepthSettings, seed: int) -> dict[str, Training]:
     made = {}
     for network in settings.networks:
         for depth in settings.depths:
-            training = settings.training(network, settings.normalizers[0], seed, data=DATA[network])
-            made[f"{network}, {depth} blocks"] = replace(training, options={**training.options, "depth": depth})
+            training = settings.training(network, settings.normalizers[0], seed, data=DATA[network], depth=depth)
+            made[f"{network}, {depth} blocks"] = training
     return made
 
 
@@ -111,8 +111,7 @@ def _jacobian(function: Any, x: Tensor) -> Tensor:
     return matrix.reshape(x.numel(), x.numel())
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network,), group in results.groups("network").items():
         for state, name in STATES.items():
             found = [trial.numbers[state] for trial in group]
@@ -128,11 +127,10 @@ def judge(results: Results) -> list[Comparison]:
                 ours = ", ".join(f"{value:.3g}" for value in values)
                 if key != "growth" and len(depths) > 1:
                     ours += f"; as blocks^{np.polyfit(np.log(depths), np.log(values), 1)[0]:.2f}"
-                rows.append(Comparison(f"{network}, {name}: {what} {at}", paper, ours, agrees))
+                yield Comparison(f"{network}, {name}: {what} {at}", paper, ours, agrees)
         depths, values = _by_depth(group, "test_accuracy")
         ours = ", ".join(f"{value:.3f}" for value in values)
-        rows.append(Comparison(f"{network}, trained: test accuracy at {', '.join(map(str, depths))} blocks", "", ours))
-    return rows
+        yield Comparison(f"{network}, trained: test accuracy at {', '.join(map(str, depths))} blocks", "", ours)
 
 
 def _by_depth(group: Results, *path: str) -> tuple[list[int], list[float]]:

@@ -136,29 +136,27 @@ def radial_share(points: list[Tensor], directions: list[Tensor]) -> float:
     return math.sqrt(_square(_radial(points, directions)) / whole) if whole else 0.0
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         momentum, projected = (group[0].parameters[name] for name in ("momentum", "projected"))
         norm = Comparison(f"{label}: ‖w‖ at the end over the start", "", f"×{group.mean('norm'):.3f}")
         if projected:
-            rows.append(norm)
+            yield norm
             continue
         gradient, share = group.mean("gradient_share"), group.mean("momentum_share")
-        rows.append(Comparison(f"{label}: radial part of the gradient", "none", f"{gradient:.1e}", less(gradient, SMALL)))
+        yield Comparison(f"{label}: radial part of the gradient", "none", f"{gradient:.1e}", less(gradient, SMALL))
         growth, predicted = group.mean("growth"), group.mean("predicted")
         expected = f"×{predicted:.3f}, ×{(1 + momentum) / (1 - momentum):.3g} when steady (Heo et al. 2021)"
         near = less(abs(growth / predicted - 1), EXACT)
-        rows.append(Comparison(f"{label}: growth of ‖w‖² over the steps' squares", expected, f"×{growth:.3f}", near))
-        rows.append(norm)
+        yield Comparison(f"{label}: growth of ‖w‖² over the steps' squares", expected, f"×{growth:.3f}", near)
+        yield norm
         if momentum:
-            rows.append(Comparison(f"{label}: radial part of the momentum", "still carries", f"{share:.1e}", less(gradient, share)))
+            yield Comparison(f"{label}: radial part of the momentum", "still carries", f"{share:.1e}", less(gradient, share))
             left, changed = group.mean("speed_left"), group.mean("loss_change")
             quantity = f"{label}: radial speed left after {COASTING} steps of coasting"
-            rows.append(Comparison(quantity, "dissipates", f"{left:.1e}", less(left, SMALL)))
+            yield Comparison(quantity, "dissipates", f"{left:.1e}", less(left, SMALL))
             quantity = f"{label}: change of the loss by coasting radially"
-            rows.append(Comparison(quantity, "curbed by BN", f"{changed:.1e}", less(changed, SMALL)))
-    return rows
+            yield Comparison(quantity, "curbed by BN", f"{changed:.1e}", less(changed, SMALL))
 
 
 def plots(results: Results) -> dict[str, Plot]:

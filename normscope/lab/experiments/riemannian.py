@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, TrialResult, less
 from normscope.lab.measurements import weight_norms
-from normscope.lab.training import Training, TrainingSettings, ends, train
+from normscope.lab.training import Training, TrainingSettings, ends, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 PAIRS = {  # on a sphere ← in the flat space, and errors in the paper (VGG-13 on CIFAR-10)
@@ -33,19 +33,15 @@ class RiemannianSettings(TrainingSettings):
 
 
 def trials(settings: RiemannianSettings, seed: int) -> dict[str, Training]:
-    choices = [(net, kind, name) for net in settings.networks for kind in settings.normalizers for name in settings.optimizers]
-    return {
-        f"{network} {kind} {name}": settings.training(network, kind, seed, optimizer=name, learning_rate=settings.optimizers[name])
-        for network, kind, name in choices
-    }
+    rates = settings.optimizers.items()
+    return with_and_without(settings, seed, {f" {name}": {"optimizer": name, "learning_rate": rate} for name, rate in rates})
 
 
 def measure(training: Training, workspace: Workspace) -> Numbers:
     return ends(train(training, workspace, lambda model, batch: lambda model: {"weights": weight_norms(model)}))
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, normalizer), own in results.groups("network", "normalizer").items():
         groups = {name: group for (name,), group in own.groups("optimizer").items()}
         errors = {name: 1 - group.mean("test_accuracy") for name, group in groups.items()}
@@ -54,14 +50,13 @@ def judge(results: Results) -> list[Comparison]:
             if {spherical, flat} <= set(groups):
                 ours = f"{errors[spherical]:.2%} against {errors[flat]:.2%}"
                 agrees = less(errors[spherical], errors[flat], by=-AS_WELL)
-                rows.append(Comparison(f"{what}: test error, {spherical} against {flat}", paper, ours, agrees))
+                yield Comparison(f"{what}: test error, {spherical} against {flat}", paper, ours, agrees)
         for name, group in groups.items():
             change = max(map(norm_change, group))
             paper, kept = ("constant", change < KEPT) if name in PAIRS else ("", None)
-            rows.append(Comparison(f"{what}, {name}: largest change of a hidden ‖W‖", paper, f"{change:.2%}", kept))
+            yield Comparison(f"{what}, {name}: largest change of a hidden ‖W‖", paper, f"{change:.2%}", kept)
             ours = f"{errors[name]:.2%} test error, {group.mean('train_loss'):.4f} training loss"
-            rows.append(Comparison(f"{what}, {name}: at the end", "", ours))
-    return rows
+            yield Comparison(f"{what}, {name}: at the end", "", ours)
 
 
 def norm_change(trial: TrialResult) -> float:

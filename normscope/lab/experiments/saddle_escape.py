@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -120,7 +121,7 @@ def descend(model: nn.Module, data: Labelled, trial: Escape, below: float, order
     return losses
 
 
-def judge(results: Results) -> list[Comparison]:
+def judge(results: Results) -> Iterator[Comparison]:
     steps = {
         (kind, beside, noisy): _median([trial for trial in group if (trial.parameters["batch_size"] is not None) == noisy])
         for (kind, beside), group in results.groups("normalizer", "beside").items()
@@ -129,15 +130,14 @@ def judge(results: Results) -> list[Comparison]:
     exact, beside = steps["batch", False, True], steps["batch", True, True]
     quiet, plain = steps["batch", True, False], steps["none", True, True]
     name = "BN: steps of mini-batches to leave the exact saddle, where noise is the same for both neurons"
-    rows = [Comparison(name, "some", f"{exact:.0f}", math.isfinite(exact))]
+    yield Comparison(name, "some", f"{exact:.0f}", math.isfinite(exact))
     ours = f"{beside:.0f} mini-batches, {quiet:.0f} all data"
-    rows.append(Comparison("BN: steps to leave it from beside it", "fewer with mini-batches", ours, beside < quiet))
+    yield Comparison("BN: steps to leave it from beside it", "fewer with mini-batches", ours, beside < quiet)
     ours = side_by_side(beside, plain, ".0f")
-    rows.append(Comparison("Mini-batches: steps to leave it from beside it", "fewer with BN", ours, beside < plain))
+    yield Comparison("Mini-batches: steps to leave it from beside it", "fewer with BN", ours, beside < plain)
     for (kind,), group in results.groups("normalizer").items():
         name = f"{'BN' if kind == 'batch' else 'no BN'}: least curvature at the saddle"
-        rows.append(Comparison(name, "", f"{statistics.median(group.values('least_curvature')):.3g}"))
-    return rows
+        yield Comparison(name, "", f"{statistics.median(group.values('least_curvature')):.3g}")
 
 
 def _median(trials: list[TrialResult]) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -25,15 +24,12 @@ class Cued(Training):
     cue: str = NORM
 
 
-@dataclass(frozen=True)
-class CueSettings(TrainingSettings):
-    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 4}})
-    normalizers: tuple[str, ...] = ("none", "batch", "layer", "rms")
-    epochs: int = 15
-    seeds: tuple[int, ...] = (0, 1, 2)
+USUAL = TrainingSettings(
+    networks={"mlp": {"width": 64, "depth": 4}}, normalizers=("none", "batch", "layer", "rms"), epochs=15, seeds=(0, 1, 2)
+)
 
 
-def trials(settings: CueSettings, seed: int) -> dict[str, Cued]:
+def trials(settings: TrainingSettings, seed: int) -> dict[str, Cued]:
     found = {}
     for normalizer in settings.normalizers:
         usual = Cued(**vars(settings.training("mlp", normalizer, seed)))
@@ -63,8 +59,7 @@ def lit(data: Labelled, classes: int) -> Labelled:
     return images * factors.to(images.dtype).reshape(-1, *[1] * (images.dim() - 1)), labels
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     by_norm, by_reliance = _means(results, NORM, "test_accuracy"), _means(results, BRIGHTNESS, "reliance")
     for normalizer in by_norm:
         accuracy, reliance = by_norm[normalizer], by_reliance[normalizer]
@@ -72,10 +67,9 @@ def judge(results: Results) -> list[Comparison]:
         lost = None if plain else less(accuracy, by_norm.get("none", float("nan")), by=NOTICEABLE)
         weaker = None if plain else less(reliance, by_reliance.get("none", float("nan")), by=NOTICEABLE)
         shown = f"{normalizer}: accuracy where ‖x‖ alone tells"
-        rows.append(Comparison(shown, "" if plain else "less than without", f"{accuracy:.3f}", lost))
+        yield Comparison(shown, "" if plain else "less than without", f"{accuracy:.3f}", lost)
         shown = f"{normalizer}: accuracy that brightness decides"
-        rows.append(Comparison(shown, "" if plain else "less than without", f"{reliance:.3f}", weaker))
-    return rows
+        yield Comparison(shown, "" if plain else "less than without", f"{reliance:.3f}", weaker)
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -97,8 +91,8 @@ EXPERIMENT = Experiment(
     name="scale-cues",
     source="Akbar, Section 7.2",
     statement="Normalization forces the model to focus on relative patterns rather than the absolute scale of features.",
-    quick=CueSettings(),
-    full=CueSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
+    quick=USUAL,
+    full=replace(USUAL, networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
     trials=trials,
     measure=measure,
     judge=judge,

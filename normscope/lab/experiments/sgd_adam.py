@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,23 +36,21 @@ def trials(settings: OptimizerSettings, seed: int) -> dict[str, Training]:
     }
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     behind = {}
     for normalizer, name in NORMALIZERS.items():
         best = {optimizer: _best(results, normalizer, optimizer) for optimizer in ("sgd", "adam")}
         accuracies = {optimizer: group.mean("test_accuracy") for optimizer, group in best.items()}
         behind[normalizer] = accuracies["adam"] - accuracies["sgd"]
         losses = " and ".join(f"{group.mean('train_loss'):.2g}" for group in best.values())
-        rows.append(Comparison(f"{name}: training loss of SGD and Adam", "", losses))
+        yield Comparison(f"{name}: training loss of SGD and Adam", "", losses)
         needed, suffices = less(NOTICEABLE, behind[normalizer]), less(behind[normalizer], NOTICEABLE)
         paper, agrees = ("SGD suffices", suffices) if normalizer == "batch" else ("Adam needed", needed)
         shown = " and ".join(f"{accuracy:.3f}" for accuracy in accuracies.values())
-        rows.append(Comparison(f"{name}: test accuracy of SGD and Adam", paper, shown, agrees))
+        yield Comparison(f"{name}: test accuracy of SGD and Adam", paper, shown, agrees)
     smaller = less(behind["batch"], behind["none"], by=NOTICEABLE)
     shown = " → ".join(f"{value:+.3f}" for value in behind.values())
-    rows.append(Comparison("Adam's lead without → with BN", "shrinks", shown, smaller))
-    return rows
+    yield Comparison("Adam's lead without → with BN", "shrinks", shown, smaller)
 
 
 def plots(results: Results) -> dict[str, Plot]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,14 +21,9 @@ SHIFTS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "negative": lambda images, noise: images.max() - images,
     "noise": lambda images, noise: images + 0.5 * images.std() * torch.randn(images.shape, generator=noise),
 }
-
-
-@dataclass(frozen=True)
-class ShiftSettings(TrainingSettings):
-    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"mlp": {"width": 64, "depth": 5}})
-    normalizers: tuple[str, ...] = ("none", "batch", "layer")
-    epochs: int = 20
-    seeds: tuple[int, ...] = (0, 1, 2)
+USUAL = TrainingSettings(
+    networks={"mlp": {"width": 64, "depth": 5}}, normalizers=("none", "batch", "layer"), epochs=20, seeds=(0, 1, 2)
+)
 
 
 def measure(trial: Training, workspace: Workspace) -> Numbers:
@@ -47,22 +41,20 @@ def measure(trial: Training, workspace: Workspace) -> Numbers:
     return {**ends(trained), "shifts": accuracies}
 
 
-def judge(results: Results) -> list[Comparison]:
+def judge(results: Results) -> Iterator[Comparison]:
     groups = {normalizer: group for (normalizer,), group in results.groups("normalizer").items()}
     nothing = Results([])
     plain, normalized, layer = (groups.get(name, nothing) for name in ("none", "batch", "layer"))
-    rows = []
     for name in SHIFTS:
         accuracies = ", ".join(f"{_accuracy(group, name):.3f}" for group in (plain, normalized, layer))
-        rows.append(Comparison(f"{name}: accuracy of none, BN, LN", "", accuracies))
+        yield Comparison(f"{name}: accuracy of none, BN, LN", "", accuracies)
     lost = {normalizer: _lost(group) for normalizer, group in groups.items()}
     worse = less(_lost(plain), _lost(normalized), by=NOTICEABLE)
     shown = ", ".join(f"{name} {value:.3f}" for name, value in lost.items())
-    rows.append(Comparison("accuracy lost by shifts, on average", "more with BN", shown, worse))
+    yield Comparison("accuracy lost by shifts, on average", "more with BN", shown, worse)
     before, after = (_mean_shifted(normalized, how) for how in ("trained", "adapted"))
     better = less(before, after, by=NOTICEABLE)
-    rows.append(Comparison("BN, statistics of training → of the shifted data", "helps", f"{before:.3f} → {after:.3f}", better))
-    return rows
+    yield Comparison("BN, statistics of training → of the shifted data", "helps", f"{before:.3f} → {after:.3f}", better)
 
 
 def plots(results: Results) -> dict[str, Plot]:
@@ -91,8 +83,8 @@ EXPERIMENT = Experiment(
     name="test-shift",
     source="Akbar, Section 9.4",
     statement="If training and test data differ, BN's training statistics introduce error, less so when updated on new data.",
-    quick=ShiftSettings(),
-    full=ShiftSettings(networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
+    quick=USUAL,
+    full=replace(USUAL, networks={"mlp": {"width": 512, "depth": 10}}, epochs=50, seeds=(0, 1, 2, 3, 4)),
     trials=with_and_without,
     measure=measure,
     judge=judge,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ def trials(settings: BatchSettings, seed: int) -> dict[str, Training]:
     return {f"{normalizer}, {size}": settings.training("mlp", normalizer, seed, batch_size=size) for normalizer, size in pairs}
 
 
-def judge(results: Results) -> list[Comparison]:
+def judge(results: Results) -> Iterator[Comparison]:
     sizes = [size for (size,) in results.groups("batch_size")]
     smallest = min(sizes)
     groups = results.where(batch_size=smallest).groups("normalizer")
@@ -40,14 +40,13 @@ def judge(results: Results) -> list[Comparison]:
     normal = tiny.get("batch", math.nan)
     best = max(results.where(normalizer="batch", batch_size=size).mean("test_accuracy") for size in sizes)
     shown = f"{best:.3f} → {normal:.3f}"
-    rows = [Comparison(f"BN: test accuracy, best size → {smallest}", "falls", shown, less(normal, best, by=NOTICEABLE))]
+    yield Comparison(f"BN: test accuracy, best size → {smallest}", "falls", shown, less(normal, best, by=NOTICEABLE))
     for normalizer, name in HELPERS.items():
         accuracy = tiny.get(normalizer, math.nan)
         helps = less(normal, accuracy, by=NOTICEABLE)
-        rows.append(Comparison(f"{name}: test accuracy in batches of {smallest}", "above BN", f"{accuracy:.3f}", helps))
+        yield Comparison(f"{name}: test accuracy in batches of {smallest}", "above BN", f"{accuracy:.3f}", helps)
     plain = tiny.get("none", math.nan)
-    rows.append(Comparison(f"no normalizer: test accuracy in batches of {smallest}", "", f"{plain:.3f}"))
-    return rows
+    yield Comparison(f"no normalizer: test accuracy in batches of {smallest}", "", f"{plain:.3f}")
 
 
 def plots(results: Results) -> dict[str, Plot]:

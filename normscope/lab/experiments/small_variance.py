@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
-from normscope.lab.training import Training, TrainingSettings, trained_numbers
+from normscope.lab.training import Training, TrainingSettings, trained_numbers, with_and_without
 
 PRODUCT = ("products", "normalizers_layer")
 
@@ -19,25 +20,18 @@ class Settings(TrainingSettings):
 
 
 def trials(settings: Settings, seed: int) -> dict[str, Training]:
-    return {
-        f"{network} {normalizer}, weights ×{scale:g}": settings.training(network, normalizer, seed, initial_scale=scale)
-        for network in settings.networks
-        for normalizer in settings.normalizers
-        for scale in settings.scales
-    }
+    return with_and_without(settings, seed, {f", weights ×{scale:g}": {"initial_scale": scale} for scale in settings.scales})
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         track = group.track(*PRODUCT)[1]
         small, layers = _small(group)
         ours = f"{power(track[0])} → {power(track[-1])}; σ < 1 in {small} of {layers} layers at the end"
-        rows.append(Comparison(f"{label}: ∏1/σ", "small once trained", ours, track[-1] < 0))
+        yield Comparison(f"{label}: ∏1/σ", "small once trained", ours, track[-1] < 0)
         upper, accuracy, gap = group.mean("audit", "bracket", "upper_log10"), group.mean("test_accuracy"), group.mean("gap_loss")
         ends = f"{power(upper)}; test accuracy {accuracy:.3f}, gap of the loss {gap:.3f}"
-        rows.append(Comparison(f"{label}: certified constant", "", ends))
-    return rows
+        yield Comparison(f"{label}: certified constant", "", ends)
 
 
 def plots(results: Results) -> dict[str, Plot]:

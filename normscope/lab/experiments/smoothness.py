@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from normscope.curvature.landscape import landscape
 from normscope.lab.datasets import Labelled
 from normscope.lab.experiment import Comparison, Experiment, Numbers, Plot, Results, side_by_side
 from normscope.lab.experiments.max_learning_rate import trains
-from normscope.lab.training import Training, TrainingSettings, ends, prepare, train
+from normscope.lab.training import Training, TrainingSettings, ends, prepare, train, with_and_without
 from normscope.lab.workspace import Workspace
 
 STEPS = (0.5, 1.0, 2.0, 4.0)  # lengths along the gradient over the learning rate, the paper's range
@@ -42,8 +42,7 @@ class SmoothnessSettings(TrainingSettings):
 
 
 def trials(settings: SmoothnessSettings, seed: int) -> dict[str, Training]:
-    choices = [(net, kind, rate) for net in settings.networks for kind in settings.normalizers for rate in settings.learning_rates]
-    return {f"{net} {kind} rate {rate:g}": settings.training(net, kind, seed, learning_rate=rate) for net, kind, rate in choices}
+    return with_and_without(settings, seed, {f" rate {rate:g}": {"learning_rate": rate} for rate in settings.learning_rates})
 
 
 class SlopeMeter:
@@ -83,8 +82,7 @@ def measure(training: Training, workspace: Workspace) -> Numbers:
     return ends(train(training, workspace, lambda model, inputs: SlopeMeter(model, batch, training.learning_rate)))
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, rate), own in results.groups("network", "learning_rate").items():
         plain, normalized = (own.where(normalizer=kind) for kind in ("none", "batch"))
         what = f"{network}, rate {rate:g}"
@@ -93,14 +91,13 @@ def judge(results: Results) -> list[Comparison]:
             with_bn, without = (statistics.fmean(group.track(quantity)[1]) for group in (normalized, plain))
             paper, agrees = ("smaller with BN", with_bn < without) if both_train else ("", None)
             ours = side_by_side(with_bn, without)
-            rows.append(Comparison(f"{what}: {name}, mean over epochs", paper, ours, agrees))
+            yield Comparison(f"{what}: {name}, mean over epochs", paper, ours, agrees)
         with_bn, without = (max(map(spike, _norms(group))) for group in (normalized, plain))
         ours = side_by_side(with_bn, without)
         paper, agrees = ("no spikes with BN", with_bn < without) if both_train else ("", None)
-        rows.append(Comparison(f"{what}: largest gradient over the median", paper, ours, agrees))
+        yield Comparison(f"{what}: largest gradient over the median", paper, ours, agrees)
         ours = f"{normalized.mean('train_loss'):.3f} BN, {plain.mean('train_loss'):.3f} no BN"
-        rows.append(Comparison(f"{what}: training loss at the end", "", ours))
-    return rows
+        yield Comparison(f"{what}: training loss at the end", "", ours)
 
 
 def spike(norms: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ Gradient flow conserves ‖w‖ where BN has no ε. With torch's ε = 1e-5 a sma
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -118,23 +119,21 @@ def described(path: Path, direction: Tensor) -> Numbers:
     }
 
 
-def judge(results: Results) -> list[Comparison]:
+def judge(results: Results) -> Iterator[Comparison]:
     normalized, plain = (results.where(normalizer=kind) for kind in ("batch", "none"))
-    rows = []
     for way, name in WAYS.items():
         change = max(normalized.values(way, "norm_change"))
-        rows.append(Comparison(f"BN, {name}: largest change of ‖w‖", "below 1 %", f"{change:.2%}", change < KEPT))
+        yield Comparison(f"BN, {name}: largest change of ‖w‖", "below 1 %", f"{change:.2%}", change < KEPT)
         back = max(normalized.values(way, "turned_back"))
-        rows.append(Comparison(f"BN, {name}: turned back on the way, at most", "never", f"{back:.2g}°", back < 1))
+        yield Comparison(f"BN, {name}: turned back on the way, at most", "never", f"{back:.2g}°", back < 1)
         left = max(abs(angle) for angle in normalized.values(way, "end_degrees"))
-        rows.append(Comparison(f"BN, {name}: angle left at the end, at most", "aligned", f"{left:.1f}°", left < ALIGNED))
+        yield Comparison(f"BN, {name}: angle left at the end, at most", "aligned", f"{left:.1f}°", left < ALIGNED)
     radii = sorted({trial.parameters["radius"] for trial in plain})
     small, large = (plain.where(radius=radius) for radius in (radii[0], radii[-1]))
     ends, leasts = small.values("descent", "end_norm"), large.values("descent", "least_norm")
-    rows.append(Comparison(f"no BN, start {radii[0]:g}: ‖w‖ at the end over the start", "grows", _range(ends), min(ends) > 1))
+    yield Comparison(f"no BN, start {radii[0]:g}: ‖w‖ at the end over the start", "grows", _range(ends), min(ends) > 1)
     name = f"no BN, start {radii[-1]:g}: least ‖w‖ on the way over the start"
-    rows.append(Comparison(name, "shrinks first", _range(leasts), max(leasts) < 1))
-    return rows
+    yield Comparison(name, "shrinks first", _range(leasts), max(leasts) < 1)
 
 
 def _range(values: list[float]) -> str:

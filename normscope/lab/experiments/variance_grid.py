@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, power
-from normscope.lab.training import Training, TrainingSettings, trained_numbers
+from normscope.lab.training import Training, TrainingSettings, trained_numbers, with_and_without
 
 GREW = math.log10(2)  # from here on a variance counts as grown
 
@@ -22,19 +23,14 @@ class Settings(TrainingSettings):
     initial_scales: tuple[float, ...] = (0.3, 3.0)
 
     def variations(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {"recipe": {}}
-        found |= {f"batch {size}": {"batch_size": size} for size in self.batch_sizes}
-        found |= {f"rate {rate:g}": {"learning_rate": rate} for rate in self.learning_rates}
-        return found | {f"weights ×{scale:g}": {"initial_scale": scale} for scale in self.initial_scales}
+        found: dict[str, dict[str, Any]] = {", recipe": {}}
+        found |= {f", batch {size}": {"batch_size": size} for size in self.batch_sizes}
+        found |= {f", rate {rate:g}": {"learning_rate": rate} for rate in self.learning_rates}
+        return found | {f", weights ×{scale:g}": {"initial_scale": scale} for scale in self.initial_scales}
 
 
 def trials(settings: Settings, seed: int) -> dict[str, Training]:
-    return {
-        f"{network} {normalizer}, {what}": settings.training(network, normalizer, seed, **changes)
-        for network in settings.networks
-        for normalizer in settings.normalizers
-        for what, changes in settings.variations().items()
-    }
+    return with_and_without(settings, seed, settings.variations())
 
 
 def growth(trial: TrialResult) -> float:
@@ -45,14 +41,12 @@ def growth(trial: TrialResult) -> float:
     return median(math.log10(b / a) if a > 0 and b > 0 else math.nan for a, b in zip(before, after, strict=True))
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for label, group in results.by_label().items():
         mean = fmean(growth(trial) for trial in group)
         product = group.track("products", "normalizers_layer" if _normalized(group) else "activations_layer")[1][-1]
         ours = f"×10^{mean:+.2f}; ∏1/σ = {power(product)} at the end, accuracy {group.mean('train_accuracy'):.2f}"
-        rows.append(Comparison(f"{label}: median variance", "grows", ours, mean >= GREW))
-    return rows
+        yield Comparison(f"{label}: median variance", "grows", ours, mean >= GREW)
 
 
 def plots(results: Results) -> dict[str, Plot]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, power
 from normscope.lab.training import TrainingSettings, trained_numbers, with_and_without
 
@@ -17,28 +19,26 @@ QUICK = TrainingSettings(networks={"mlp": {"width": 64, "depth": 10, "epochs": 6
 FULL = TrainingSettings(networks={"mlp": {"width": 512, "depth": 10}, "resnet18": {"stem": "imagenet"}})
 
 
-def judge(results: Results) -> list[Comparison]:
-    rows = []
+def judge(results: Results) -> Iterator[Comparison]:
     for (network, normalizer), group in results.groups("network", "normalizer").items():
         what = f"{network}, {normalizer}"
         norms = _final_norms(group)
         large = sum(norm > 1 for norm in norms)
         studied = (network, normalizer) in STUDIED
         paper, agrees = ("most", large > len(norms) / 2) if studied else ("", None)
-        rows.append(Comparison(f"{what}: layers with ‖W‖ > 1", paper, f"{large} of {len(norms)}, largest {max(norms):.3g}", agrees))
+        yield Comparison(f"{what}: layers with ‖W‖ > 1", paper, f"{large} of {len(norms)}, largest {max(norms):.3g}", agrees)
         for product, name in PRODUCTS.items():
             start, end = (group.track("products", product)[1][index] for index in (0, -1))
             paper, agrees = _said(network, start, end) if studied and product == "weights_matrix" else ("", None)
-            rows.append(Comparison(f"{what}: {name}", paper, f"{power(start)} → {power(end)}", agrees))
+            yield Comparison(f"{what}: {name}", paper, f"{power(start)} → {power(end)}", agrees)
         operators = group.mean("audit", "products", "weights_spectral")
-        rows.append(Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", power(operators)))
+        yield Comparison(f"{what}: ∏‖W‖, as operators on their inputs", "", power(operators))
         lower, upper = (power(group.mean("audit", "bracket", end)) for end in ("lower_log10", "upper_log10"))
-        rows.append(Comparison(f"{what}: certified bracket of the whole network", "", f"{lower} to {upper}"))
+        yield Comparison(f"{what}: certified bracket of the whole network", "", f"{lower} to {upper}")
         accuracy = group.mean("train_accuracy")
         paper, agrees = ("near 1", accuracy > NEAR_ONE) if studied else ("", None)
-        rows.append(Comparison(f"{what}: training accuracy", paper, f"{accuracy:.3f}", agrees))
-        rows.append(Comparison(f"{what}: test accuracy", "", f"{group.mean('test_accuracy'):.3f}"))
-    return rows
+        yield Comparison(f"{what}: training accuracy", paper, f"{accuracy:.3f}", agrees)
+        yield Comparison(f"{what}: test accuracy", "", f"{group.mean('test_accuracy'):.3f}")
 
 
 def _said(network: str, start: float, end: float) -> tuple[str, bool]:

@@ -51,7 +51,7 @@ def initialize(model: nn.Module, normalizer: str, generator: torch.Generator | N
 
 
 def normalize_weights(model: nn.Module, normalizer: str, generator: torch.Generator) -> None:
-    """What a normalizer that is no layer does to weights that are already set."""
+    """Apply a normalizer that is not a layer to weights that are already set."""
     if normalizer == "scaled":
         ends = [module.branch_end for module in model.modules() if hasattr(module, "branch_end")]
         with torch.no_grad():

@@ -211,7 +211,7 @@ TURNS: list[tuple[str, dict[str, Any], str]] = [
 
 def agrees(name: str, row: str, **changes: Any) -> bool | None:
     """What the experiment says of the first row that is called so."""
-    rows = find(name).judge(MAKERS[name](**changes))
+    rows = list(find(name).judge(MAKERS[name](**changes)))
     return next(comparison.agrees for comparison in rows if row in f"{comparison.quantity} ({comparison.paper})")
 
 

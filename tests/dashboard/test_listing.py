@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import normscope as ns
-from normscope.dashboard import catalogue as catalogues
+from normscope.dashboard import listing
 from normscope.dashboard.card import Alert, Card
-from normscope.dashboard.catalogue import Catalogue
+from normscope.dashboard.listing import Catalogue
 from normscope.findings.finding import Finding
 from normscope.report.summary import summarize
 from tests.dashboard.cards import FINDING, NAMES, cards
@@ -176,14 +176,14 @@ def test_an_unreadable_run_harms_no_other(tmp_path: Path) -> None:
 def test_an_error_that_nobody_thought_of_stays_on_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "a", 2, NAMES)
     write_run(tmp_path / "b", 2, NAMES)
-    honest = catalogues.card
+    honest = listing.card
 
     def failing(id: str, *rest: Any) -> Card:
         if id == "a":
             raise ZeroDivisionError("nobody thought of it")
         return honest(id, *rest)
 
-    monkeypatch.setattr(catalogues, "card", failing)
+    monkeypatch.setattr(listing, "card", failing)
     found = cards(Catalogue(tmp_path))
     assert found["a"].error == "ZeroDivisionError: nobody thought of it" and found["b"].status == "finished"
 
@@ -191,7 +191,7 @@ def test_an_error_that_nobody_thought_of_stays_on_its_card(tmp_path: Path, monke
 def test_a_run_that_takes_long_to_read_delays_no_other_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "slow", 2, NAMES)
     write_run(tmp_path / "swift", 2, NAMES)
-    honest, begun, ended = catalogues.card, threading.Event(), threading.Event()
+    honest, begun, ended = listing.card, threading.Event(), threading.Event()
 
     def waiting(id: str, *rest: Any) -> Card:
         if id == "slow":
@@ -199,7 +199,7 @@ def test_a_run_that_takes_long_to_read_delays_no_other_answer(tmp_path: Path, mo
             assert ended.wait(60)
         return honest(id, *rest)
 
-    monkeypatch.setattr(catalogues, "card", waiting)
+    monkeypatch.setattr(listing, "card", waiting)
     catalogue = Catalogue(tmp_path)
     first = threading.Thread(target=catalogue.changes)
     first.start()
@@ -219,7 +219,7 @@ def test_what_all_runs_hold_together_is_limited(tmp_path: Path, monkeypatch: pyt
     catalogue = Catalogue(tmp_path)
     usual = cards(catalogue)
     most = 2 * max(catalogue._held.values())
-    monkeypatch.setattr(catalogues, "MOST_HELD", most)
+    monkeypatch.setattr(listing, "MOST_HELD", most)
     catalogue = Catalogue(tmp_path)
     assert cards(catalogue) == usual == cards(catalogue)
 

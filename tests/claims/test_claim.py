@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 import normscope as ns
+from normscope.claims.claim import PAPERS, Checked, Ledger, claim, contents, explanation, find, load
 from normscope.claims.documentation import documentation
-from normscope.claims.ledger import PAPERS, Checked, Ledger, claim, contents, explanation, find, load
 from normscope.claims.statement import HEDGES, QUANTIFIERS, SLIDES, SOURCES
 from normscope.claims.verdicts import MEASURED, VERDICTS, Ruling
 from normscope.core.errors import InputError
@@ -62,7 +62,7 @@ def test_an_id_is_taken_once():
 
 def test_long_claims_are_skipped_and_named(monkeypatch):
     few = {id: load()[id] for id in ("T-L1", *LONG)}
-    monkeypatch.setattr("normscope.claims.ledger.load", lambda: few)
+    monkeypatch.setattr("normscope.claims.claim.load", lambda: few)
     found = ns.claims.run_claims()
     assert [result.claim.id for result in found] == ["T-L1"] and tuple(found.skipped) == LONG
     assert all(find(id).long and id in _text(found) for id in found.skipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from importlib import import_module
@@ -22,7 +22,7 @@ from normscope.core.errors import InputError
 from normscope.core.papers import CLAIM_SCHEMA, LEDGER_SCHEMA, Plot
 from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Text
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 
 PAPERS = {  # what the claims stand under, and the sources of each
     "Than 2025": (THAN, SLIDES, DIGEST),
@@ -121,22 +121,13 @@ def _not_here(*_: Any, **__: Any) -> Ruling:
 
 
 @dataclass(frozen=True, repr=False)
-class Ledger(Result, Sequence[Checked]):
+class Ledger(ResultSequence[Checked]):
     """What was found, by paper; `skipped` are the ids of long claims that were not asked for."""
 
     schema = LEDGER_SCHEMA
 
     results: tuple[Checked, ...]
     skipped: tuple[str, ...] = ()
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.results[index]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __iter__(self) -> Iterator[Checked]:
-        return iter(self.results)
 
     def to_dict(self) -> dict[str, Any]:
         """`claims`: objects with schema, id, paper, statement, verdict, correction and evidence. `skipped`: ids."""
