@@ -23,6 +23,12 @@ def flat_heads(q, k, v, beta):
     return logits.softmax(-1).view(len(q), TOKENS, TOKENS).bmm(v)
 
 
+def flat_scores(q, k, v):
+    """Samples and heads on one axis in the scores alone."""
+    scores = torch.zeros(1, 1, 1).to(q).baddbmm(*(part.flatten(0, 1) for part in (q, k.mT)), alpha=0.7)
+    return (scores.view(-1, 2, TOKENS, TOKENS) + CAUSAL).softmax(-1) @ v
+
+
 FUSED = {
     "matmul": lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(SIZE)).softmax(-1) @ v,
     "scaled queries": lambda q, k, v: ((0.5 * q) @ k.mT).softmax(-1) @ v,
@@ -38,6 +44,7 @@ FUSED = {
     "bias and masked_fill": lambda q, k, v: (q @ k.mT + torch.arange(TOKENS)).masked_fill(CAUSAL < 0, -math.inf).softmax(-1) @ v,
     "baddbmm": lambda q, k, v: flat_heads(q, k, v, 1.0),
     "baddbmm with beta": lambda q, k, v: flat_heads(q, k, v, 0.5),
+    "baddbmm in the scores alone": flat_scores,
     "permuted keys": lambda q, k, v: (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v,
 }  # fmt: skip
 APART = {
@@ -46,6 +53,7 @@ APART = {
     "temperature of the input": lambda q, k, v: (q @ k.mT * q.mean((1, 2, 3), keepdim=True).sigmoid()).softmax(-1) @ v,
     "sigmoid": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
     "transposed weights": lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v,
+    "heads side by side": lambda q, k, v: (q @ k.mT).view(-1, 2 * TOKENS, TOKENS).softmax(-1).view(-1, 2, TOKENS, TOKENS) @ v,
     "keys and values apart": lambda q, k, v: torch.einsum("bhij,bhid->bhjd", (q @ k.mT).softmax(-1), v),
 }
 
