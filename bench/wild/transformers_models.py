@@ -180,7 +180,8 @@ def _first_inputs(model: torch.nn.Module, config: Any, known: set[str]) -> Itera
     length = 2 * (_find(config, "max_source_positions", "max_position_embeddings") or 32)
     for name in ("input_features", "spectrogram", "audio_mel"):
         if name in known:
-            for shape in ((mel, length), (length, mel), (mel, 64), (64, mel), (1, 64, mel), (64, 2 * mel)):
+            shapes = [(mel, length), (length, mel), (mel, 64), (64, mel), (1, 64, mel), (64, 2 * mel)]
+            for shape in shapes if length <= 256 else (*shapes[2:], *shapes[:2]):  # the smaller first
                 yield name, _random(*shape)
     for name in ("input_values", "audio_values", "past_values", "inputs", "hidden_states", "latents", "states", "state"):
         if name in known:

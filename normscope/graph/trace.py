@@ -30,6 +30,7 @@ from normscope.graph.graph import Constant, Graph, Node, cast, cast_type
 from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
 from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
+from normscope.graph.unfollowed import check_size, unfollowed
 
 MODES = ("eval", "train", "batch")
 STRIDED = ("as_strided", "as_strided_copy")
@@ -196,7 +197,7 @@ class Conversion:
             except NormscopeError:
                 raise
             except Exception as error:  # whatever torch raises for one operation
-                raise ExportError(f"{label(fx)} cannot be part of a graph: {described(error)}") from error
+                raise unfollowed(fx, values, error) from error
         return None
 
     def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -225,6 +226,7 @@ class Conversion:
         taken_apart = in_pairs(op, target, args, kwargs, meta, make) if taken_apart is None else taken_apart
         if taken_apart is not None:
             return taken_apart
+        check_size(fx, target, args)
         several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
         if isinstance(meta, torch.Tensor) and not all(isinstance(size, int) for size in meta.shape):
