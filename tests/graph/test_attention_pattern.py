@@ -9,6 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.graph.trace import trace
 from tests.networks import Function
+from tests.sweep.search import largest_quotient
 
 TOKENS, SIZE = 4, 3
 CAUSAL = torch.full((TOKENS, TOKENS), -math.inf).triu(1)
@@ -86,3 +87,31 @@ def test_the_bound_holds(name):
     model, x = SelfAttention(FUSED[name]), torch.randn(1, TOKENS, 6)
     found = ns.lipschitz(nn.Sequential(nn.LayerNorm(6), model), x, effort=0.2)
     assert found.upper.finite and found.lower <= found.upper
+
+
+class Relative(nn.Module):
+    """Attention with a bias that queries and positions make, behind a normalizer; heads: of keys and values, two of queries."""
+
+    def __init__(self, heads=2, hidden=False) -> None:
+        super().__init__()
+        self.norm, self.queries, self.rest = nn.LayerNorm(6), nn.Linear(6, 2 * SIZE), nn.Linear(6, 2 * heads * SIZE)
+        self.positions, self.heads, self.hidden = nn.Parameter(torch.randn(2, TOKENS, SIZE)), heads, hidden
+
+    def forward(self, x):
+        x = self.norm(x)
+        q = self.queries(x).unflatten(-1, (2, SIZE)).transpose(1, 2)
+        k, v = self.rest(x).unflatten(-1, (2, self.heads, SIZE)).transpose(1, 3).unbind(2)
+        bias = q @ self.positions.mT
+        bias = bias.masked_fill(CAUSAL < 0, -math.inf) if self.hidden else bias
+        return nn.functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=self.heads == 1).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("radius", [None, 0.05])
+@pytest.mark.parametrize("settings", [{}, {"heads": 1}, {"hidden": True}], ids=str)
+def test_attention_with_a_bias_of_the_input(settings, radius):
+    torch.manual_seed(0)
+    model, x = Relative(**settings), torch.randn(1, TOKENS, 6)
+    region = None if radius is None else ns.Ball(x[0].double(), radius)
+    found = ns.lipschitz(model, x, region=region, effort=0.2)
+    largest, _ = largest_quotient(model.double(), x[0].double(), region, seed=1)
+    assert found.upper.finite and 0 < largest <= float(found.upper)
