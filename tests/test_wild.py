@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 import normscope as ns
 from bench.wild import transformers_models
 from bench.wild.checks import Known
+from bench.wild.table import page
 from bench.wild.transformers_models import NotBuilt
 
 FAMILIES = (
@@ -51,3 +52,21 @@ def test_one_of_each_family(name):
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_part_of_the_sweep(name):
     check(name)
+
+
+RECORDS = [
+    {"name": "able", "outcome": "finite", "lower": "1.0", "upper": "2.0e+03", "local": "1.5", "seconds": 2.5, "wrong": []},
+    {"name": "baker", "outcome": "infinite", "why": "a | b jumps", "local": "inf", "seconds": 1.0, "wrong": ["γ is 1, not 2"]},
+    {"name": "charlie", "outcome": "too slow", "why": "more than 120 s"},
+    {"name": "dog", "outcome": "refused: unproved", "why": "5 to 6 operations", "seconds": 9.0, "unfinished": "doctor: more"},
+]
+
+
+def test_a_page_keeps_what_it_says_of_models_that_were_not_run_again():
+    listed = {"transformers": 5, "diffusers": 1}
+    whole = page({"transformers": RECORDS, "diffusers": []}, listed)
+    for again in ([], RECORDS[:1], RECORDS[1:3]):
+        assert page({"transformers": again, "diffusers": []}, listed, whole) == whole
+    renewed = [{**RECORDS[0], "name": "charlie"}]
+    expected = page({"transformers": [*RECORDS[:2], *RECORDS[3:], *renewed], "diffusers": []}, listed)
+    assert page({"transformers": renewed, "diffusers": []}, listed, whole) == expected != whole

@@ -2,8 +2,8 @@
 
     python -m bench wild [--package transformers|diffusers] [--part i/n] [--only NAME,…] [--results DIR] [--page docs/wild.md]
 
-Results are kept, one file per model, in `--results`; the page is about all that are there, and keeps what it says of a package of
-which none are.
+Results are kept, one file per model, in `--results`; the page is about all that are there, and keeps what it says of every other
+model.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ SETTINGS: tuple[tuple[str, Shrink], ...] = (
     (r"^(hidden_dim|hidden_size|d_model|n_embd|dim|width|embed_dim|embedding_size|d_embed|emb_dim|embedding_dim)$", _each(WIDTH)),
     (r"(hidden_size|hidden_dim|_dim|_width|hidden_channels)$", _each(WIDTH)),
     (r"(intermediate_size|ffn_dim|d_ff|n_inner|inner_dim|dim_feedforward|mlp_hidden|ffn_hidden_size)$", _at_most(48)),
-    (r"^(image_size|img_size|input_size)$", _each(32)),
+    (r"^(image_size|img_size|input_size|crop_size)$", _each(32)),
+    (r"^(num_frames|frames_per_clip)$", _at_most(8)),
     (r"^(conv_dim)$", _each(16)),
     (r"(num_queries|num_object_queries|image_seq_length|num_query_tokens|num_latents|d_latents)$", _each(16)),
     (r"(chunk_size|chunk_length|mamba_chunk_size|sliding_window|attention_window|block_size)$", _each(4)),
@@ -119,7 +120,7 @@ def _one_of_each(lists: list[list[Any]]) -> list[int]:
 
 def few_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
     """As it is published but for the number of layers and words."""
-    kept = r"(layers?|depths?|^n_layers?|vocab_size|token_id|token_index|layer_types)$"
+    kept = r"(layers?|depths?|^n_layers?|vocab_size|token_id|token_index|layer_types|chunk_size)$"
     small = by_name(settings)
     return {name: small[name] if re.search(kept, name) else value for name, value in settings.items()}
 

@@ -13,6 +13,7 @@ from bench.wild.shrinking import ways
 
 MOST_PARAMETERS = 20_000_000
 BATCH, LENGTH = 2, 8
+UNMASKED = ("longt5", "switch_transformers")  # they make no mask of their own while they are traced
 
 
 class NotBuilt(Exception):
@@ -104,7 +105,9 @@ def examples(model: torch.nn.Module, config: Any) -> Iterator[dict[str, torch.Te
     """Keyword arguments with at least one floating-point tensor, from the names in the signature."""
     signature = inspect.signature(model.forward).parameters
     known, further = set(signature), _further(signature)
-    masks = [name for name, parameter in signature.items() if "mask" in name and parameter.default is parameter.empty]
+    needed = {name for name, parameter in signature.items() if parameter.default is parameter.empty}
+    needed |= {"attention_mask"} if config.model_type in UNMASKED else set()
+    masks = [name for name in signature if "mask" in name and name in needed]
     for name, values in _first_inputs(model, config, known):
         others = {key: make(model, config) for key, make in further.items() if key != name}
         for axis in (1, 2) if masks else (1,):  # a mask that must be given: over the tokens, which are along one of these axes
@@ -180,7 +183,8 @@ def _first_inputs(model: torch.nn.Module, config: Any, known: set[str]) -> Itera
     length = 2 * (_find(config, "max_source_positions", "max_position_embeddings") or 32)
     for name in ("input_features", "spectrogram", "audio_mel"):
         if name in known:
-            for shape in ((mel, length), (length, mel), (mel, 64), (64, mel), (1, 64, mel), (64, 2 * mel)):
+            shapes = [(mel, length), (length, mel), (mel, 64), (64, mel), (1, 64, mel), (64, 2 * mel)]
+            for shape in shapes if length <= 256 else (*shapes[2:], *shapes[:2]):  # the smaller first
                 yield name, _random(*shape)
     for name in ("input_values", "audio_values", "past_values", "inputs", "hidden_states", "latents", "states", "state"):
         if name in known:

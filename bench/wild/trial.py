@@ -160,7 +160,7 @@ def failed(error: BaseException) -> Record:
     if isinstance(error, (InternalError, UnforeseenError)) or not isinstance(error, NormscopeError):
         return {"outcome": "crash", "why": _described(error)}
     kind = "other"
-    if isinstance(error, NoConstant) or "influence" in str(error) or "draws random" in str(error):
+    if isinstance(error, NoConstant) or any(word in str(error) for word in ("influence", "draws random", "fixed shapes")):
         kind = "the model"
     elif isinstance(error, ExportError):
         kind = "not traceable"

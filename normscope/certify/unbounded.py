@@ -37,7 +37,10 @@ LARGE, SMALL = 5, -14  # powers of 8 up to which quotients must grow on; beyond 
 STEADY = 0.8  # of the exponent with which they grew before
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS, FEW = 8, 2  # that are halved together, and of a large network
-MOST_EVALUATED = 4_000_000_000  # entries of all nodes at all points of a search together: some 20 seconds
+MOST_EVALUATED = 2_000_000_000  # entries of all nodes at all points of a search: some 10 seconds for jumps, and as many for growth
+
+HALVED = HALVINGS + 1  # times that a segment is evaluated, in search of a jump, and of growth
+SCALED = (SCALED_HALVINGS + 1) * len(POWERS) + HALVED
 
 UNPROVED = "no finite bound was found, and no inputs were found that rule one out"
 ADVICE = "Pass region=ns.Ball(x, radius) around an input of yours: a small enough region often has a finite bound."
@@ -50,7 +53,7 @@ def proved_infinite(graph: Graph, above: Upper, points: torch.Tensor, region: Re
     found = evidence(graph, points, region)
     if found:
         return replace(above, certificate=replace(above.certificate, reason=f"{above.certificate.reason}; {found}"))
-    whole = _affordable(graph, FEW, HALVINGS) and (region is not None or _affordable(graph, FEW * len(POWERS), SCALED_HALVINGS))
+    whole = _affordable(graph, HALVED) >= FEW and (region is not None or _affordable(graph, SCALED) >= FEW)
     short = [] if whole else ["the search for such inputs was cut short, since every one costs much"]
     refusal = Refusal(f"{NO_CERTIFICATE}{UNPROVED}", [above.certificate.reason, *short], ADVICE)
     return replace(above, refusal=refusal, certificate=above.certificate.refused(refusal, above.certificate.rounding))
@@ -68,8 +71,9 @@ def evidence(graph: Graph, points: torch.Tensor, region: Region | None = None) -
         return ""
 
 
-def _affordable(graph: Graph, segments: int, halvings: int) -> bool:
-    return 5 * segments * (halvings + 1) * sum(math.prod(node.shape) for node in graph) <= MOST_EVALUATED
+def _affordable(graph: Graph, halved: int) -> int:
+    """How many segments can be halved so many times."""
+    return MOST_EVALUATED // max(5 * halved * sum(math.prod(node.shape) for node in graph), 1)
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # ends of segments, each (segments, d)
@@ -81,7 +85,7 @@ class _Halving:
     def __init__(self, space: Space, seeds: torch.Tensor, region: Region | None) -> None:
         self.space, self.region, self.generator = space, region, generator_of(None)
         held = sum(math.prod(node.shape) for node in space.graph)
-        self.count = max(FEW, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1)))
+        self.count = max(FEW, min(SEGMENTS, SEARCH_ENTRIES // max(7 * held, 1), _affordable(space.graph, HALVED)))
         self.decisions = [node for node in space.graph if is_decision(node)]
         self._captured = space.graph.batched_capture([space.graph.output, *self.decisions], torch.float64)
         self._values(torch.zeros(1, space.dimension, dtype=torch.float64))
@@ -146,7 +150,7 @@ class _Halving:
 
     def jump(self) -> str:
         """Two inputs ever closer together whose outputs do not come closer in proportion."""
-        if not _affordable(self.space.graph, self.count, HALVINGS):
+        if _affordable(self.space.graph, HALVED) < FEW:
             return ""
         levels, raw = self._halved(self.ends, HALVINGS)
         for segment in (raw / raw[0]).nan_to_num(0, 0, 0).amax(0).argsort(descending=True).tolist()[:2]:
@@ -166,7 +170,8 @@ class _Halving:
 
     def growth(self) -> str:
         """Quotients that grow with the size of the inputs, or as they shrink; not sought where points cannot travel together."""
-        if self._captured.one_by_one or not _affordable(self.space.graph, self.count * len(POWERS), SCALED_HALVINGS):
+        self.count = min(self.count, _affordable(self.space.graph, SCALED))
+        if self._captured.one_by_one or self.count < FEW:
             return ""
         largest = [*zip(POWERS, self._at(POWERS, SCALED_HALVINGS), strict=True)]
         for found, named, far in ((largest, "larger", LARGE), (largest[::-1], "smaller", SMALL)):
@@ -183,7 +188,7 @@ class _Halving:
 
     def _at(self, powers: Sequence[int], halvings: int) -> list[Magnitude | None]:
         """The largest quotient at each size of the inputs; None where outputs overflow."""
-        first, second = (torch.cat([8.0**power * end for power in powers]) for end in self.ends)
+        first, second = (torch.cat([8.0**power * end[: self.count] for power in powers]) for end in self.ends)
         levels, raw = self._halved((first, second), halvings)
         chosen = (raw[-1].reshape(len(powers), -1).argmax(1) + self.count * torch.arange(len(powers))).tolist()
         values = [self._values(end)[0] for end in levels[-1]]

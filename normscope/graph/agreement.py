@@ -189,8 +189,8 @@ class Agreement:
         )
 
     def _narrows(self, call: Call) -> bool:
-        """Whether part of the model is computed in less than float64 all the same."""
-        with Narrow() as narrow:
+        """Whether part of the model is computed in less than float64 all the same, or was before."""
+        with Narrow((*self.model.parameters(), *self.model.buffers(), *call.tensors)) as narrow:
             self._eager(call)
         return narrow.seen
 

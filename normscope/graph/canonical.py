@@ -40,9 +40,11 @@ Form = tuple[str, Any, tuple[Any, ...]]  # operation, target, arguments
 
 
 def is_identity(op: str, args: tuple[Any, ...], result: Any) -> bool:
-    """Whether the operation returns its first argument: no-ops, casts between floating-point types, dropout in eval mode."""
+    """Whether the operation returns its first argument: no-ops, casts between real or complex types, dropout in eval mode."""
     if op in CASTS:
-        return isinstance(result, torch.Tensor) and result.is_floating_point() and is_float(args[0])
+        return isinstance(result, torch.Tensor) and (
+            (result.is_floating_point() and is_float(args[0])) or (result.is_complex() and is_complex(args[0]))
+        )
     if op in ("pad", "constant_pad_nd"):
         return not args[1]
     return op in IDENTITIES or (op in DROPOUTS and args[2] is False)
@@ -210,6 +212,12 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "transformers.grouped_mm_fallback": _grouped,
     "matrix_H": _adjoint,
 }
+
+
+def is_complex(value: Any) -> bool:
+    """Whether a node, a constant or a tensor holds complex numbers."""
+    value = value.value if isinstance(value, Constant) else value
+    return isinstance(value, (Node, torch.Tensor)) and value.dtype is not None and value.dtype.is_complex
 
 
 def is_float(value: Any) -> bool:

@@ -14,6 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from normscope.graph.graph import cast, cast_type
+
 FACTORIES = (torch.arange, torch.linspace, torch.logspace, torch.full, torch.range)
 LITERALS = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor)  # numbers of the source, rounded as there
 ASKS_DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
@@ -51,7 +53,7 @@ class InDouble(TorchFunctionMode):
         kwargs = kwargs or {}
         if function == ASKS_DTYPE:  # a wrapper made anew at every access
             asked = function(*args)
-            return self.dtype if asked == torch.float64 else asked
+            return cast_type(asked, self.dtype) if asked in (torch.float64, torch.complex128) else asked
         if function in LITERALS:
             if function is torch.Tensor.new_tensor and kwargs.get("dtype") is None:
                 kwargs = {**kwargs, "dtype": self.dtype if args[0].is_floating_point() else args[0].dtype}
@@ -72,12 +74,12 @@ class InDouble(TorchFunctionMode):
     def double(self, value: Any, kept: bool = True) -> Any:
         """float64 for any other floating-point type, and the shadow of a tensor of such a type, kept where it may be written to."""
         if isinstance(value, torch.dtype):
-            return torch.float64 if value.is_floating_point else value
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
+            return cast_type(value, torch.float64)
+        if not isinstance(value, torch.Tensor) or value.dtype == cast_type(value.dtype, torch.float64):
             return value
         if id(value) in self.shadows:
             return self.shadows[id(value)][1]
-        made = value.detach().to(torch.float64)
+        made = cast(value.detach(), torch.float64)
         if kept:
             self.shadows[id(value)] = value, made
         return made

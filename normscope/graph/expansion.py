@@ -1,7 +1,8 @@
-"""Operations that torch has for several at once, taken apart: lists of tensors, moments, products of many matrices."""
+"""Operations that torch has for several at once, taken apart: lists of tensors, moments, products of many matrices, attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -36,6 +37,8 @@ def expanded(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _moments(op, target, args, kwargs, make)
     if op == "linalg_multi_dot":
         return reduce(lambda product, factor: make(aten.matmul.default, product, factor), args[0])
+    if op == "scaled_dot_product_attention":
+        return _biased_attention(args, kwargs, make)
     return _each(op.removeprefix(FOREACH), args, kwargs, make) if op.startswith(FOREACH) else None
 
 
@@ -46,6 +49,20 @@ def _moments(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     keep = args[3] if overload == "dim" else kwargs.get("keepdim", False)
     mean = aten.mean.dim, args[0], list(range(len(args[0].shape))) if axes is None else axes, keep
     return [make(getattr(packet, overload), *args, **kwargs), make(*mean)]
+
+
+def _biased_attention(args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> Any:
+    """softmax(c · Q Kᵀ + B) V with a bias that depends on the input, as relative positions do; None where it does not."""
+    query, key, value, bias, dropout = args[:5]
+    if not isinstance(bias, Node) or bias.dtype is None or not bias.dtype.is_floating_point or dropout:
+        return None
+    groups = query.shape[-3] // key.shape[-3] if kwargs.get("enable_gqa") else 1
+    if groups > 1:
+        key, value = (make(aten.repeat_interleave.self_int, part, groups, -3) for part in (key, value))
+    scale = kwargs.get("scale")
+    scores = make(aten.matmul.default, query, make(aten.transpose.int, key, -2, -1))
+    scores = make(aten.mul.Tensor, scores, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    return make(aten.matmul.default, make(aten.softmax.int, make(aten.add.Tensor, scores, bias), -1), value)
 
 
 def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> list[Any] | None:

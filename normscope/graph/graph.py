@@ -43,7 +43,7 @@ class Constant:
         return self.value.detach().to(torch.float64)
 
     def stored_double(self) -> torch.Tensor:
-        """In float64 if it is floating-point; integers and truth values as they are."""
+        """In float64, or in complex numbers of it; integers and truth values as they are."""
         return cast(self.value.detach(), torch.float64)
 
 
@@ -135,8 +135,8 @@ class Node:
                 return read(values[leaf])
             if isinstance(leaf, Constant):
                 return read(cast(leaf.value, dtype))
-            if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
-                return dtype
+            if isinstance(leaf, torch.dtype):
+                return cast_type(leaf, dtype)
             if isinstance(leaf, (list, tuple)) and any(isinstance(item, (Node, Constant)) for item in leaf):
                 return type(leaf)(value(item) for item in leaf)
             return leaf
@@ -305,9 +305,14 @@ class Graph:
         return self._member_set
 
 
+def cast_type(own: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+    """The wanted type for a floating-point one, complex numbers of it for a complex one, any other as it is."""
+    return wanted if own.is_floating_point else wanted.to_complex() if own.is_complex else own
+
+
 def cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`value` in `dtype` if it is a floating-point tensor, else as it is."""
-    return value.to(dtype) if value.is_floating_point() else value
+    """`value` in `dtype` if it is a floating-point or complex tensor, else as it is."""
+    return value.to(cast_type(value.dtype, dtype))
 
 
 class _OverBatch:

@@ -95,8 +95,10 @@ def on_last(count: int, name: str = "self") -> Callable[[Operation], SampleLayou
 
 
 def padded(operation: Operation) -> SampleLayout:
+    """The pad is in pairs, from the last axis on; one of the batch axis must be empty."""
     layout, pad = operation.only("self"), operation["pad"]
-    require(layout.axis < operation["self"].dim() - len(pad) // 2)
+    place = 2 * (operation["self"].dim() - 1 - layout.axis)
+    require(not any(pad[place : place + 2]))
     return layout
 
 

@@ -6,7 +6,7 @@ confirmed node that depends on it, since a graph may write one operation as seve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from normscope.graph.graph import Graph, Node
 from normscope.graph.naming import is_view
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
+LITERALS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -43,17 +44,33 @@ class Computed(TorchDispatchMode):
 
 
 class Narrow(TorchDispatchMode):
-    """Whether something is computed in less than float64, or cast to less, as by a scripted function or in complex numbers."""
+    """Whether something is computed in less than float64, or cast to less, as by a scripted function.
 
-    seen = False
+    held: the model's parameters, buffers and inputs; then also whether it reads something in less that is none of them, and was
+    not made here: a tensor kept from an earlier call.
+    """
+
+    def __init__(self, held: Iterable[torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.seen = False
+        self.known = None if held is None else {_memory(tensor): tensor for tensor in held}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         given, made = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in ((args, kwargs), result))
+        if self.known is not None:
+            fresh = function in LITERALS
+            self.seen |= not fresh and any(_is_narrow(value) and _memory(value) not in self.known for value in given)
+            if fresh or not is_view(function):
+                self.known.update((_memory(value), value) for value in made)
         if any(map(_is_narrow, made)) and not is_view(function):
             copied = function in COPIES
             self.seen |= any(value.dtype in (torch.float64, torch.complex128) if copied else _is_narrow(value) for value in given)
         return result
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 class Steps(TorchDispatchMode):

@@ -17,15 +17,32 @@ CANCELLING = ("tanhshrink", "gelu")  # their kernels subtract values of the size
 
 
 def perturbed(noise: Callable[[Any], Any]) -> Evaluate:
-    """How `Graph.run` computes a node with `noise` on every value each time it is read, and on every result."""
+    """How `Graph.run` computes a node with `noise` on every value each time it is read, and on every result.
+
+    Whole numbers that depend on answers alone, such as how many tokens go to an expert, are exact: what is counted is not rounded.
+    """
+    counts: dict[Node, bool] = {}
 
     def evaluate(node: Node, values: Mapping[Node, Any], dtype: torch.dtype) -> Any:
+        counts[node] = bool(node.inputs) and all(_is_whole_type(source) or counts.get(source, False) for source in node.inputs)
+        if counts[node] and _are_whole(plain := node.evaluate(values, dtype)):
+            return plain
         result = noise(node.evaluate(values, dtype, noise))
         if node.op in CANCELLING:
             result = result + (noise(values[node.input]) - values[node.input])
         return result
 
     return evaluate
+
+
+def _is_whole_type(node: Node) -> bool:
+    return node.dtype is not None and not node.dtype.is_floating_point and not node.dtype.is_complex
+
+
+def _are_whole(result: Any) -> bool:
+    if isinstance(result, (list, tuple)):
+        return all(map(_are_whole, result))
+    return isinstance(result, torch.Tensor) and (not result.is_floating_point() or bool((result == result.round()).all()))
 
 
 class Noise:

@@ -22,13 +22,15 @@ from normscope.core.errors import ExportError, InputError, NormscopeError, Refus
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
+from normscope.graph.complex_numbers import Pairs, in_pairs
 from normscope.graph.expansion import expanded
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
-from normscope.graph.graph import Constant, Graph, Node, cast
+from normscope.graph.graph import Constant, Graph, Node, cast, cast_type
 from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
 from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
+from normscope.graph.unfollowed import check_size, unfollowed
 
 MODES = ("eval", "train", "batch")
 STRIDED = ("as_strided", "as_strided_copy")
@@ -195,7 +197,7 @@ class Conversion:
             except NormscopeError:
                 raise
             except Exception as error:  # whatever torch raises for one operation
-                raise ExportError(f"{label(fx)} cannot be part of a graph: {described(error)}") from error
+                raise unfollowed(fx, values, error) from error
         return None
 
     def _operation(self, fx: FxNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,12 +206,12 @@ class Conversion:
             op = f"{operation_name(args[0])}, which writes to an argument"
         if op == "getitem" and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
-        if op == "sym_size" and isinstance(args[0], Node):
+        if op == "sym_size" and isinstance(args[0], (Node, Pairs)):
             return args[0].shape[args[1]]
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))
         self._check(fx, leaves)
         target, args, kwargs = _functional(fx.target, args, kwargs)
-        dynamic = any(isinstance(leaf, Node) for leaf in leaves)
+        dynamic = any(isinstance(leaf, (Node, Pairs)) for leaf in leaves)
         meta = fx.meta.get("val")
         between_floats = op in CASTS and is_identity(op, args, meta)
         if between_floats or op not in CASTS:
@@ -219,9 +221,12 @@ class Conversion:
         args, kwargs = in_double(target, args, kwargs)
         if is_identity(op, args, meta):
             return args[0]
-        taken_apart = expanded(op, target, args, kwargs, partial(self._part, fx))
+        make = partial(self._part, fx)
+        taken_apart = expanded(op, target, args, kwargs, make)
+        taken_apart = in_pairs(op, target, args, kwargs, meta, make) if taken_apart is None else taken_apart
         if taken_apart is not None:
             return taken_apart
+        check_size(fx, target, args)
         several = op in FUNCTIONAL_BATCH_NORMS
         meta = meta[0] if several else meta
         if isinstance(meta, torch.Tensor) and not all(isinstance(size, int) for size in meta.shape):
@@ -290,7 +295,7 @@ class Conversion:
         sources: list[str] = []
         learned: list[bool] = []
         ranks: list[int] = [0]
-        exact = is_view(target)
+        exact = is_view(target) and operation_name(target) not in CASTS
 
         def value(constant: Constant) -> torch.Tensor:
             sources.extend(constant.sources)
@@ -355,7 +360,7 @@ def in_double(
 
     made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.
     """
-    args, kwargs = tree_map_only(torch.dtype, lambda dtype: torch.float64 if dtype.is_floating_point else dtype, (args, kwargs))
+    args, kwargs = tree_map_only(torch.dtype, partial(cast_type, wanted=torch.float64), (args, kwargs))
     schema = getattr(target, "_schema", None)
     if schema is None or not isinstance(made, torch.Tensor) or not made.is_floating_point():
         return args, kwargs

@@ -218,11 +218,11 @@ class Registry:
 
     def find(self, node: Node) -> Rule | None:
         """The rule that bounds the gain of a node."""
-        found = self.rules.get(node.op)
+        found = self._of_real_numbers(node)
         return found if found is not None and found.certifies else None
 
     def form(self, node: Node, forms: Forms) -> Form:
-        found = self.rules.get(node.op)
+        found = self._of_real_numbers(node)
         return forms.opaque() if found is None else found.form(node, forms)
 
     @overload
@@ -233,12 +233,17 @@ class Registry:
 
     def reading(self, node: Node, kind: type = object) -> Any:
         """What a node is, if it is of this kind; an operation without a rule is known for random if torch says so."""
-        found = self.rules.get(node.op)
+        found = self._of_real_numbers(node)
         if found is not None:
             read: Reading | None = found.reading(node)
         else:
             read = Random() if node.draws else None
         return read if isinstance(read, kind) else None
+
+    def _of_real_numbers(self, node: Node) -> Rule | None:
+        """Rules are about real numbers: complex ones that were not taken apart (graph/complex_numbers.py) have none."""
+        read = any(part.dtype is not None and part.dtype.is_complex for part in (node, *node.inputs))
+        return None if read else self.rules.get(node.op)
 
     def __getitem__(self, op: str) -> Rule:
         return self.rules[op]

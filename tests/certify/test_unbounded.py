@@ -10,10 +10,26 @@ from normscope.core.region import Ball
 from normscope.graph.trace import trace
 from tests.networks import Function, randn
 
+
+def routed(gates):
+    """Tokens in the order of their experts, which are counted, each times the gate of its own; then in their places again."""
+
+    def function(x):
+        tokens = x.view(-1, 2)
+        choice = tokens.argmax(1)
+        order = choice.argsort(stable=True)
+        ends = torch.histc(choice[order].to(x.dtype), 2, 0, 1).cumsum(0, dtype=torch.int32)
+        expert = (torch.arange(len(tokens))[:, None] >= ends).sum(1)
+        return (tokens[order] * gates.to(x)[expert][:, None])[order.argsort()].view(x.shape)
+
+    return function
+
+
 WITHOUT_CONSTANT = {
     "a jump": torch.floor,
     "a tiny jump": lambda x: torch.where(x > 0, x, x + 1e-6),
     "a router": lambda x: x * torch.zeros_like(x).scatter(-1, x.topk(2, -1).indices, 1.0),
+    "experts that are counted": routed(torch.tensor([1.0, 1.5])),
     "a cusp": lambda x: torch.relu(x).sqrt(),
     "a pole": lambda x: 1 / x,
     "a product": lambda x: x * x.flip(1),
@@ -25,6 +41,7 @@ WITH_CONSTANT = {
     "linear": lambda x: 3 * x,
     "a kink": torch.relu,
     "a choice of equals": lambda x: torch.where(x > 0, x, 2 * x),
+    "experts that are the same": routed(torch.ones(2)),
     "sorted by": lambda x: x.gather(1, x.argsort(1)),
     "smooth and steep": lambda x: torch.tanh(1e3 * x),
     "a product that levels off": lambda x: x * torch.tanh(x),

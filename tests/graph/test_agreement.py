@@ -180,18 +180,60 @@ def test_casts_are_told():
     assert not trace(nn.Linear(4, 3), randn(1, 4)).notes
 
 
+class Remembering(nn.Module):
+    """Keeps a table from its first call, as a cached function does, but computes it anew while it is traced."""
+
+    def __init__(self, forgetful: float = 1.0) -> None:
+        super().__init__()
+        self.tables, self.forgetful = [], forgetful
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.arange(1, 5, device=x.device, dtype=x.dtype) / 7
+        if torch.compiler.is_compiling():
+            return x * table
+        self.tables = self.tables or [table]
+        return x * self.tables[0] * self.forgetful
+
+
+def test_a_table_kept_in_the_own_type_is_compared_in_it():
+    model, x = Remembering(), randn(2, 4)
+    model(x)
+    found = ns.lipschitz(model, x, effort=0.2)
+    assert float(found.upper) == pytest.approx(4 / 7, rel=1e-6)
+    assert any("float32 alone" in note for note in trace(model, x).notes)
+
+
+def test_a_table_kept_that_is_another_is_refused():
+    model, x = Remembering(1.0001), randn(2, 4)
+    model(x)
+    with pytest.raises(ns.Refusal, match="not the model"):
+        trace(model, x)
+
+
+def counted(x: Tensor) -> Tensor:
+    sizes = (x > 0).view(2, -1).sum(1).tolist()
+    return torch.cat([2 * piece for piece in x.flatten()[: sum(sizes)].split(sizes)])
+
+
+def in_vmap() -> Tensor:
+    return torch.vmap(lambda place: place.new_ones((), dtype=torch.bool) & (place >= 2))(torch.arange(4))
+
+
 REFUSED = {
     "bits": (lambda x: x.half().view(torch.bfloat16).float(), "bits"),
     "memory of another tensor": (lambda x: x[:, 2:].as_strided((x.shape[0], 2), (4, 1), 0), "as_strided"),
     "a number that is none": (lambda x: x * float("nan"), "NaN"),
     "no entries": (lambda x: x[:, :0], "no entries"),
+    "entries chosen by values": (lambda x: x[x > 0].sum().expand(1) + x, "how many entries"),
+    "pieces of a counted size": (counted, "how many entries"),
+    "a constant inside vmap": (lambda x: x * in_vmap(), "torch.vmap"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_graph_shows_is_refused(name):
     function, word = REFUSED[name]
-    with pytest.raises((ns.Refusal, ns.InputError), match=word):
+    with pytest.raises((ns.Refusal, ns.InputError, ns.ExportError), match=word):
         trace(Function(function), randn(2, 4))
 
 

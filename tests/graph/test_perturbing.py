@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normscope.graph.perturbing import LENGTH, Noise
+from normscope.graph.graph import Node
+from normscope.graph.perturbing import LENGTH, Noise, perturbed
+from normscope.graph.trace import trace
+from tests.networks import Function
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (LENGTH,), (7, LENGTH), (1000, 250), (LENGTH // 2, 5), ()])
@@ -32,3 +35,22 @@ def test_rounding_is_relative_and_leaves_what_is_not_a_number():
     assert bool(((moved / value - 1).abs()[1:] < 1e-2).all())
     assert Noise(0).rounding(torch.tensor([1]), 1.0).item() == 1
     assert Noise(0).rounding("same", 1.0) == "same"
+
+
+COUNTED = {
+    "counts": (lambda x: x + 2 * x.argsort(1).to(x.dtype), "mul", True),
+    "shares": (lambda x: x + (x > 2.5).sum(1, keepdim=True) / 3, "div", False),
+    "whole numbers of the input": (lambda x: 2 * x + 1, "mul", False),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted_is_not_rounded(name):
+    function, op, exact = COUNTED[name]
+    x = torch.tensor([[3.0, 1.0, 2.0, 5.0]])
+    graph = trace(Function(function), x)
+    node = next(node for node in graph if node.op == op)
+    evaluate = perturbed(lambda value: value * (1 + 1e-6) if value.is_floating_point() else value)
+    plain, moved = (graph.run([x], torch.float64, [node], way)[1][node] for way in (Node.evaluate, evaluate))
+    assert torch.equal(plain, moved) == exact
+    assert torch.allclose(plain, moved, rtol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,14 @@ def as_attention(node: Node) -> Node | None:
     logits, mask = _unmasked(weights.input)
     coefficient, factors = factors_of(logits)
     scores = _scores(factors[0]) if len(factors) == 1 else None
-    fits = logits.shape == given.shape if mask is not None or given is not weights else True
-    if scores is None or coefficient == 0 or not fits or (mask is not None and not _sees_a_key(mask.value)):
+    if scores is None or coefficient == 0 or len(value.shape) < 3 or not _same_entries(logits.shape, given.shape):
         return None
-    query, key = scores
-    ranks = {len(part.shape) for part in (query, key, value)}
-    if len(ranks) != 1 or ranks == {2} or query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1]:
+    leading = value.shape[:-2]
+    query, key = (_heads_as(part, leading) for part in scores)
+    if {query.shape[:-2], key.shape[:-2], given.shape[:-2]} != {leading} or (mask is not None and not _sees_a_key(mask.value)):
         return None
+    if mask is not None and logits.shape[:-2] != leading:
+        mask = replace(mask, value=mask.value.expand(logits.shape).reshape(given.shape))
     target = torch.ops.aten.scaled_dot_product_attention.default
     arguments, settings = (query, key, value, mask, 0.0, False), {"scale": coefficient}
     name = "scaled_dot_product_attention"
@@ -95,6 +97,20 @@ def _transposed(node: Node) -> Node:
 def _heads_apart(node: Node) -> Node:
     """What a reshape of the axes in front of queries and keys alone was given; else the node itself."""
     return node.input if node.op == "reshape" and node.input.shape[-2:] == node.shape[-2:] else node
+
+
+def _heads_as(node: Node, leading: tuple[int, ...]) -> Node:
+    """The node with these axes in front of tokens and features, where it has as many entries along its own."""
+    shape = (*leading, *node.shape[-2:])
+    if node.shape == shape or not _same_entries(node.shape, shape):
+        return node
+    target, args = torch.ops.aten.reshape.default, (node, list(shape))
+    return Node(f"{node.name}_heads", "reshape", target, args, {}, node.path, node.source, shape, node.dtype)
+
+
+def _same_entries(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a reshape of the axes before the last two makes one shape of the other."""
+    return one[-2:] == other[-2:] and math.prod(one) == math.prod(other)
 
 
 def _unmasked(node: Node) -> tuple[Node, Constant | None]:
