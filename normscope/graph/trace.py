@@ -22,6 +22,7 @@ from normscope.core.errors import ExportError, InputError, NormscopeError, Refus
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
+from normscope.graph.double import in_double
 from normscope.graph.expansion import expanded
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
@@ -346,24 +347,6 @@ def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         else:
             full.append(kwargs.get(argument.name, argument.default_value))
     return target, tuple(full), named
-
-
-def in_double(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operation that computes in float64: every floating-point `dtype` of them is.
-
-    made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.
-    """
-    args, kwargs = tree_map_only(torch.dtype, lambda dtype: torch.float64 if dtype.is_floating_point else dtype, (args, kwargs))
-    schema = getattr(target, "_schema", None)
-    if schema is None or not isinstance(made, torch.Tensor) or not made.is_floating_point():
-        return args, kwargs
-    names = [argument.name for argument in schema.arguments]
-    factory = "dtype" in names and not any("Tensor" in str(argument.type) for argument in schema.arguments)
-    if factory and names.index("dtype") >= len(args):
-        kwargs = {**kwargs, "dtype": torch.float64}
-    return args, kwargs
 
 
 def _concrete(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
