@@ -8,10 +8,10 @@ samples as the example has, sample by sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,11 +21,12 @@ from normscope.core.data import Call
 from normscope.core.errors import EvaluationError, NormscopeError, Refusal
 from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.double import InDouble
+from normscope.graph.drawing import DrawnAlike
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, Narrow, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed
-from normscope.graph.undropped import Undropped
+from normscope.graph.undropped import Undropped, dropped
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
 LARGE = (
@@ -99,8 +100,6 @@ class Agreement:
 
     def whole(self, call: Call) -> Graph:
         """Check the whole example as one input."""
-        if self.draws:
-            return self._noted()
         large = self._is_large
         self.double = not large
         for name, point in (("the example", call), ("points around it", _others(call)[0]))[: 1 if large else 2]:
@@ -108,23 +107,18 @@ class Agreement:
         self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
         return self._noted()
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         """Whether something is drawn at random, as in train mode."""
         return any(map(_draws, self.graph))
-
-    @property
-    def draws(self) -> bool:
-        """Whether what is drawn at random is an input of the graph."""
-        return any(node.op == "random" for node in self.graph.inputs)
 
     def _noted(self) -> Graph:
         if self.compared:
             own = f"part of the model computes in its own type: its graph was compared with it in {str(self.graph.dtype)[6:]} alone"
             return replace(self.graph, notes=(*self.graph.notes, own)) if self.narrow else self.graph
         if self.is_random or self.structure:
-            why = "the model draws random numbers" if self.is_random else "no point was found where the model gives numbers"
-            return replace(self.graph, notes=(*self.graph.notes, f"{why}: its graph was not compared with it"))
+            why = "no point was found where the model gives numbers: its graph was not compared with it"
+            return replace(self.graph, notes=(*self.graph.notes, why))
         check_finite(self.graph)
         raise Refusal(
             "the graph could not be compared with the model",
@@ -152,20 +146,20 @@ class Agreement:
             if agree is False and self.double and self._narrows(call):
                 self.double, self.narrow = False, True
                 return self.check(call, samples, where, places, needs_gradient)
-            if agree is False and not (self.is_random and self._varies(call, returned, samples[place], expected)):
+            if agree is False and not self._agrees_dropped(call, samples, place, needs_gradient):
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
-    def _eager(self, call: Call, needs_gradient: bool = False, seed: int = 0) -> torch.Tensor | None:
+    def _eager(self, call: Call, needs_gradient: bool = False, dropout: bool | None = None) -> torch.Tensor | None:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
+        dropout = self.dropout if dropout is None else dropout
         for double in (True, False) if self.double else (False,):
-            with in_mode(self.model, self.mode), torch.no_grad(), preserved_random_state():
-                seed_generators(seed)
+            with in_mode(self.model, self.mode), self._alike():
                 given = call.copied()
                 try:
                     with (
                         InDouble(self.graph.dtype) if double else nullcontext() as mode,
-                        nullcontext() if self.dropout else Undropped(),
+                        nullcontext() if dropout else Undropped(),
                     ):
                         if mode is not None:
                             given = Call(*tree_map(mode.double, (given.args, given.kwargs)))
@@ -180,13 +174,23 @@ class Agreement:
                         self.double = False
         return None
 
-    def _varies(self, call: Call, returned: torch.Tensor, sample: Call, expected: torch.Tensor) -> bool:
-        """Whether other random numbers change what the model returns, or what the graph does."""
-        again = self._eager(call, seed=1), self._graph_output(sample, seed=1)
-        return any(
-            new is None or not torch.equal(new.nan_to_num(), old.nan_to_num())
-            for new, old in zip(again, (returned, expected), strict=True)
-        )
+    def _agrees_dropped(self, call: Call, samples: Sequence[Call], place: int, needs_gradient: bool) -> bool:
+        """Whether they agree where both drop at random: dropout may be in a script, or written as other operations by torch."""
+        returned = self._eager(call, needs_gradient, dropout=True) if self.is_random and not self.dropout else None
+        expected = None if returned is None else self._graph_output(samples[place], dropped)
+        if returned is None or expected is None:
+            return False
+        gap = _gap(_part(place, len(samples), returned, expected), expected)
+        agree = self._agree(gap, expected, samples[place])
+        self.compared += agree is True
+        return agree is not False
+
+    @contextmanager
+    def _alike(self) -> Iterator[None]:
+        """No gradients, and random numbers that depend neither on what was drawn before nor on who draws them."""
+        with torch.no_grad(), preserved_random_state(), DrawnAlike() if self.is_random else nullcontext():
+            seed_generators(0)
+            yield
 
     def _narrows(self, call: Call) -> bool:
         """Whether part of the model is computed in less than float64 all the same, or was before."""
@@ -194,13 +198,12 @@ class Agreement:
             self._eager(call)
         return narrow.seen
 
-    def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = (), seed: int = 0) -> Any:
+    def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = ()) -> Any:
         """What the graph gives in float64; None where it is not defined."""
-        plain = evaluate is Node.evaluate and not seed
-        if plain and not capture and call in self.outputs:
+        plain = evaluate is Node.evaluate and not capture
+        if plain and call in self.outputs:
             return self.outputs[call]
-        with torch.no_grad(), preserved_random_state():
-            seed_generators(seed)
+        with self._alike():
             try:
                 result, values = self.graph.run(self.inputs(call), torch.float64, capture, evaluate)
             except EvaluationError as error:

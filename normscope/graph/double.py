@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from normscope.graph.graph import cast, cast_type
 
@@ -34,6 +34,24 @@ def softplus_threshold(threshold: float, dtype: torch.dtype) -> float:
     """
     within_rounding = threshold > 0 and math.exp(-threshold) / threshold <= torch.finfo(dtype).eps / 2
     return max(threshold, 40) if within_rounding else threshold
+
+
+def in_double(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation that computes in float64: every floating-point `dtype` of them is.
+
+    made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.
+    """
+    args, kwargs = tree_map_only(torch.dtype, partial(cast_type, wanted=torch.float64), (args, kwargs))
+    schema = getattr(target, "_schema", None)
+    if schema is None or not isinstance(made, torch.Tensor) or not made.is_floating_point():
+        return args, kwargs
+    names = [argument.name for argument in schema.arguments]
+    factory = "dtype" in names and not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    if factory and names.index("dtype") >= len(args):
+        kwargs = {**kwargs, "dtype": torch.float64}
+    return args, kwargs
 
 
 class InDouble(TorchFunctionMode):

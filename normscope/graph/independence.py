@@ -22,6 +22,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -76,7 +77,7 @@ class _Attempt:
             proof = _Proof(self.env)
             args, kwargs = tree_map(partial(self._batch, fake, proof), (call.args, call.kwargs))
             try:
-                with enable_python_dispatcher(), _symbolic_len(), proof:
+                with enable_python_dispatcher(), _symbolic_len(), proof, _OwnChoices(proof):
                     output = choose(model(*args, **kwargs))
                 self.reason = proof.end(output)
             except Broken as error:
@@ -147,9 +148,7 @@ class _Proof(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise Broken(f"{func} is not in the table")
         states = {id(leaf): self.state(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        guards = len(self.env.guards)
-        result = func(*args, **kwargs)
-        self.own |= set(map(id, self.env.guards[guards:]))  # the choice of a kernel: what it computes is in the table all the same
+        result = self.called(func, args, kwargs)
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         operation = Operation(func, args, kwargs, states, results)
         made = states_of(operation)
@@ -162,6 +161,13 @@ class _Proof(TorchDispatchMode):
                 self.repeated.add(_storage(tensor))
         return result
 
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What torch chooses by the size of the batch is a kernel: what it computes is the same."""
+        guards = len(self.env.guards)
+        result = func(*args, **kwargs)
+        self.own |= set(map(id, self.env.guards[guards:]))
+        return result
+
     def _check_write(self, operation: Operation, written: torch.Tensor, before: State, made: Sequence[State]) -> None:
         """What is written must leave the law true in the tensor, and so in everything that shares its memory."""
         known = operation.name in LAYOUTS or operation.entrywise
@@ -170,6 +176,18 @@ class _Proof(TorchDispatchMode):
             raise Broken(f"{operation.name} writes to a tensor")
         if isinstance(written, FakeTensor) and _storage(written) in self.repeated:
             raise Broken(f"{operation.name} writes to memory that samples share")
+
+
+class _OwnChoices(TorchFunctionMode):
+    """torch's functions that are made of several operations, such as `cdist`, choose between them before any is dispatched."""
+
+    def __init__(self, proof: _Proof) -> None:
+        super().__init__()
+        self.proof = proof
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
+        return self.proof.called(func, args, kwargs or {}) if own else func(*args, **(kwargs or {}))
 
 
 def _storage(tensor: torch.Tensor) -> int:

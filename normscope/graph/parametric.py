@@ -14,6 +14,7 @@ from normscope.core.data import Call
 from normscope.core.errors import InputError
 from normscope.graph.agreement import Agreement
 from normscope.graph.canonical import DROPOUTS, is_float
+from normscope.graph.double import in_double
 from normscope.graph.exporting import export, module_of
 from normscope.graph.graph import Graph, Node
 from normscope.graph.patterns import recognise
@@ -35,7 +36,10 @@ def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode:
 
         def inputs(given: Call) -> list[torch.Tensor]:
             tensors = iter(leaf for leaf in tree_leaves((given.args, given.kwargs)) if isinstance(leaf, torch.Tensor))
-            return [program.state_dict[node.path] if node.op == "parameter" else next(tensors) for node in graph.inputs]
+            return [
+                program.state_dict[node.path] if node.is_parameter else node.apply() if node.is_drawn else next(tensors)
+                for node in graph.inputs
+            ]
 
         agreement = Agreement(graph, module, mode, inputs, _gathered, dropout=False, structure=True)
         return recognise(agreement.whole(call))
@@ -66,7 +70,9 @@ class ParametricConversion(Conversion):
 
     def _fold(self, fx: FxNode, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_random(target) and isinstance(fx.meta.get("val"), torch.Tensor):
-            return self._leaf(fx, "random")
+            node = self._leaf(fx, "random")
+            node.target, (node.args, node.kwargs) = target, in_double(target, args, kwargs, fx.meta["val"])
+            return node
         return super()._fold(fx, target, args, kwargs)
 
     def _leaf(self, fx: FxNode, op: str, name: str = "") -> Node:

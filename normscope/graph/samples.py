@@ -28,6 +28,8 @@ FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
 SAME_KERNEL = (1e3, 1.0)  # likewise for equal sizes, where rounding is the same: relative to an entry, and to a sample's largest
 
+PLACED = "the size of its batch, or its place in it"
+
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
@@ -82,10 +84,12 @@ def check_samples_independent(
         if reason is None:
             _check_alone(run, sizes[0])
             return None
-        for size in LARGER if isinstance(reason, FixedSize) else ():
-            if run.fails(size) is None:
-                _check_alone(run, size)
-        for probed in dict.fromkeys((_in_double(run, sizes), run)):
+        larger = [size for size in (LARGER if isinstance(reason, FixedSize) else LARGER[:1]) if run.fails(size) is None]
+        double = _in_double(run, [*sizes, *larger])
+        for size in larger:
+            _check_alone(run, size)
+            _check_place(double, size)
+        for probed in dict.fromkeys((double, run)):
             for size in sizes:
                 _probe(probed, size)
     return f"that samples do not influence each other was probed, not proved ({reason})"
@@ -161,7 +165,7 @@ def _probe(run: _Run, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     batch = run.batch(size)
     before = run(batch)
-    alone = run(run.batch(1)) if run.fails(1) is None else before[:1]  # batch statistics do not take one sample
+    alone = _alone(run, before)
     joint = before.shape == alone.shape  # it reads the first sample alone, or all of them together
     places = [0] if joint else sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)})
     for number, (name, change) in enumerate(NEIGHBOURS.items()):
@@ -173,12 +177,22 @@ def _probe(run: _Run, size: int) -> None:
                     continue
                 raise _untold(f"the model fails for a sample of {name}: {first_line(error)}") from error
             _check_kept(_of_sample(kept, before, alone, size), _of_sample(kept, beside, alone, size), *SAME_KERNEL)
+    _check_place(run, size)
+
+
+def _alone(run: _Run, before: torch.Tensor) -> torch.Tensor:
+    return run(run.batch(1)) if run.fails(1) is None else before[:1]  # batch statistics do not take one sample
+
+
+def _check_place(run: _Run, size: int) -> None:
+    """A sample's output depends neither on the size of the batch nor on its place in it."""
     _check_alone(run, size)
-    order = torch.randperm(size, generator=generator)
-    if not joint:
-        permuted = run(batch.samples(order))
+    batch, order = run.batch(size), torch.randperm(size, generator=torch.Generator().manual_seed(0))
+    before, permuted = run(batch), run(batch.samples(order))
+    alone = _alone(run, before)
+    if before.shape != alone.shape:
         for place, source in enumerate(order.tolist()):
-            _check_kept(_of_sample(source, before, alone, size), _of_sample(place, permuted, alone, size), 0.0, ROUNDING)
+            _check_kept(_of_sample(source, before, alone, size), _of_sample(place, permuted, alone, size), 0.0, ROUNDING, PLACED)
 
 
 def _check_alone(run: _Run, size: int) -> None:
@@ -193,7 +207,7 @@ def _check_alone(run: _Run, size: int) -> None:
         if place and together.shape == alone.shape:
             continue
         try:
-            _check_kept(alone, _of_sample(place, together, alone, size), 0.0, ROUNDING, "the size of its batch, or its place in it")
+            _check_kept(alone, _of_sample(place, together, alone, size), 0.0, ROUNDING, PLACED)
         except Refusal:
             if not _is_rounding(run, size, place):
                 raise

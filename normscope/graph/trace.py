@@ -23,10 +23,11 @@ from normscope.core.randomness import preserved_random_state, random_states
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, is_float, is_identity, strided
 from normscope.graph.complex_numbers import Pairs, in_pairs
+from normscope.graph.double import in_double
 from normscope.graph.expansion import expanded
 from normscope.graph.exporting import described, export, module_of
 from normscope.graph.functional import functional, functional_variant
-from normscope.graph.graph import Constant, Graph, Node, cast, cast_type
+from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
 from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
@@ -351,24 +352,6 @@ def _functional(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         else:
             full.append(kwargs.get(argument.name, argument.default_value))
     return target, tuple(full), named
-
-
-def in_double(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operation that computes in float64: every floating-point `dtype` of them is.
-
-    made: the fake result of an operation on no tensor, such as linspace: where it is floating-point, float64 is asked for.
-    """
-    args, kwargs = tree_map_only(torch.dtype, partial(cast_type, wanted=torch.float64), (args, kwargs))
-    schema = getattr(target, "_schema", None)
-    if schema is None or not isinstance(made, torch.Tensor) or not made.is_floating_point():
-        return args, kwargs
-    names = [argument.name for argument in schema.arguments]
-    factory = "dtype" in names and not any("Tensor" in str(argument.type) for argument in schema.arguments)
-    if factory and names.index("dtype") >= len(args):
-        kwargs = {**kwargs, "dtype": torch.float64}
-    return args, kwargs
 
 
 def _concrete(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

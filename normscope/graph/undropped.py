@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from normscope.graph.canonical import DROPOUTS as OPERATIONS
+from normscope.graph.graph import Node
 
 DROPOUTS = (
     functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
@@ -30,3 +35,10 @@ class Undropped(TorchFunctionMode):
             else:
                 kwargs = {**kwargs, "dropout_p": 0.0}
         return function(*args, **kwargs)
+
+
+def dropped(node: Node, values: Mapping[Node, Any], dtype: torch.dtype) -> Any:
+    """How `Graph.run` computes a node of a graph in which dropouts are identities, but with what is dropped."""
+    if node.op in (*OPERATIONS, "scaled_dot_product_attention"):
+        node = replace(node, target=getattr(torch.ops.aten, node.op).default)
+    return node.evaluate(values, dtype)

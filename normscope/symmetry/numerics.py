@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.data import Call
-from normscope.core.randomness import seed_generators
+from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node
 from normscope.rules.normalizers import with_epsilon
@@ -107,13 +107,14 @@ class Numerics:
     @cached_property
     def inputs(self) -> dict[Node, torch.Tensor]:
         """The example, by the graph's input nodes; what the model draws at random is drawn once."""
-        generator = torch.Generator().manual_seed(0)
         given = iter(leaf for leaf in tree_leaves((self.call.args, self.call.kwargs)) if isinstance(leaf, torch.Tensor))
-        return {
-            node: next(given) if node.is_input else torch.rand(node.shape, generator=generator, dtype=torch.float64)
-            for node in self.graph.inputs
-            if not node.is_parameter
-        }
+        with preserved_random_state():
+            seed_generators(0)
+            return {
+                node: next(given) if node.is_input else node.apply()
+                for node in self.graph.inputs
+                if not node.is_parameter
+            }  # fmt: skip
 
 
 def _solid(node: Node, values: Mapping[Node, Any], dtype: torch.dtype) -> Any:

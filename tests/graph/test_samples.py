@@ -122,14 +122,21 @@ def from_python(x):
     return x + x.new_tensor(x.flip(0).tolist())
 
 
+@torch.jit.script
+def other_at_forty(x: torch.Tensor):
+    rows = [x[i] * (1.001 if i == 40 else 1.0) for i in range(x.shape[0])]
+    return torch.stack(rows)
+
+
 MIXED = [
+    other_at_forty,
     written_to_next,
     written_flat,
     written_through_buffer,
     written_to_a_view_or_a_copy,
     from_python,
     lambda x: x + F.pad(x, (0, 0, 0, 0, 1, 0))[:-1],
-    *(lambda x, k=k: x + x.roll(k, 0) for k in (1, 2, 3, 4)),
+    *(lambda x, k=k: x + x.roll(k, 0) for k in (1, 2, 3, 4, 60)),
     *(lambda x, w=w: x + w * x.mean(0) for w in (1.0, 1e-3, 1e-6, 1e-9)),
     lambda x: x.flip(0),
     lambda x: x.cumsum(0),
@@ -286,6 +293,11 @@ def asserted(x):
     return x.tanh()
 
 
+def distances(x):
+    """torch chooses another kernel where there are more than 25 of either."""
+    return torch.cdist(x.flatten(1), WIDE)
+
+
 def raised_late(x):
     if len(x) > 500:
         if len(x) > 600:
@@ -303,6 +315,11 @@ def from_nine(x):
 )
 def test_what_holds_for_every_size_is_no_branch(step):
     assert check_samples_independent(Net(step), example(), "eval") is None
+
+
+def test_what_torch_chooses_by_the_size_is_no_branch():
+    assert check_samples_independent(Net(distances), example(), "eval") is not None
+    assert ns.lipschitz(Net(distances), example()).upper.finite
 
 
 @pytest.mark.parametrize(

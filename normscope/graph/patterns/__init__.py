@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from normscope.core.randomness import preserved_random_state
+from normscope.graph.drawing import DrawnAlike
 from normscope.graph.graph import Graph
 from normscope.graph.patterns.activations import as_activation
 from normscope.graph.patterns.attention import as_attention
@@ -43,7 +45,7 @@ def _check_same_function(before: Graph, after: Graph) -> None:
         else noise(node.shape)
         for node in before.inputs
     ]
-    with torch.no_grad():
+    with torch.no_grad(), preserved_random_state(), DrawnAlike():
         expected, found = before.run(inputs, torch.float64)[0], after.run(inputs, torch.float64)[0]
     if not expected.numel():
         return
