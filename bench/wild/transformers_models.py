@@ -193,7 +193,8 @@ def _first_inputs(model: torch.nn.Module, config: Any, known: set[str]) -> Itera
             context = _find(config, "context_length", "prediction_length") or 32
             channels = channels if isinstance(channels, int) else 1
             spectrogram = (_find(config, "max_length") or 64, mel)
-            for shape in ((4000,), (1, 4000), (context, channels), (context,), (LENGTH, width), (64, 16), (width,), spectrogram):
+            shapes = ((4000,), (1, 4000), (context, channels), (context,), (LENGTH, width), (64, 16), (width,), spectrogram)
+            for shape in ((64,), *shapes[2:]) if name == "past_values" else shapes:  # a series of times is no sound
                 yield name, _random(*shape)
 
 

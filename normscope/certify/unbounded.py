@@ -2,11 +2,11 @@
 
 A segment of inputs is halved again and again, towards its steepest half: by the triangle inequality one half has a difference
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
-every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size shows
-quotients that grow with the inputs, as those of products and of attention do, and on ever smaller ones those of normalizers
-without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow. Quotients count with
-their roundoff taken off (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks
-like growth or a jump: evidence is no proof, so the certificate says what shows it.
+every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size, or
+beside tokens of that size, shows quotients that grow with the inputs, as those of products and of attention do, and on ever smaller
+ones those of normalizers without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow.
+Quotients count with their roundoff taken off (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹²
+of a segment, looks like growth or a jump: evidence is no proof, so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
@@ -92,6 +92,16 @@ class _Halving:
         if self._captured.one_by_one:  # every point costs a pass of its own
             self.count = FEW
         self.ends = self._ends(seeds)
+        self.held = self._held()
+
+    def _held(self) -> torch.Tensor:
+        """Which entries of a segment are the same at both ends: none, or in every other pair of segments half of the tokens."""
+        some = [
+            torch.zeros(self.count, *shape) if len(shape) < 2
+            else (torch.rand(self.count, *shape[:-1], 1, generator=self.generator) < 0.5).expand(self.count, *shape)
+            for shape in self.space.shapes
+        ]  # fmt: skip
+        return (torch.arange(self.count) // 2 % 2 == 1)[:, None] & self.space.flat(some).bool()
 
     def _ends(self, seeds: torch.Tensor) -> Pair:
         region = self.region
@@ -188,7 +198,10 @@ class _Halving:
 
     def _at(self, powers: Sequence[int], halvings: int) -> list[Magnitude | None]:
         """The largest quotient at each size of the inputs; None where outputs overflow."""
-        first, second = (torch.cat([8.0**power * end[: self.count] for power in powers]) for end in self.ends)
+        held, ends = self.held[: self.count], [end[: self.count] for end in self.ends]
+        alone = ~held.any(1, keepdim=True)  # else what is held grows, and what moves does not
+        factors = torch.cat([torch.where(alone | held, 8.0**power, 1.0) for power in powers])
+        first, second = (factors * end.repeat(len(powers), 1) for end in (ends[0], torch.where(held, *ends)))
         levels, raw = self._halved((first, second), halvings)
         chosen = (raw[-1].reshape(len(powers), -1).argmax(1) + self.count * torch.arange(len(powers))).tolist()
         values = [self._values(end)[0] for end in levels[-1]]

@@ -25,6 +25,12 @@ def routed(gates):
     return function
 
 
+def attended(tokens):
+    """A small token turns its query quickly, and what it reads from a large one is large."""
+    turned = torch.nn.functional.rms_norm(tokens, (2,), eps=1e-2)
+    return torch.nn.functional.scaled_dot_product_attention(turned, turned, tokens)
+
+
 WITHOUT_CONSTANT = {
     "a jump": torch.floor,
     "a tiny jump": lambda x: torch.where(x > 0, x, x + 1e-6),
@@ -68,6 +74,24 @@ def test_inputs_show_that_there_is_no_constant(name, seed):
 @pytest.mark.parametrize("name", WITH_CONSTANT)
 def test_nothing_is_shown_of_a_function_with_a_constant(name, seed):
     assert evidence(trace(Function(WITH_CONSTANT[name]), randn(1, 4)), randn(1, 4, seed=seed)) == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_some_tokens_may_grow_alone(seed):
+    assert "larger" in evidence(trace(Function(attended), randn(1, 4, 2)), randn(1, 8, seed=seed))
+
+
+TOKENS_WITH_CONSTANT = {
+    "attention behind a normalizer": lambda x: attended(torch.nn.functional.layer_norm(x, (2,), eps=1e-2)),
+    "a normalizer of all tokens": lambda x: torch.nn.functional.layer_norm(x, (4, 2), eps=1e-5),
+    "the largest token": lambda x: x.amax(1),
+    "a weighted mean that levels off": lambda x: x.clamp(-1e3, 1e3).softmax(1) * x.clamp(-3, 3),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS_WITH_CONSTANT)
+def test_tokens_that_grow_alone_show_nothing_of_a_function_with_a_constant(name):
+    assert evidence(trace(Function(TOKENS_WITH_CONSTANT[name]), randn(1, 4, 2)), randn(1, 8)) == ""
 
 
 def test_what_lies_outside_a_region_shows_nothing():
