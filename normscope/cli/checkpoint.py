@@ -13,8 +13,9 @@ import typer
 
 from normscope.cli.doctor import SEVERITIES, fails
 from normscope.cli.options import FailOn, HtmlFile, JsonFile, SarifFile
-from normscope.cli.output import STDOUT, check_writable, progress_bar, terminal, write_json, write_json_file, writing
+from normscope.cli.output import STDOUT, check_writable, terminal, write_json, write_json_file, writing
 from normscope.core.errors import InputError
+from normscope.core.progress import progress_bar
 from normscope.core.text import visible
 
 

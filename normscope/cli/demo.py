@@ -12,7 +12,8 @@ import typer
 from rich.console import Group, RenderableType
 
 from normscope.cli.options import seed_of
-from normscope.cli.output import progress_bar, terminal
+from normscope.cli.output import terminal
+from normscope.core.progress import progress_bar
 from normscope.core.rendering import Table, Text
 
 if TYPE_CHECKING:

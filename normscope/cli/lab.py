@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from normscope.cli.output import check_writable, terminal
 from normscope.core.errors import InputError
+from normscope.core.progress import bar_report
 from normscope.core.rendering import Table
 
 if TYPE_CHECKING:
@@ -128,16 +129,11 @@ def _executor(on: str | None) -> Executor | None:
 @contextmanager
 def _progress(name: str) -> Iterator[Report]:
     """A bar with the time left on a terminal; in a file, one line per minute."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not Console(stderr=True).is_terminal:
         yield _Lines(name).report
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda what, done, total: bar.update(
-            task, completed=done, total=total, description=f"{name}, {int(done)} of {total:g} trials"
-        )
+    with bar_report(name, TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()) as report:
+        yield lambda what, done, total: report(f"{name}, {int(done)} of {total:g} trials", done, total)
 
 
 class _Lines:

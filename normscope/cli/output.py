@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from normscope.core.errors import InputError
-from normscope.core.progress import Report
-from normscope.core.text import inert, visible
+from normscope.core.progress import Report, bar_report
+from normscope.core.text import inert
 
 WIDTH = 100  # of what is printed into a file or a pipe
 STDOUT = Path("-")
@@ -88,23 +87,5 @@ class _Log:
 @contextmanager
 def progress(first: str) -> Iterator[Report]:
     """A bar that a computation moves. Meanwhile stdout is stderr: what a model's own code prints is not a result."""
-    with redirect_stdout(sys.stderr), progress_bar() as bar:
-        task = bar.add_task(first, total=None)
-
-        def report(what: str, done: float, total: float) -> None:
-            bar.update(task, description=visible(what), completed=done, total=total or None)
-
+    with redirect_stdout(sys.stderr), bar_report(first) as report:
         yield report
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr that leaves nothing behind; none where stderr is a file or a pipe."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True)
-    if console.is_terminal:
-        with bar:
-            yield bar
-    else:
-        yield bar  # never started: rich before 14.3 would leave an empty line

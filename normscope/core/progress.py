@@ -9,7 +9,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Union
 
 from normscope.core.errors import InputError
@@ -50,23 +50,40 @@ class Meter:
 @contextmanager
 def shown(what: str, progress: Progress, total: int = 0) -> Iterator[Meter]:
     """A meter that reports to what the user gave as `progress`; the bar leaves nothing behind."""
-    given = None if isinstance(progress, bool) else reporting(progress)
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    if progress is not True or not console.is_terminal:
-        yield Meter(what, given, total)
+    if progress is not True:
+        yield Meter(what, None if progress is False else reporting(progress), total)
         return
-    with Bar(*columns, console=console, transient=True) as bar:
+    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+
+    with bar_report(what, MofNCompleteColumn(), TimeElapsedColumn()) as report:
+        yield Meter(what, report, total)
+
+
+@contextmanager
+def bar_report(what: str, *columns: Any) -> Iterator[Report]:
+    """What moves a bar; columns: of rich, behind the bar."""
+    with progress_bar(*columns) as bar:
         task = bar.add_task(what, total=None)
 
         def report(what: str, done: float, expected: float) -> None:
             bar.update(task, description=visible(what), completed=done, total=expected or None)  # 0: not known
 
-        yield Meter(what, report, total)
+        yield report
+
+
+@contextmanager
+def progress_bar(*columns: Any) -> Iterator[Any]:
+    """rich's bar on stderr, which leaves nothing behind; it does not start where stderr is a file or a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    text = TextColumn("{task.description}", markup=False)
+    bar = Bar(
+        SpinnerColumn(), text, BarColumn(), *(columns or (TimeElapsedColumn(),)), console=Console(stderr=True), transient=True
+    )
+    with bar if bar.console.is_terminal else nullcontext():  # rich before 14.3 would leave an empty line
+        yield bar
 
 
 def reporting(given: Any) -> Report | None:
