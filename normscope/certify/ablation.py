@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from normscope.core.magnitude import Magnitude
 from normscope.core.papers import Plot
 from normscope.core.region import Region
 from normscope.core.rendering import Table
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.core.text import visible
 from normscope.rules.readings import Normalizer
 from normscope.rules.registry import registry
@@ -40,18 +40,12 @@ class Ablated:
 
 
 @dataclass(frozen=True, repr=False)
-class Ablation(Result, Sequence[Ablated]):
+class Ablation(ResultSequence[Ablated]):
     """The network with 0, 1, …, all of its normalizers removed."""
 
     schema = "normscope.ablation/1"
 
     rows: tuple[Ablated, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """How many were removed, the last of them, and the bracket."""

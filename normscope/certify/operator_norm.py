@@ -47,7 +47,13 @@ def operator_norm(
     5.00 ≤ L ≤ 5.00
 
     input_shape: one sample's shape, without the batch: (channels, height, width) for a 2-D convolution; for a kernel the
-    spatial part is enough. The keywords say how a kernel is applied; a module knows them itself.
+    spatial part is enough.
+    stride: of a kernel, as are all that follow; a module knows them itself.
+    padding: a number, one per axis, "same" or "valid".
+    dilation: the distance between taps.
+    groups: of channels that are convolved apart.
+    padding_mode: "zeros", "circular", "reflect" or "replicate".
+    transposed: whether the kernel is that of a transposed convolution.
     """
     if isinstance(weight_or_module, torch.Tensor):
         settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "padding_mode": padding_mode}

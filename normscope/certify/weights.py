@@ -33,7 +33,7 @@ from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_sq
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
 from normscope.core.rendering import Table
-from normscope.core.result import Result
+from normscope.core.result import ResultSequence
 from normscope.core.rounding import above, length
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.outputs import chosen_output
@@ -62,18 +62,12 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, repr=False)
-class Sensitivities(Result, Sequence[Sensitivity]):
+class Sensitivities(ResultSequence[Sensitivity]):
     """The sensitivity of the output to every parameter, largest first."""
 
     schema = "normscope.sensitivities/1"
 
     rows: tuple[Sensitivity, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The logarithms of every bound and of its factors."""

@@ -201,11 +201,15 @@ class Registry:
 
     rules: dict[str, Rule] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<{len(self.rules)} rules>"
+
     @earlier(positional=1)
     def register(self, op: str | Any, rule: Rule | Real | Callable[[Node], Real], *, overwrite: bool = False) -> None:
         """Give operation `op` a rule: a `Rule`, or the gain itself as a number or a function of the node.
 
         op: a torch operation (`torch.ops.mylib.op`), or its name as a refusal ("mylib.op") or torch ("mylib::op") prints it.
+        overwrite: replace the rule that the operation has.
         """
         name = op.replace("::", ".").removeprefix("aten.") if isinstance(op, str) else operation_name(op)
         if name in self.rules and not overwrite:
