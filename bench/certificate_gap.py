@@ -1,10 +1,10 @@
 """How far the certified bound on a ball is above what a pair of points reaches, on networks that people train.
 
     python -m bench certificate_gap [DIRECTORY]
-    python -m bench.certificate_gap [DIRECTORY] [effort=E] [work] [names of networks …]
+    python -m bench.certificate_gap [DIRECTORY] [effort=E] [radius=R] [work] [names of networks …]
 
-effort: what the forms may cost (certify/forms.py), with relays where that is too little; unlimited unless given. work: only count
-what one sweep costs, with more and more relays.
+effort: what the forms may cost (certify/forms.py), with relays where that is too little; unlimited unless given. radius: one alone,
+in place of 1e-4, 1e-3 and 1e-2. work: only count what one sweep costs, with more and more relays.
 Every network is made here, from fixed seeds, and trained where its line says so. Inputs have entries of size about 1.
 DIRECTORY may hold crepe/tiny.pth and minilm/model.safetensors (all-MiniLM-L6-v2) as their authors ship them, and
 cifar-10-batches-bin, the official binary version, on which ResNet-18 is then trained; its weights are kept under normscope-bench in
@@ -18,7 +18,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -227,10 +227,10 @@ def count(name: str, model: nn.Module, example: Tensor) -> None:
     print(f"{name:>20} work of a sweep (relays): {work}", flush=True)
 
 
-def measure(name: str, model: nn.Module, example: Tensor, effort: float) -> None:
+def measure(name: str, model: nn.Module, example: Tensor, effort: float, radii: Sequence[float] = RADII) -> None:
     graph = certifiable_graph(model, example, "eval", None)
     known = Known()
-    for radius in reversed(RADII):  # the largest first: J, made once, then has all rows that the others need
+    for radius in reversed(radii):  # the largest first: J, made once, then has all rows that the others need
         region = Ball(example[0].double(), radius)
         began = time.process_time()
         forms = affine_forms(graph, region, known, effort=effort)
@@ -261,8 +261,10 @@ def reached(graph: Graph, region: Ball, forms: AffineForms) -> float:
 def main() -> None:
     given = [argument for argument in sys.argv[1:] if argument != "certificate_gap"]
     directories = [Path(argument) for argument in given if Path(argument).is_dir()]
-    efforts = [float(argument.removeprefix("effort=")) for argument in given if argument.startswith("effort=")]
-    wanted = [argument for argument in given if not Path(argument).is_dir() and argument != "work" and "effort=" not in argument]
+    efforts, radii = (
+        [float(argument.removeprefix(name)) for argument in given if argument.startswith(name)] for name in ("effort=", "radius=")
+    )
+    wanted = [argument for argument in given if not Path(argument).is_dir() and argument != "work" and "=" not in argument]
     titles = f"{'network':>20} {'radius':>8} {'witness':>12} {'certified':>12} {'ratio':>10}"
     print(f"{titles} {'symbols':>8} {'κ/‖J‖':>8} {'CPU s':>8} {'GB':>6}   nodes that cost most")
     cases = dict(MADE)
@@ -270,7 +272,7 @@ def main() -> None:
         cases |= {name: partial(make, directory) for name, (needed, make) in GIVEN.items() if (directory / needed).is_dir()}
     for name, make in cases.items():
         if not wanted or name in wanted:
-            count(name, *make()) if "work" in given else measure(name, *make(), *efforts or [math.inf])
+            count(name, *make()) if "work" in given else measure(name, *make(), (efforts or [math.inf])[0], radii or RADII)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from normscope.certify.ellipsoids import Ellipsoids
+from normscope.certify.ellipsoids import Ellipsoids, stretch
 from normscope.certify.symbols import Symbols
 from normscope.core.rounding import SQUARES_LOST, SUMMED
 from normscope.rules.remainder import Sets
@@ -67,12 +67,14 @@ class Apart:
 
     def ellipsoids(self, columns: torch.Tensor, sets: Sets) -> Ellipsoids:
         split = sets.split(columns)
-        norms = self._norms(split)
-        weights = self.limits[:, None] / norms  # (sets here, sets there)
+        lengths = norms = self._norms(split)  # (sets here, sets there)
+        if self.member is not None and bool((self.member.sum(1) == len(split) // len(norms)).all()):
+            norms = stretch(split.reshape(len(norms), -1, *split.shape[1:]).permute(0, 2, 3, 1))
+        weights = self.limits[:, None] / norms
         weights = weights if self.member is None else self.member.T @ weights
         scaled = split * weights.sqrt()[..., None]
         shapes = scaled.permute(1, 2, 0) @ scaled.transpose(0, 1)
-        return Ellipsoids(self.limits @ norms, shapes, len(columns))
+        return Ellipsoids(self.limits @ norms, self.limits @ lengths, shapes, len(columns))
 
 
 @dataclass
@@ -104,11 +106,12 @@ class Together:
             found, sizes = Ellipsoids.none(columns.shape[1:], sets), self.sets(columns, sets)
             found.add_scaled(torch.ones(len(sizes), sets.size, dtype=torch.float64), sizes[:, None])
             return found
-        norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST  # (sets, width)
-        norms = norms if self.limits.dim() == 2 else torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        lengths = norms = torch.linalg.vector_norm(split, dim=-1).T + SQUARES_LOST  # (sets, width)
+        if self.limits.dim() == 1:
+            lengths, norms = (part[:, None] for part in (torch.linalg.vector_norm(lengths, dim=1), stretch(split.permute(1, 2, 0))))
         limits = self.limits.reshape(len(self.limits), -1)[owners[:, 0]]
         scaled = split.permute(1, 2, 0) * (limits / norms).sqrt()[:, None]  # (sets, entries, width)
-        return Ellipsoids((limits * norms).sum(1), scaled @ scaled.mT, len(columns))
+        return Ellipsoids((limits * norms).sum(1), (limits * lengths).sum(1), scaled @ scaled.mT, len(columns))
 
     def _split(self, columns: torch.Tensor, sets: Sets) -> tuple[torch.Tensor, torch.Tensor]:
         """(width, sets, size), and the owners (sets, size)."""

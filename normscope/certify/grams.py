@@ -7,6 +7,7 @@ import math
 import torch
 
 from normscope.certify.columns import Linearized
+from normscope.certify.ellipsoids import SMALL, Ellipsoids
 from normscope.core.rounding import SUMMED, length
 from normscope.graph.graph import Node
 from normscope.operators.dense import gram_norms
@@ -55,6 +56,14 @@ class Grams:
             rows = torch.cat(self.waiting).permute(1, 2, 0)
             self.grams.baddbmm_(rows, rows.mT)
             self.waiting = []
+
+    def ellipsoids(self, lengths: torch.Tensor) -> Ellipsoids | None:
+        """Around JΔx, ‖Δx‖ ≤ 1, at each set, as in `norms`; only in double precision."""
+        self._flush()
+        if self.dtype != torch.float64:
+            return None
+        sizes = length(self.sets.split(lengths), -1)
+        return Ellipsoids(sizes, sizes, self.grams / sizes.clamp(min=SMALL)[:, None, None], self.columns)
 
     def norms(self, lengths: torch.Tensor) -> torch.Tensor:
         """Upper bounds, one per set. lengths: of the rows of J, entry by entry, (*shape)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from normscope.certify.columns import Linearized, behind
+from normscope.certify.columns import Linearized, behind, rule_of
 from normscope.certify.grams import Grams
+from normscope.certify.kernels import linear_map, matrix_of_tokens
 from normscope.core.region import Ball, Region
 from normscope.core.rounding import SQUARES_LOST, SUMMED, above, length
 from normscope.graph.graph import Node
@@ -23,13 +24,15 @@ PROBES = 6  # random columns that tell about how long rows are
 class Jacobian:
     """Norms of J from the inputs to each node, per entry and per set; across: Σ_j |J_ij| width_j on a box.
 
-    size: Frobenius norms. matrix: (outputs, inputs), where it is small enough. wanted, rows: entries of some nodes, and their rows;
-    enough: up to which distance from the middle those are all that may be asked for.
+    behind_matrix: ‖WJ_t‖ of each token of a node that multiplies tokens by W, J of what it reads. size: Frobenius norms. matrix:
+    (outputs, inputs), where it is small enough. wanted, rows: entries of some nodes, and their rows; enough: up to which distance
+    from the middle those are all that may be asked for.
     """
 
     norms: dict[Node, torch.Tensor] = field(default_factory=dict)
     across: dict[Node, torch.Tensor] = field(default_factory=dict)
     sets: dict[tuple[Node, Sets], torch.Tensor] = field(default_factory=dict)
+    behind_matrix: dict[Node, torch.Tensor] = field(default_factory=dict)
     size: dict[Node, float] = field(default_factory=dict)
     matrix: torch.Tensor | None = None
     wanted: Mapping[Node, torch.Tensor] = field(default_factory=dict)
@@ -45,6 +48,21 @@ class Jacobian:
         """How far JΔx can move each entry, ‖Δx‖ ≤ reach."""
         rows = self.norms[node] * reach
         return torch.minimum(rows, self.across[node]) if node in self.across else rows
+
+
+def watched_sets(linearized: Linearized, relays: Iterable[Node]) -> dict[Node, set[Sets]]:
+    """What curved nodes read, and relays: the nodes whose sizes are wanted, with the sets that are."""
+    watched: dict[Node, set[Sets]] = {}
+    for node in linearized.graph.nodes:
+        if not node.is_input and not rule_of(node).linear(node):
+            for source, sets in zip(node.inputs, rule_of(node).measured(node), strict=True):
+                watched.setdefault(source, set()).update(sets)
+        logits = linearized.seen(node)
+        if logits is not None:
+            watched[logits] = {Sets.along(logits.shape, (-1,))}
+    for node in relays:
+        watched.setdefault(node, set()).add(Sets.along(node.shape, (-1,)))
+    return watched
 
 
 def carried(
@@ -103,6 +121,13 @@ def carried(
                 if smaller.within(sets) and (node, sets) not in grams:  # no larger than what the sets that make it up give
                     parts = made.sets[node, smaller].reshape(len(made.sets[node, sets]), -1)
                     made.sets[node, sets] = torch.minimum(made.sets[node, sets], length(parts, 1))
+    for node in watched:
+        source, product = matrix_of_tokens(node), linear_map(node)
+        read = None if source is None else grams.get((source, Sets.along(source.shape, (-1,))))
+        if source is not None and product is not None and read is not None and Sets.along(node.shape, (-1,)) in watched[node]:
+            around = read.ellipsoids(made.norms[source].reshape(source.shape))
+            if around is not None:
+                made.behind_matrix[node] = around.norms_behind(product.matrix())
     made.matrix = torch.cat(at_output).T if at_output else None
     made.rows = {node: torch.cat(parts).T for node, parts in kept.items() if parts}
     return made

@@ -19,7 +19,6 @@ FEW_SIDES = 8  # of a box that is cut: each cut halves one of them
 MOST_PARTS = 20  # with effort = 1
 CLOSE = 1.01  # times the steepest derivative that was met, up to which a part is not cut again
 COMPOSED = 1e-9  # relative rounding of compositions, which forms take over where they are smaller
-PATIENCE = 4  # cuts in a row that did not lower the bound
 
 
 @dataclass(eq=False)
@@ -49,9 +48,12 @@ def most_parts(region: Region | None, forms: AffineForms) -> int:
 
 
 def cut(whole: Part, bounded: Bounded, most: int) -> list[Part]:
-    """Parts that cover a box, the one with the largest bound cut in half again and again, as long as that may help."""
-    parts, steepest, fruitless = [whole], _steepness(whole), 0
-    while len(parts) < most and fruitless < PATIENCE:
+    """Parts that cover a box, the one with the largest bound cut in half again and again, as long as that may help.
+
+    Several may be as bad, so that the largest bound stays for many cuts, and then falls at once.
+    """
+    parts, steepest = [whole], _steepness(whole)
+    while len(parts) < most:
         worst = max(parts, key=lambda part: part.bound)
         halves = _halves(worst)
         if float(worst.bound) <= CLOSE * steepest or halves is None:
@@ -63,7 +65,6 @@ def cut(whole: Part, bounded: Bounded, most: int) -> list[Part]:
             part.bound = min(part.bound, worst.bound)
         steepest = max(steepest, *map(_steepness, made))
         parts = [part for part in parts if part is not worst] + made
-        fruitless = fruitless + 1 if max(part.bound for part in parts).widened(1e-3) > worst.bound else 0
     return parts
 
 

@@ -18,16 +18,15 @@ from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
 from normscope.certify.columns import AttentionMap, Linearized, behind, middle_of, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths
+from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths, watched_sets
 from normscope.certify.kernels import column_error, linear_map, matrix_of_tokens, middle_error
 from normscope.certify.known import Derivative
 from normscope.certify.passing import Fresh, Pass
 from normscope.certify.relays import Plan, framed, owners
-from normscope.certify.symbols import Contribution, Symbols, Tally, never_nan, symbols_of
+from normscope.certify.symbols import Contribution, Symbols, Tally, multiplied, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
 from normscope.core.rounding import SUMMED, above, length
 from normscope.graph.graph import Node
-from normscope.operators.dense import gram_norms
 from normscope.rules.registry import Rule
 from normscope.rules.remainder import Remainder, Sets
 
@@ -67,20 +66,14 @@ class Sweep:
         else:
             self.linearized = Linearized(self.graph, facts, away) if chords else away.linearized
         self.seen = self.linearized.seen
-        self.watched: dict[Node, set[Sets]] = {}
-        for node in self.graph.nodes:
-            if not node.is_input and not rule_of(node).linear(node):
-                for source, sets in zip(node.inputs, rule_of(node).measured(node), strict=True):
-                    self.watched.setdefault(source, set()).update(sets)
-            logits = self.seen(node)
-            if logits is not None:
-                self.watched[logits] = {Sets.along(logits.shape, (-1,))}
-        for node in self.plan.relays:
-            self.watched.setdefault(node, set()).add(Sets.along(node.shape, (-1,)))
+        self.watched = watched_sets(self.linearized, self.plan.relays)
         self.whole = Sets.whole(self.graph.output.shape)
         self.watched.setdefault(self.graph.output, set()).add(self.whole)
         self.bent: dict[Node, torch.Tensor] = {}
         self.bent_sets: dict[tuple[Node, Sets], torch.Tensor] = {}
+        self.bent_behind: dict[
+            Node, torch.Tensor
+        ] = {}  # ‖WGη‖ of each token, of a node that multiplies tokens by W, Gη of what it reads
         rounding = [node for node in self.graph.nodes if not node.is_input and (linear_map(node) or rule_of(node).terms(node))]
         self.carried = {source: 0.0 for node in rounding for source in node.inputs}  # Frobenius norms of all columns, times sizes
         self.left: dict[Node, float] = {}  # κ
@@ -95,8 +88,6 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
-
-    # sizes -------------------------------------------------------------------------------------------------------------
 
     def entries(self, node: Node) -> torch.Tensor:
         found = never_nan((self._straight(node) + self.bent[node]) * SUMMED + self.left[node])
@@ -120,7 +111,7 @@ class Sweep:
         return found.clamp(max=self._whole(node))
 
     def without_left(self, node: Node, sets: Sets) -> torch.Tensor:
-        """Of JΔx + Gη: as columns give it, or, behind a matrix that acts on each token, its norm times that of what it reads."""
+        """Of JΔx + Gη: as columns give it, or, behind a matrix that acts on each token, what it makes of all that it reads."""
         found = torch.full((math.prod(node.shape) // sets.size,), math.inf, dtype=torch.float64)
         if (node, sets) in self.bent_sets:
             found = never_nan((self.straight_sets(node, sets) + self.bent_in(node, sets)) * SUMMED)
@@ -128,8 +119,12 @@ class Sweep:
         if source is not None and sets == Sets.along(node.shape, (-1,)):
             tokens, factor = Sets.along(source.shape, (-1,)), float(self.facts.gain(node).factors[0])
             if tokens in self.watched.get(source, ()):  # κ has the rounding of columns
-                read = factor * self.without_left(source, tokens) * SUMMED + self.left[node]
-                found = torch.minimum(found, never_nan(read))
+                straight, bent = (factor * part for part in (self.straight_sets(source, tokens), self.bent_in(source, tokens)))
+                if node in self.bent_behind:
+                    straight = torch.minimum(straight, self.jacobian.behind_matrix[node] * self.unit)
+                    bent = torch.minimum(bent, self.bent_behind[node])
+                read = torch.minimum(straight + bent, factor * self.without_left(source, tokens)) * SUMMED
+                found = torch.minimum(found, never_nan(read + self.left[node]))
         return found
 
     def bent_in(self, node: Node, sets: Sets) -> torch.Tensor:
@@ -141,8 +136,6 @@ class Sweep:
             if smaller.within(sets):
                 found = torch.minimum(found, length(self.bent_in(node, smaller).reshape(len(found), -1), 1))
         return found
-
-    # the sweep -----------------------------------------------------------------------------------------------------------
 
     def run(self) -> Sweep:
         self.carry_inputs()
@@ -202,6 +195,18 @@ class Sweep:
             self._relay(node, remainder)
         elif remainder is not None and not self._pass_on(node, remainder):
             self._carry_symbols(node, self._symbols(node, remainder))
+        self._let_go(node)
+
+    def _let_go(self, node: Node) -> None:
+        """Of the ellipsoids of what a node reads, where it is the last to do so, and those of logits that it alone sees."""
+        if node in self.jacobian.behind_matrix:
+            product, tokens = linear_map(node), self.spread.get((node.input, Sets.along(node.input.shape, (-1,))))
+            if product is not None and tokens is not None:
+                self.bent_behind[node] = tokens.norms_behind(product.matrix())
+        last = [self.seen(node), *(source for source in node.inputs if self.linearized.last_reader[source] is node)]
+        for (one, _), around in self.spread.items():
+            if one in last:
+                around.close()
 
     def _rounding(self, node: Node, rule: Rule, factors: Sequence[float]) -> float:
         """What the node's kernel adds to κ: the rounding of columns, and in the first sweep that of the value at the middle."""
@@ -234,18 +239,13 @@ class Sweep:
         reached = behind(self.graph, [node], last)
         if last is not None and len(owners(node, reached)) > len(reached):  # it costs little as it is
             return False
-        (reader,), (sets, sizes) = readers, remainder.sets
+        (reader,), (sets, _) = readers, remainder.sets
         reading, many = linear_map(reader), math.prod(node.shape) > max(MANY_SYMBOLS, 2 * math.prod(reader.shape))
         if reading is None or matrix_of_tokens(reader) is None:
             return False
         if not many or sets != Sets.along(node.shape, (-1,)) or not bool(remainder.entries.isfinite().all()):
             return False
-        matrix, scale = reading.matrix(), sets.split(remainder.scale)  # (outputs, inputs), (tokens, inputs)
-        entries = never_nan((scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED)
-        scaled = matrix * scale[:, None]
-        limits = never_nan(sizes * gram_norms(scaled @ scaled.mT, matrix.shape[1]))
-        ones = torch.ones(reader.shape, dtype=torch.float64)
-        self.passed_on[reader] = Remainder(ones, entries.reshape(reader.shape), (Sets.along(reader.shape, (-1,)), limits * SUMMED))
+        self.passed_on[reader] = multiplied(remainder, reading.matrix(), reader.shape)
         return True
 
     def _reading(self, node: Node) -> float:

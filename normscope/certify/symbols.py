@@ -122,6 +122,17 @@ def never_nan(sizes: torch.Tensor) -> torch.Tensor:
     return torch.where(sizes.isnan(), math.inf, sizes)
 
 
+def multiplied(remainder: Remainder, matrix: torch.Tensor, shape: Shape) -> Remainder:
+    """W(scale ⊙ ε), token by token, of this shape; the remainder has one bound per token. matrix: (outputs, inputs)."""
+    assert remainder.sets is not None
+    sets, sizes = remainder.sets
+    scale = sets.split(remainder.scale)  # (tokens, inputs)
+    entries = never_nan((scale * sets.split(remainder.entries)) @ matrix.abs().T * SUMMED)
+    scaled = matrix * scale[:, None]
+    limits = never_nan(sizes * gram_norms(scaled @ scaled.mT, matrix.shape[1]))
+    return Remainder(torch.ones(shape, dtype=torch.float64), entries.reshape(shape), (Sets.along(shape, (-1,)), limits * SUMMED))
+
+
 def symbols_of(remainder: Remainder, left: float, most: int) -> tuple[Symbols | None, float, int]:
     """The symbols that a remainder needs, at most so many, κ behind the node, from κ = `left` without, and how many went into it.
 

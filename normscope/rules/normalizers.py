@@ -26,6 +26,7 @@ from normscope.rules.registry import Context, Gain, Rule, registry, rule
 from normscope.rules.remainder import Remainder, Sets, Sizes
 
 Read = TypeVar("Read")
+BEND = 2 / math.sqrt(3)  # √d s² times the norm of a normalizer's second derivative, at most; it is attained
 
 EPSILON = {"batch_norm": 7, "instance_norm": 7, "layer_norm": 4, "group_norm": 4, "rms_norm": 3, "standardize": 3}  # argument
 
@@ -184,14 +185,14 @@ class NormalizerRule(Rule):
         return Interval.around(shift, above(scale.abs() * radius))
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
-        """The derivative of u/s, s² = ‖u‖²/d + ε, is √2/(√d s²)-Lipschitz where s is smallest (docs/laws.md)."""
+        """The derivative of u/s, s² = ‖u‖²/d + ε, is 2/(√3 √d s²)-Lipschitz where s is smallest (docs/laws.md)."""
         normalizer, reach = self.reading(node), context.deviation(node.input) + context.error(node.input)
         scale = smallest_scale(node, normalizer, context)
         if normalizer.placement != "inside" or scale <= 0 or not math.isfinite(reach):
             return None
         count = 1 if normalizer.kind == "l2" else max(elements(node, normalizer) - 1, 1)  # a sample variance divides by d − 1
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
-        return (above(math.sqrt(2 / count) * largest * reach / scale / scale) + UNDERFLOW,)
+        return (above(BEND / math.sqrt(count) * largest * reach / scale / scale) + UNDERFLOW,)
 
     def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
         normalizer = self.reading(node)
@@ -217,7 +218,7 @@ class NormalizerRule(Rule):
         least = (below(spread, count + FEW) - above(share)).clamp(min=0)
         squared = below(least.square() + normalizer.epsilon)
         divided = 1 if normalizer.kind == "l2" else max(count - 1, 1)
-        bend = above(math.sqrt(2 / divided) * reach / squared)
+        bend = above(BEND / math.sqrt(divided) * reach / squared)
         size = above(bend * (reach / 2 if moves is None else moves.sets(node.input, sets)))
         return Remainder(
             channel_tensor(node, normalizer, normalizer.weight, 1.0).abs(), sets.spread(size, node.shape), (sets, size)

@@ -67,7 +67,7 @@ def test_nothing_lies_outside(alike: bool, single: bool, scale: float) -> None:
         else together(made).ellipsoids(shared, SETS)
     )
     found.add_scaled(random(TOKENS, WIDTH, seed=5).abs(), torch.full((TOKENS, 1), scale, dtype=torch.float64))
-    frames = found.frames()
+    frames, matrix = found.frames(), random(7, WIDTH, seed=6)
     assert frames is not None
     for seed in range(40):
         own = random(TOKENS, WIDTH, seed=seed + 100)
@@ -77,6 +77,7 @@ def test_nothing_lies_outside(alike: bool, single: bool, scale: float) -> None:
         inside = torch.linalg.solve_triangular(frames / scale, arrived[..., None], upper=False)[..., 0]
         assert bool((inside.norm(dim=1) <= 1 + 1e-9).all())
         assert bool((arrived.norm(dim=1) <= found.norms() / scale * (1 + 1e-9)).all())
+        assert bool(((arrived @ matrix.T).norm(dim=1) <= found.norms_behind(matrix) / scale * (1 + 1e-9)).all())
 
 
 def test_around_one_block_it_is_that_block() -> None:
@@ -88,6 +89,8 @@ def test_around_one_block_it_is_that_block() -> None:
     blocks = columns[:, 0].permute(1, 2, 0) * made.group_sizes[:, None, None]
     assert torch.allclose(frames @ frames.mT, blocks @ blocks.mT, rtol=1e-6, atol=1e-6)
     assert torch.allclose(found.norms(), torch.linalg.matrix_norm(blocks, 2), rtol=1e-6)
+    matrix = random(7, WIDTH, seed=6)
+    assert torch.allclose(found.norms_behind(matrix), torch.linalg.matrix_norm(matrix @ blocks, 2), rtol=1e-6)
 
 
 def test_sets_that_are_no_tokens_get_what_all_tokens_add() -> None:
@@ -144,6 +147,19 @@ def relayed_square() -> Function:
     return Function(lambda x: (lambda y: y + 0.5 * y)(x * x))
 
 
+TURNED = torch.linalg.qr(random(3, 3))[0]
+
+
+def multiplied(x: torch.Tensor) -> torch.Tensor:
+    """A relay whose one token is multiplied by a matrix that keeps lengths, in front of a curve."""
+    return x + torch.tanh(x @ TURNED.to(x.dtype))
+
+
+def shortens_behind_matrices(patch: pytest.MonkeyPatch) -> None:
+    original = Ellipsoids.norms_behind
+    patch.setattr(Ellipsoids, "norms_behind", lambda self, matrix: 0.1 * original(self, matrix))
+
+
 def forgets_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ellipsoids, "add", lambda self, other: None)
 
@@ -160,12 +176,16 @@ def shrinks_frames(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("change", "make"),
-    [(forgets_columns, squared_then_relayed), (forgets_its_own, relayed_square), (shrinks_frames, squared_then_relayed)],
-)
+    [
+        (forgets_columns, squared_then_relayed), (forgets_its_own, relayed_square), (shrinks_frames, squared_then_relayed),
+        (shortens_behind_matrices, lambda: Function(lambda x: multiplied(2.0 * x))),
+        (shortens_behind_matrices, lambda: Function(lambda x: multiplied((x * x)[:, :1] + 0.0 * x[:, :1]))),
+    ],
+)  # fmt: skip
 def test_mutants_are_caught(change, make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "STRIDES", (1,))
     monkeypatch.setattr(relays, "_mixes", lambda node: True)
-    model, x = make(), torch.zeros(1, 2, 3, dtype=torch.float64)
+    model, x = make(), torch.zeros(1, 1 if change is shortens_behind_matrices else 2, 3, dtype=torch.float64)
     graph, region = trace(model, x, "eval", None), Ball(x[0], 0.5)
     found = affine_forms(graph, region)
     assert found.plan.relays and not violations(graph, model, region, found, pairs=6, steps=30)

@@ -10,8 +10,29 @@ from torch import nn
 import normscope as ns
 from normscope.certify.upper import forward_pass
 from normscope.graph.trace import trace
+from normscope.rules.normalizers import BEND
 from normscope.rules.registry import registry
 from tests.networks import Function
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0])
+def test_no_normalizer_bends_more_than_stated_and_some_bend_as_much(epsilon):
+    """√d s² ‖D²(u/s)[h, h]‖ for ‖h‖ = 1, all angles between u and h: at most `BEND`, and that at ρ² = ‖u‖²/(d s²) ≥ 1/3."""
+    u = torch.tensor([1.5, 0.0, 0.0], dtype=torch.float64)
+    scale = (u.square().mean() + epsilon).sqrt()
+
+    def normalized(x):
+        return x / (x.square().mean() + epsilon).sqrt()
+
+    def bend(angle):
+        h = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)])
+        return torch.func.jvp(lambda x: torch.func.jvp(normalized, (x,), (h,))[1], (u,), (h,))[1].norm() * math.sqrt(3) * scale**2
+
+    largest = max(float(bend(angle)) for angle in torch.linspace(0, math.pi, 400, dtype=torch.float64))
+    assert largest <= BEND * (1 + 1e-12)
+    if float(u.square().mean() / scale**2) >= 1 / 3:
+        assert largest >= BEND * (1 - 1e-3)
+
 
 # function, input shape, how far above the largest sampled value the factor may be
 CASES = {
