@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -62,8 +63,13 @@ class System:
                 for coefficient, unknown in zip(coefficients, column, strict=True):
                     row[unknown] += coefficient
                 distinct.add(tuple(sorted((unknown, value) for unknown, value in row.items() if unknown and value)))
-        rows = [{unknown: Fraction(value).limit_denominator(10**6) for unknown, value in row} for row in sorted(distinct) if row]
-        return _without_zeros(rows)
+        return _without_zeros([{unknown: _exact(value) for unknown, value in row} for row in sorted(distinct) if row])
+
+
+@cache
+def _exact(coefficient: float) -> Fraction:
+    """Few coefficients occur, in very many rows."""
+    return Fraction(coefficient).limit_denominator(10**6)
 
 
 class Solution:
