@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from normscope._checkpoint.entries import Entry
 from normscope._checkpoint.structure import Pair, Role, Structure, named_role, with_betas
 from normscope.core.data import Call
 from normscope.core.errors import NormscopeError, first_line
+from normscope.core.twins import twin_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.outlining import outline
 from normscope.rules.normalizers import completed
@@ -229,7 +229,7 @@ def _adds_one(module: nn.Module) -> bool | None:
     if not vectors or isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
         return False if vectors else None
     try:
-        twin = copy.deepcopy(module).to_empty(device="cpu").float()
+        twin = twin_of(module).to_empty(device="cpu").float()
         for parameter in twin.parameters():
             nn.init.zeros_(parameter)
         with torch.no_grad():

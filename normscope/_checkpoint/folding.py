@@ -7,7 +7,6 @@ lets every writer be shifted by a constant, their means can go, and then LN is R
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from normscope._checkpoint.structure import Pair
 from normscope.certify.fold import foldable
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, NormscopeError, Refusal, boundary, first_line
+from normscope.core.twins import twin_of
 from normscope.graph.graph import Constant, Node
 from normscope.graph.outlining import outline
 from normscope.rules.readings import Joining, LinearMap, Normalizer, Permuting, Reshaping, Scaling, Sum
@@ -59,11 +59,11 @@ def fold(model: nn.Module, example: Example, *, kinds: Sequence[str] = KINDS) ->
         raise InputError(f"fold takes a module, got {type(model).__name__}")
     if not kinds or any(kind not in KINDS for kind in kinds):
         raise InputError(f"kinds must be some of {', '.join(KINDS)}, got {kinds!r}")
-    made = copy.deepcopy(model).eval()
+    made = twin_of(model).eval()
     work = made.double()
     call = Call.of(example)
     calls = inputs_like(call)
-    before = [ran(without_dropout(copy.deepcopy(work)), one) for one in calls]
+    before = [ran(without_dropout(twin_of(work)), one) for one in calls]
     done: dict[str, str] = {}
     refused: dict[str, str] = {}
     found = _structure(work, calls[0])

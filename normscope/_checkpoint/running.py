@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.core.data import Call
 from normscope.core.errors import InputError, first_line
+from normscope.core.twins import twin_of
 from normscope.graph.canonical import grouped_mm
 
 TOLERANCE = 1e-9  # of outputs in float64, relative to their size
@@ -39,7 +39,7 @@ class KeepDouble(TorchDispatchMode):
 
 def in_mode(model: nn.Module, mode: str) -> nn.Module:
     """A copy in float64 in the mode, without what is random."""
-    return without_dropout(copy.deepcopy(model).double().requires_grad_(True).train(mode == "train"))
+    return without_dropout(twin_of(model).double().requires_grad_(True).train(mode == "train"))
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normscope.core.data import Call, Data, Example, calls
 from normscope.core.errors import InputError, boundary
 from normscope.core.randomness import preserved_random_state
+from normscope.core.twins import twin_of
 
 
 @boundary
@@ -36,7 +35,7 @@ def recalibrate(model: nn.Module, data: Data, *, example: Example | None = None,
         if not isinstance(first, torch.Tensor):
             raise InputError("pass example=, one batch of inputs, where data is not a tensor or (inputs, targets)")
         example = first[:1]
-    copied = copy.deepcopy(model)
+    copied = twin_of(model)
     modes = {module: module.training for module in copied.modules()}
     copied.eval()
     momenta = {}

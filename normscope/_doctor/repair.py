@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from normscope._doctor.recalibration import recalibrate
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError
+from normscope.core.twins import twin_of
 from normscope.findings.finding import Finding, Repair
 from normscope.findings.subject import Subject
 from normscope.findings.training import HALF, harmed_by_decay
@@ -32,7 +32,7 @@ def repaired(subject: Subject, findings: Sequence[Finding], select: Sequence[str
     for rule in select:
         if rule not in FIXES:
             raise InputError(f"no mechanical fix for {rule}: choose from {', '.join(sorted(FIXES))}")
-    mended, repairs, done = copy.deepcopy(subject.model), [], set()
+    mended, repairs, done = twin_of(subject.model), [], set()
     for finding in findings:
         fix = FIXES.get(finding.rule)
         if fix is None or (finding.rule not in select if select else fix.asked_for) or fix.change in done:

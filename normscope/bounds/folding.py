@@ -7,7 +7,6 @@ no other reader, else counted once as a diagonal map of its own.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch.nn.utils import parametrize
 from normscope.certify.fold import foldable
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, NormscopeError
+from normscope.core.twins import twin_of
 from normscope.core.wrapping import unwrapped
 from normscope.geometry.quotient import canonical
 from normscope.graph.graph import Constant, Graph, Node
@@ -56,8 +56,8 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
 
     That it computes the same is checked on the example.
     """
-    twin = copy.deepcopy(unwrapped(model)).double().eval().requires_grad_(True)
-    before = copy.deepcopy(twin)
+    twin = twin_of(unwrapped(model)).double().eval().requires_grad_(True)
+    before = twin_of(twin)
     graph = trace(twin, as_double(example), "eval")
     for path, owner in _owners(graph, twin).items():
         _fold(twin, path, *owner)
@@ -82,7 +82,7 @@ def canonical_form(model: nn.Module, example: Example) -> Canonical:
     Rescalings and shifts leave the function as it is, which is checked. Scale-free weights get unit norm, and then ε of the
     normalizer behind them weighs differently: the note says by how much that moves the outputs.
     """
-    twin = copy.deepcopy(model)
+    twin = twin_of(model)
     if sum(value.numel() for value in twin.parameters()) > LARGEST_BALANCED:
         return Canonical(twin, (f"not invariant under rescalings: above {LARGEST_BALANCED:,} parameters none is preferred",))
     try:

@@ -105,7 +105,7 @@ class Ellipsoids:
         diagonal.add_(lost * diagonal.sum(1, keepdim=True).clamp(min=1.0))
         found, failed = torch.linalg.cholesky_ex(shapes)
         round_ones = torch.eye(width, dtype=torch.float64).expand(count, -1, -1)
-        as_balls = (failed != 0) | (self.radii < SMALL)
+        as_balls = (failed != 0) | (torch.minimum(self.sizes, self.radii) < SMALL)
         return torch.where(as_balls[:, None, None], round_ones * radii, found * sizes[:, None, None]) * SUMMED
 
 

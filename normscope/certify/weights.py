@@ -8,7 +8,6 @@ has the sum of their bounds, which is then a statement about the derivative at t
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from normscope.core.region import Region
 from normscope.core.rendering import Table
 from normscope.core.result import ResultSequence
 from normscope.core.rounding import above, length
+from normscope.core.twins import twin_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.outputs import chosen_output
 from normscope.operators.dense import frobenius_norm
@@ -183,7 +183,7 @@ class _Derivative:
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         self.generator = generator_of(generator)
-        twin = copy.deepcopy(model).double().eval()
+        twin = twin_of(model).double().eval()
         self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
         call = Call.of(example).samples(slice(0, 1))
         floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())

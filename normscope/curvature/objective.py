@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from normscope.core.data import Data
 from normscope.core.errors import InputError, first_line
 from normscope.core.randomness import seed_generators
+from normscope.core.twins import twin_of
 from normscope.core.vector_layout import VectorLayout
 from normscope.core.wrapping import unwrapped
 from normscope.curvature.batches import Batch, Batches
@@ -116,7 +117,7 @@ class Objective:
         """The same loss as a function of some of the parameters, the others held."""
         other = copy.copy(self)
         own = self.layout.unflatten(self.point)
-        other.model = copy.deepcopy(self.model)
+        other.model = twin_of(self.model)
         with torch.no_grad():
             for name, value in other.model.named_parameters():
                 value.copy_(own.get(name, value))
@@ -231,7 +232,7 @@ def snapshot(model: nn.Module, mode: str, dtype: torch.dtype | None) -> nn.Modul
     _check_parameters(model)
     model = unwrapped(model)  # torch.compile has no second derivatives, and data parallelism no functional form
     try:
-        twin = copy.deepcopy(model)
+        twin = twin_of(model)
     except Exception as error:  # modules may hold anything
         raise InputError(f"the model cannot be copied ({type(error).__name__}: {error}): remove what it caches") from error
     for part in twin.modules():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from normscope.core.answers import right_answers
+from normscope.core.twins import twin_of
 from normscope.findings.finding import Evidence
 from normscope.findings.subject import BatchNorm, Subject
 from normscope.findings.table import Hit, rule
@@ -198,7 +198,7 @@ def initial_share(momentum: float | None, steps: int) -> float:
 
 def accuracy(subject: Subject, batch_statistics: bool) -> float:
     """On the labelled data, with running or with batch statistics in every BN."""
-    twin = copy.deepcopy(subject.model).eval()
+    twin = twin_of(subject.model).eval()
     for module in twin.modules():
         if isinstance(module, BatchNorm):
             module.train(batch_statistics)

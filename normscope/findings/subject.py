@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from normscope.core.errors import NormscopeError, first_line
 from normscope.core.magnitude import Magnitude
 from normscope.core.randomness import preserved_random_state
 from normscope.core.statistics import RunningVariance
+from normscope.core.twins import twin_of
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle, Judged
 from normscope.findings.rows import replayed
@@ -81,7 +81,7 @@ class Subject:
             return None
         try:
             with preserved_random_state(), torch.no_grad():
-                before, twin = torch.get_rng_state(), copy.deepcopy(self.model).train()
+                before, twin = torch.get_rng_state(), twin_of(self.model).train()
                 twin(*self.call.args, **self.call.kwargs)
                 if torch.equal(torch.get_rng_state(), before):
                     return None
@@ -176,7 +176,7 @@ class Subject:
         def hook(module: nn.Module, args: Any, kwargs: Any, path: str) -> None:
             see(path, next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)))
 
-        twin = copy.deepcopy(self.model).eval()
+        twin = twin_of(self.model).eval()
         for path in paths:
             twin.get_submodule(path).register_forward_pre_hook(partial(hook, path=path), with_kwargs=True)
         for call in calls:

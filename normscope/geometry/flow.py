@@ -8,7 +8,6 @@ For every scale group (that no bias has to follow) the charge Q = Σ d ‖w‖²
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from normscope.core.errors import InputError
 from normscope.core.papers import Plot
 from normscope.core.rendering import Text
 from normscope.core.result import Result
+from normscope.core.twins import twin_of
 from normscope.core.vector_layout import VectorLayout
 from normscope.geometry.groups import SCALES, Symmetries, SymmetryGroup, charges, self_contained
 
@@ -178,7 +178,7 @@ class _Objective:
     """The loss of one batch as a function of all parameters in a row, in float64."""
 
     def __init__(self, model: torch.nn.Module, loss: Loss, batch: tuple[Any, Any]) -> None:
-        self._model = copy.deepcopy(model).double()
+        self._model = twin_of(model).double()
         self._loss = loss
         self._inputs, self._targets = (_double(part) for part in batch)
         self._parameters = dict(self._model.named_parameters())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import logging
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_map
 from normscope.core.data import Call
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state
+from normscope.core.twins import twin_of
 from normscope.graph.restoring import untouched
 
 EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
@@ -98,7 +98,7 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
     try:
         with torch.no_grad(), preserved_random_state():
             given = call.copied()
-            copy.deepcopy(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
+            twin_of(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
         wants_ids = any(isinstance(part, torch.nn.Embedding) for part in model.modules())

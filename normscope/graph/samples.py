@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map
 from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
+from normscope.core.twins import twin_of
 from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import HINT, FixedSize, unproved
@@ -148,7 +148,7 @@ def _in_double(run: _Run, sizes: Sequence[int]) -> _Run:
     """The same in float64, where small influences are seen; as it is, where the model does not allow it."""
     for narrow in (next((value.dtype for value in run.call.floats()), None), None):
         try:
-            module = run.module if narrow else copy.deepcopy(run.module).double()
+            module = run.module if narrow else twin_of(run.module).double()
             double = _Run(module, run.call, run.choose, torch.float64, narrow)
             batches = [double.batch(size) for size in sizes]
             with Narrow() as narrowed:

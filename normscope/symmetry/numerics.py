@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.data import Call
 from normscope.core.randomness import preserved_random_state, seed_generators
+from normscope.core.twins import twin_of
 from normscope.graph.exporting import in_mode
-from normscope.graph.graph import Evaluate, Graph, Node
+from normscope.graph.graph import Evaluate, Graph, Node, cast
 from normscope.rules.normalizers import with_epsilon
 from normscope.rules.readings import Normalizer
 from normscope.rules.registry import registry
@@ -37,7 +37,7 @@ class Numerics:
     @cached_property
     def model(self) -> torch.nn.Module:
         """A copy in float64, of the model as it is when it is first needed."""
-        return copy.deepcopy(self.original).double()
+        return twin_of(self.original).double()
 
     @cached_property
     def call(self) -> Call:
@@ -48,9 +48,10 @@ class Numerics:
         )
         return Call(args, kwargs)
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        """As they are when they are first needed."""
+        return {name: cast(parameter.detach(), torch.float64).clone() for name, parameter in self.original.named_parameters()}
 
     def outputs(self, parameters: Parameters) -> torch.Tensor:
         """All floating-point outputs of the model in a row; of its graph, where the model cannot compute in float64."""
@@ -58,11 +59,11 @@ class Numerics:
 
     @cached_property
     def _single(self) -> bool:
-        """Whether the model holds float32 constants that are not buffers, so that it does not run in float64."""
+        """Whether the model cannot be copied, or does not run in float64: it may hold float32 constants that are not buffers."""
         try:
             with torch.no_grad():
                 self._of_model(self.parameters)
-        except RuntimeError:
+        except Exception:  # a model's own code may raise anything
             return True
         return False
 

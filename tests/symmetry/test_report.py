@@ -273,3 +273,14 @@ def test_outputs_that_only_rounding_changes_have_no_rank(affine, seed):
     torch.manual_seed(seed)
     found = ns.symmetries(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2, elementwise_affine=affine)), randn(8, 4)).completeness()
     assert (found.null, found.named, found.unnamed) == (10, 6, 4) and "4 of them in no group" in str(found)
+
+
+class Single(nn.Linear):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+def test_groups_of_a_model_that_runs_in_float32_alone_are_tried_on_its_graph():
+    report = ns.symmetries(nn.Sequential(Single(4, 8), nn.LayerNorm(8)), randn(5, 4))
+    assert not report.check() and "defect" in str(report)

@@ -11,7 +11,6 @@ error of Q on D is estimated from independent draws; a tenth of δ pays for that
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from normscope.bounds.sample import leading
 from normscope.bounds.table import NotApplicable, bounds_of
 from normscope.core.magnitude import Magnitude, Real
 from normscope.core.progress import shown
+from normscope.core.twins import twin_of
 
 if TYPE_CHECKING:
     from normscope.bounds.setting import Setting
@@ -104,7 +104,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     dimension, distance = GaussianPosterior(model, 0.0).dimension, distance_between(model, initial)
     if distance == 0:
         raise NotApplicable("the parameters are those of the prior")
-    twin = copy.deepcopy(model).to(next(setting.model.parameters()).dtype)
+    twin = twin_of(model).to(next(setting.model.parameters()).dtype)
 
     def tried(sigma: float) -> Magnitude:
         """The bound as far as a few draws can tell."""
