@@ -71,9 +71,7 @@ class Sweep:
         self.watched.setdefault(self.graph.output, set()).add(self.whole)
         self.bent: dict[Node, torch.Tensor] = {}
         self.bent_sets: dict[tuple[Node, Sets], torch.Tensor] = {}
-        self.bent_behind: dict[
-            Node, torch.Tensor
-        ] = {}  # ‖WGη‖ of each token, of a node that multiplies tokens by W, Gη of what it reads
+        self.bent_behind: dict[Node, torch.Tensor] = {}  # ‖WGη‖ of each token, where a node multiplies those that it reads by W
         rounding = [node for node in self.graph.nodes if not node.is_input and (linear_map(node) or rule_of(node).terms(node))]
         self.carried = {source: 0.0 for node in rounding for source in node.inputs}  # Frobenius norms of all columns, times sizes
         self.left: dict[Node, float] = {}  # κ
