@@ -82,7 +82,7 @@ class Absorbers:
         ends = [form for form in forms if isinstance(form, Sum) and form.node is not None and last[form.node] is form]
         found = {form: absorber for form in ends if (absorber := self._of(form)) is not None}
         self.at = {form: absorber for form, (_, absorber) in found.items()}
-        self.shifts = Shifts(forms, {form: (holder, absorber.shape) for form, (holder, absorber) in found.items()})
+        self.shifts = Shifts(forms, {form: (holder, absorber.shape) for form, (holder, absorber) in found.items()}, known)
 
     def _of(self, form: Sum, factor: float = 1.0, node: Node | None = None) -> tuple[Form, Absorber] | None:
         """The operand of a sum that holds a bias which nothing but the sum sees, itself or inside of a sum of its own."""

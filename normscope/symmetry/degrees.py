@@ -212,7 +212,8 @@ class Degrees:
 
     def _is_taken_back(self, form: Sum, constant: Form) -> bool:
         labels = self.wider.edges[form][form.operands.index(constant)]
-        return form not in self.wider.absorbers and not seen(labels, constant.shape).any()
+        unseen = form not in self.wider.absorbers and not seen(labels, constant.shape).any()
+        return unseen and constant not in self.wider.varying
 
     def _whole(self, degree: Degree, rank: int) -> np.ndarray:
         """A degree as one array of unknowns."""

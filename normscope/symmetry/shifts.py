@@ -14,6 +14,7 @@ import numpy as np
 
 from normscope.rules.algebra import (
     Contraction,
+    Fixed,
     Form,
     Homogeneous,
     Lookup,
@@ -24,6 +25,8 @@ from normscope.rules.algebra import (
     Softmax,
     Sum,
 )  # fmt: skip
+from normscope.rules.readings import Random
+from normscope.rules.registry import registry
 from normscope.symmetry.indices import Shape, compressed, extends, forbidden, joined, padded, partition, renumbered, reshaped
 
 
@@ -31,11 +34,16 @@ class Shifts:
     """The invisible additions to every form of a graph.
 
     edges: for every form, for each of its operands, what may be added to that operand as far as this form goes.
-    absorbers: sums of which one operand holds a bias, of the given shape, that takes back what is added to the others.
+    absorbers: sums of which one operand holds a bias, of the given shape, that takes back what is added to the others. What it
+    takes back must be the same for every input and every random number: where a factor depends on them, `known` is all that
+    may be added, the shifts that need no absorber.
     """
 
-    def __init__(self, forms: Sequence[Form], absorbers: Mapping[Form, tuple[Form, Shape]] | None = None) -> None:
-        self.absorbers = absorbers or {}
+    def __init__(
+        self, forms: Sequence[Form], absorbers: Mapping[Form, tuple[Form, Shape]] | None = None, known: Shifts | None = None
+    ) -> None:
+        self.absorbers, self.known = absorbers or {}, known
+        self.varying = set() if known is None else _varying(forms)
         self.labels: dict[Form, np.ndarray] = {}
         self.edges: dict[Form, list[np.ndarray]] = {}
         demands: dict[Form, list[np.ndarray]] = {form: [] for form in forms}
@@ -62,13 +70,13 @@ class Shifts:
         if isinstance(form, Sum):
             return [broadcast_pull(labels, operand.shape) for operand in form.operands]
         if isinstance(form, Product):
-            return [self._factor(form, i, labels) for i in range(len(form.operands))]
+            return [self._unless_it_varies(form, i, _factor_pull(form, i, labels)) for i in range(len(form.operands))]
         if isinstance(form, Mixed):
             return [_mixed_pull(form, labels)]
         if isinstance(form, Contraction):
-            return [_contraction_pull(form, i, labels) for i in range(2)]
+            return [self._unless_it_varies(form, i, *_contraction_pull(form, i, labels)) for i in range(2)]
         if isinstance(form, Lookup):
-            return [_lookup_pull(form, labels)]
+            return [_lookup_pull(form, labels, alike=self.known is not None)]
         return [forbidden(len(operand.shape)) for operand in form.operands]
 
     def _absorbed(self, form: Form, operand: Form, labels: np.ndarray) -> np.ndarray:
@@ -77,16 +85,23 @@ class Shifts:
             return broadcast_pull(labels, operand.shape)
         return broadcast_pull(padded(np.arange(math.prod(shape)).reshape(shape), len(form.shape)), operand.shape)
 
-    @staticmethod
-    def _factor(form: Product, operand: int, labels: np.ndarray) -> np.ndarray:
-        """A factor may move where the others are constant on every class."""
-        own = form.operands[operand]
-        rank = len(form.shape)
-        for i, other in enumerate(form.operands):
-            shape = (1,) * (rank - len(other.shape)) + other.shape
-            if i != operand and any(extends(labels, axis, form.shape[axis]) for axis in range(rank) if shape[axis] > 1):
-                return forbidden(len(own.shape))
-        return broadcast_pull(labels, own.shape) if form.powers[operand] == 1 else forbidden(len(own.shape))
+    def _unless_it_varies(self, form: Form, operand: int, labels: np.ndarray, averaged: bool = False) -> np.ndarray:
+        """averaged: the other operand holds weights that sum to 1, so that it does not matter what they are."""
+        others = (other for i, other in enumerate(form.operands) if i != operand)
+        if self.known is None or averaged or not any(other in self.varying for other in others):
+            return labels
+        return self.known.edges[form][operand]
+
+
+def _factor_pull(form: Product, operand: int, labels: np.ndarray) -> np.ndarray:
+    """A factor may move where the others are constant on every class."""
+    own = form.operands[operand]
+    rank = len(form.shape)
+    for i, other in enumerate(form.operands):
+        shape = (1,) * (rank - len(other.shape)) + other.shape
+        if i != operand and any(extends(labels, axis, form.shape[axis]) for axis in range(rank) if shape[axis] > 1):
+            return forbidden(len(own.shape))
+    return broadcast_pull(labels, own.shape) if form.powers[operand] == 1 else forbidden(len(own.shape))
 
 
 def seen(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -146,7 +161,19 @@ def freed(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return compressed(renumbered(np.where(labels < 0, -1, labels * math.prod(shape) + number)))
 
 
-def _contraction_pull(form: Contraction, operand: int, labels: np.ndarray) -> np.ndarray:
+def _varying(forms: Sequence[Form]) -> set[Form]:
+    """What depends on the input, or on random numbers."""
+    found: set[Form] = set()
+    for form in forms:
+        given = isinstance(form, Fixed) and form.node is not None and (form.node.is_input or form.node.is_drawn)
+        drawn = form.node is not None and registry.reading(form.node, Random) is not None
+        if given or drawn or any(operand in found for operand in form.operands):
+            found.add(form)
+    return found
+
+
+def _contraction_pull(form: Contraction, operand: int, labels: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Also whether the other operand only averages what is constant."""
     own = form.operands[operand]
     names, view = form.names[operand], form.views[operand]
     whole = reshaped(labels, form.shape, form.out_view)
@@ -158,11 +185,11 @@ def _contraction_pull(form: Contraction, operand: int, labels: np.ndarray) -> np
     constant_along: set[str] = set()
     if seen_by_other:
         if not _averages(form, 1 - operand):
-            return forbidden(len(own.shape))
+            return forbidden(len(own.shape)), False
         constant_along |= form.contracted()
     if made:
         if operand != 0 or not form.constants:
-            return forbidden(len(own.shape))
+            return forbidden(len(own.shape)), False
         constant_along |= form.mixed(operand)
     kept = [name for name in names if name in form.out]
     rest = [name for name in form.out if name not in kept]
@@ -172,7 +199,7 @@ def _contraction_pull(form: Contraction, operand: int, labels: np.ndarray) -> np
     found = compressed(partition(shape, [(entries, ordered)]))
     placed = found.reshape([found.shape[kept.index(name)] if name in kept else 1 for name in names])
     free = tuple(size if name not in kept and name not in constant_along else 1 for name, size in zip(names, view, strict=True))
-    return reshaped(freed(placed, free), view, own.shape)
+    return reshaped(freed(placed, free), view, own.shape), bool(seen_by_other)
 
 
 def _averages(form: Contraction, operand: int) -> bool:
@@ -183,10 +210,11 @@ def _averages(form: Contraction, operand: int) -> bool:
     return form.contracted() == {form.names[operand][-1]}
 
 
-def _lookup_pull(form: Lookup, labels: np.ndarray) -> np.ndarray:
+def _lookup_pull(form: Lookup, labels: np.ndarray, alike: bool) -> np.ndarray:
+    """alike: all rows move together, because which of them is read depends on the input."""
     table = form.operands[0]
     ids = range(len(form.shape) - 1)
     same_for_all = any(extends(labels, axis, form.shape[axis]) for axis in ids)
     columns = broadcast_pull(labels, table.shape[1:])
     found = padded(columns, 2)
-    return found if same_for_all else freed(found, (table.shape[0], 1))
+    return found if same_for_all or alike else freed(found, (table.shape[0], 1))
