@@ -63,8 +63,8 @@ def measured(name: str) -> None:
         first.append((time.perf_counter() - start, time.process_time() - processor))
 
     tasks: dict[str, Callable[[], object]] = {
-        "audit": lambda: ns.audit(model, example, report=report),
-        "symmetries": lambda: ns.symmetries(model, example),
+        "audit": lambda: ns.audit(model, example, progress=report),
+        "symmetries": lambda: ns.symmetries(model, example, progress=report),
     }
     with Peak() as peak:
         tasks[name]()

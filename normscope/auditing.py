@@ -257,6 +257,7 @@ def audit(
     if within is not None:
         check_above("within", within, 1)
     with shown("tracing", progress) as meter:
+        meter.at("tracing")
         graph, known, fresh = certifiable_graph(model, example, mode, output), Known(), copied(generator)
         above = upper(graph, meter.report, region, known, partial=True, effort=effort)
         call = Call.of(example)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from normscope.core.data import Call, Example
 from normscope.core.deprecation import earlier
 from normscope.core.errors import ExportError, InputError, boundary
+from normscope.core.progress import Progress, shown
 from normscope.graph.exporting import check_runs, in_mode, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
@@ -34,7 +35,9 @@ MODES = ("train", "eval")
 
 @earlier(positional=1)
 @boundary
-def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, *, mode: str = "train") -> SymmetryReport:
+def symmetries(
+    model: torch.nn.Module | ExportedProgram, example: Example, *, mode: str = "train", progress: Progress = None
+) -> SymmetryReport:
     """Find the groups of parameter changes that leave every output as it is; by default in train mode, where they shape training.
 
     >>> from torch import nn
@@ -44,10 +47,18 @@ def symmetries(model: torch.nn.Module | ExportedProgram, example: Example, *, mo
 
     example: a tensor, a tuple of arguments or a dict of keyword arguments, with axis 0 the batch; its shapes matter.
     mode: "train", where batch normalization uses batch statistics, or "eval", where it uses running ones.
+    progress: True for a bar on stderr, or a callable (what, done, total).
     """
     if mode not in MODES:
         raise InputError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    call, graph = _traced(model, Call.of(example), mode)
+    with shown("tracing", progress) as meter:
+        meter.at("tracing")
+        call, graph = _traced(model, Call.of(example), mode)
+        meter.at("looking for groups")
+        return _found(model, call, graph, mode)
+
+
+def _found(model: torch.nn.Module | ExportedProgram, call: Call, graph: Graph, mode: str) -> SymmetryReport:
     module = module_of(model)
     for name, value in module.named_parameters():
         if not bool(value.isfinite().all()):
