@@ -171,9 +171,11 @@ def symbols_of(remainder: Remainder, left: float, most: int) -> tuple[Symbols | 
 
 def _forget(sizes: torch.Tensor, used: torch.Tensor, left: float) -> float:
     """Symbols that together are no larger than κ, as those of rounding alone are, become part of it."""
-    order = sizes.argsort()
-    together = (sizes[order].square().cumsum(0).sqrt() * SUMMED + SQUARES_LOST) <= left
-    if bool(together.any()):
-        used[order[together]] = False
-        return 2 * left
-    return left
+    places = used.nonzero().reshape(-1)
+    order = places[sizes[places].argsort()]
+    together = sizes[order].square().cumsum(0).sqrt() * SUMMED + SQUARES_LOST
+    forgotten = together <= left
+    if not bool(forgotten.any()):
+        return left
+    used[order[forgotten]] = False
+    return left + float(together[forgotten].max())
