@@ -9,17 +9,19 @@ import torch
 
 from normscope.certify.columns import Linearized
 from normscope.certify.jacobian import Jacobian
+from normscope.certify.precise import PreciseMiddle
 from normscope.graph.graph import Graph
 from normscope.rules.registry import Context, Gain
 
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A graph linearized at a point, and J there, once it was made: they depend on the point, not on the region around it."""
+    """A graph linearized at a point, errors of its values there, and J, once it was made: none depends on the region around it."""
 
     graph: Graph
     middle: Sequence[torch.Tensor]
     linearized: Linearized
+    precise: PreciseMiddle
     jacobian: Jacobian = field(default_factory=Jacobian)
 
     def of(self, graph: Graph, middle: Sequence[torch.Tensor]) -> bool:
@@ -35,7 +37,7 @@ class Known(dict[object, Gain]):
     def derivative_at(self, graph: Graph, middle: Sequence[torch.Tensor], facts: Context) -> Derivative:
         """As far as it was made, or made now as far as its linear parts."""
         if self.derivative is None or not self.derivative.of(graph, middle):
-            self.derivative = Derivative(graph, middle, Linearized(graph, facts))
+            self.derivative = Derivative(graph, middle, Linearized(graph, facts), PreciseMiddle(graph))
         return self.derivative
 
     def forget(self) -> None:

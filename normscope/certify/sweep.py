@@ -16,12 +16,13 @@ import torch
 
 from normscope.certify import rows
 from normscope.certify.bundles import Apart, Bundle
-from normscope.certify.columns import AttentionMap, Linearized, behind, middle_of, rule_of
+from normscope.certify.columns import AttentionMap, Linearized, behind, rule_of
 from normscope.certify.ellipsoids import Ellipsoids
 from normscope.certify.jacobian import MOST_OUTPUTS, Jacobian, carried, half_widths, watched_sets
-from normscope.certify.kernels import column_error, linear_map, matrix_of_tokens, middle_error
+from normscope.certify.kernels import linear_map, matrix_of_tokens
 from normscope.certify.known import Derivative
-from normscope.certify.passing import Fresh, Pass
+from normscope.certify.leftovers import Leftovers
+from normscope.certify.passing import Pass
 from normscope.certify.relays import Plan, framed, owners
 from normscope.certify.symbols import Contribution, Symbols, Tally, multiplied, never_nan, symbols_of
 from normscope.certify.tokens import Tokens
@@ -32,7 +33,6 @@ from normscope.rules.remainder import Remainder, Sets
 
 MANY_SYMBOLS = 4096  # of one node, beyond which they are left to a matrix behind it, if that has fewer entries
 MOST_SYMBOLS = 60_000  # per node
-COLUMNS_LOST = 1e-290  # what products that underflow take from all columns of a node together, at most
 
 
 class Sweep:
@@ -74,7 +74,6 @@ class Sweep:
         self.bent_behind: dict[Node, torch.Tensor] = {}  # ‖WGη‖ of each token, where a node multiplies those that it reads by W
         rounding = [node for node in self.graph.nodes if not node.is_input and (linear_map(node) or rule_of(node).terms(node))]
         self.carried = {source: 0.0 for node in rounding for source in node.inputs}  # Frobenius norms of all columns, times sizes
-        self.left: dict[Node, float] = {}  # κ
         self.most: dict[Node, torch.Tensor] = {}  # by what the pass knows without forms
         self.parts: list[Contribution] = []
         self.passed_on: dict[Node, Remainder] = {}
@@ -86,9 +85,14 @@ class Sweep:
             if Ellipsoids.affordable(node.shape, sets) and not any(one.within(sets) for one in partitions)
         }
         self.jacobian = Jacobian()
+        self.kappa = Leftovers(facts, self.unit, self.carried, self._derivative.precise if away is None else None)
+
+    @property
+    def left(self) -> dict[Node, float]:
+        return self.kappa.left
 
     def entries(self, node: Node) -> torch.Tensor:
-        found = never_nan((self._straight(node) + self.bent[node]) * SUMMED + self.left[node])
+        found = never_nan((self._straight(node) + self.bent[node]) * SUMMED + self.kappa[node])
         return torch.minimum(found.reshape(node.shape), self._most(node))
 
     def _most(self, node: Node) -> torch.Tensor:
@@ -105,7 +109,7 @@ class Sweep:
         return self.facts.deviation(node) if self.away is None else float(self.facts.at(node)) * SUMMED
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
-        found = torch.minimum(length(sets.split(self.entries(node)), -1), self.without_left(node, sets) + self.left[node])
+        found = torch.minimum(length(sets.split(self.entries(node)), -1), self.without_left(node, sets) + self.kappa[node])
         return found.clamp(max=self._whole(node))
 
     def without_left(self, node: Node, sets: Sets) -> torch.Tensor:
@@ -180,14 +184,14 @@ class Sweep:
 
     def settle(self, node: Node) -> None:
         """Everything before a node is known: what it leaves out becomes symbols, which are carried on."""
-        if node.is_input:
-            self.left[node] = 0.0 if self.away is not None else self._reading(node)
+        rule = None if node.is_input else rule_of(node)
+        factors = [] if rule is None else [float(factor) for factor in self.facts.gain(node).factors]
+        self.kappa.settle(node, rule, factors)
+        if rule is None:
             return
-        rule = rule_of(node)
-        factors = [float(factor) for factor in self.facts.gain(node).factors]
-        rest = sum(_times(factor, self.left[source]) for factor, source in zip(factors, node.inputs, strict=True))
-        self.left[node] = (rest + self._rounding(node, rule, factors)) * SUMMED + COLUMNS_LOST * self.unit
-        self._see(node, rule)
+        made = self.linearized.maps[node]
+        if isinstance(made, AttentionMap):
+            self.kappa.see(node, rule, made)
         remainder = self.passed_on.pop(node, None) if rule.linear(node) else self._remainder(node, rule, factors)
         if node in self.plan.relays:
             self._relay(node, remainder)
@@ -205,28 +209,6 @@ class Sweep:
         for (one, _), around in self.spread.items():
             if one in last:
                 around.close()
-
-    def _rounding(self, node: Node, rule: Rule, factors: Sequence[float]) -> float:
-        """What the node's kernel adds to κ: the rounding of columns, and in the first sweep that of the value at the middle."""
-        product = linear_map(node)
-        if product is not None:
-            columns = column_error(node, product, self.facts.known) * self.carried[node.input]
-        else:
-            passed = sum(_times(factor, self.carried.get(source, 1.0)) for factor, source in zip(factors, node.inputs, strict=True))
-            # a gain may be infinite because the node is no function that a derivative describes: then nothing is known
-            columns = 8 * rule.roundoff(node) * passed if rule.terms(node) or math.isinf(passed) else 0.0
-        if self.away is not None:
-            return columns
-        if product is not None:
-            return columns + middle_error(node, product, middle_of(self.facts, node.input)) + self._reading(node)
-        return columns + rule.center_error(node, Fresh(self.facts)) + self._reading(node)
-
-    def _see(self, node: Node, rule: Rule) -> None:
-        """κ of the logits that a node sees, with the rounding of their columns."""
-        made = self.linearized.maps[node]
-        if isinstance(made, AttentionMap):
-            columns = 8 * rule.roundoff(node) * made.changed_by(self.carried)
-            self.left[made.logits] = (made.changed_by(self.left) + columns) * SUMMED + COLUMNS_LOST * self.unit
 
     def _pass_on(self, node: Node, remainder: Remainder) -> bool:
         """Leave a remainder of very many entries to the matrix that alone reads it and has fewer: W(scale ⊙ ε), token by token."""
@@ -246,14 +228,10 @@ class Sweep:
         self.passed_on[reader] = multiplied(remainder, reading.matrix(), reader.shape)
         return True
 
-    def _reading(self, node: Node) -> float:
-        """2κ'‖ŷ‖: what the readers of a node may add to the error of its value at the middle (certify/passing.py)."""
-        roundoffs = [rule_of(user).roundoff(user) for user in self.facts.users[node] if linear_map(user) is None]
-        return 2 * max(roundoffs, default=0.0) * float(length(middle_of(self.facts, node)))
-
     def _remainder(self, node: Node, rule: Rule, factors: Sequence[float]) -> Remainder:
         if self.away is None:
             found = rule.remainder(node, self.facts, self, None)
+            found = None if found is None else self.kappa.widened(node, found, factors)
         elif rule.multiples(node, self.facts, self.away, self.chords) is None:
             found = rule.remainder(node, self.facts, self.away, self)
         else:  # Δf = SΔy with ‖S‖ at most the gain: the part of Δy that is κ stays one error in ℓ2, whatever S is
@@ -389,7 +367,3 @@ class _Bare:
 
     def sets(self, node: Node, sets: Sets) -> torch.Tensor:
         return torch.minimum(length(sets.split(self.entries(node)), -1), self.sweep.without_left(node, sets))
-
-
-def _times(factor: float, size: float) -> float:
-    return factor * size if size and factor else 0.0

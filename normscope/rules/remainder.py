@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from normscope.core.rounding import UNDERFLOW, above, length
 from normscope.graph.graph import Node, Shape
 
 LinearPart = Callable[[torch.Tensor], torch.Tensor]  # (columns, *shape of the only input) → (columns, *shape)
@@ -95,3 +96,11 @@ class Remainder:
     scale: torch.Tensor
     entries: torch.Tensor
     sets: tuple[Sets, torch.Tensor] | None = None
+
+    def twice(self, most: float) -> Remainder:
+        """The difference of two of them, of which the second is at most `most` in ℓ2."""
+        more = torch.minimum(self.entries, above(most / self.scale.clamp(min=UNDERFLOW)))
+        sets = self.sets
+        if sets is not None:
+            sets = sets[0], above(sets[1] + torch.minimum(sets[1], length(sets[0].split(more), -1)))
+        return Remainder(self.scale, above(self.entries + more), sets)
