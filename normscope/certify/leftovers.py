@@ -2,8 +2,8 @@
 
 Gains carry it from node to node, or along a link (a convolution and its BN) where that is less. Rounding adds to it: that of
 columns in every sweep, and in the first sweep, which is about distances from the computed value at the middle, that of this value.
-Where the exact value is known far more precisely than float64 computes it (`certify/precise.py`), the first sweep is about distances
-from the exact value, and the difference of both is added to sizes alone: no gain carries it on.
+Where the exact value is known far more precisely than float64 computes it (`certify/precise.py`), the first sweep is about
+distances from the exact value, and the difference of both is added to sizes alone: no gain carries it on.
 """
 
 from __future__ import annotations
