@@ -26,7 +26,7 @@ from normscope.core.rounding import UNDERFLOW, UNIT_ROUNDOFF, above, exponent_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.rules.affine import without_offset
 from normscope.rules.normalizers import channel_tensor
-from normscope.rules.readings import Activation, LinearMap, Normalizer, Sum
+from normscope.rules.readings import Activation, LinearMap, Normalizer, Scaling, Sum
 from normscope.rules.registry import Context, registry
 
 FEWEST_BITS = 8  # of a slice, below which products have too many terms to be exact
@@ -90,7 +90,7 @@ def _precise(node: Node, values: Sequence[Precise], facts: Context) -> Precise |
     elif rule.linear(node) and not rule.terms(node):
         made = _moved(node, values)
     else:
-        made = _scaled(node, values[0]) or _sum(node, values) or _cut_off(node, values[0])
+        made = _normalized(node, values) or _scaled(node, values) or _sum(node, values) or _cut_off(node, values[0])
     if made is None:
         return None
     factors = facts.gain(node).factors
@@ -150,10 +150,10 @@ def _moved(node: Node, values: Sequence[Precise]) -> Precise:
     return Precise(high, low - beside, 0.0)
 
 
-def _scaled(node: Node, value: Precise) -> Precise | None:
+def _normalized(node: Node, values: Sequence[Precise]) -> Precise | None:
     """s ⊙ x + t, s = γ/√(v + ε) and t = β − s μ of a normalizer with running statistics."""
     normalizer = registry.reading(node, Normalizer)
-    if normalizer is None or not normalizer.fixed or len(node.inputs) != 1:
+    if normalizer is None or not normalizer.fixed or len(values) != 1:
         return None
     scale, shift = _channels(normalizer)
     (scale, scale_rest), (shift, shift_rest) = (
@@ -161,11 +161,29 @@ def _scaled(node: Node, value: Precise) -> Precise | None:
     )
     if not bool((scale.abs() < 2.0**MOST_EXPONENT).all() and (shift.abs() < 2.0**MOST_EXPONENT).all()):
         return None
-    product, rest = _two_product(scale.expand(node.shape), value.high)
-    parts = [product, rest, scale * value.low, scale_rest * value.high, shift.expand(node.shape), shift_rest.expand(node.shape)]
+    parts = [*_multiplied(scale, values[0]), scale_rest * values[0].high, shift, shift_rest]
     # two products of halves that round, one that is left out, and what 60 digits leave of s and t, which is relative to β and s μ
-    sizes = product.abs() + shift.abs() + channel_tensor(node, normalizer, normalizer.bias, 0.0).abs()
+    sizes = parts[0].abs() + shift.abs() + channel_tensor(node, normalizer, normalizer.bias, 0.0).abs()
     return _added(parts, 8 * UNIT_ROUNDOFF**2 * sizes)
+
+
+def _scaled(node: Node, values: Sequence[Precise]) -> Precise | None:
+    """A constant times x."""
+    reading = registry.reading(node, Scaling)
+    if reading is None or len(values) != 1 or isinstance(reading.factor, Node):
+        return None
+    given = reading.factor.double() if isinstance(reading.factor, Constant) else torch.tensor(reading.factor, dtype=torch.float64)
+    if not bool((given.abs() < 2.0**MOST_EXPONENT).all()):
+        return None
+    (value,) = values
+    whole = Precise(value.high.expand(node.shape), value.low.expand(node.shape), value.error)
+    parts = _multiplied(given.expand(node.shape), whole)
+    return _added(parts, 2 * UNIT_ROUNDOFF**2 * parts[0].abs())
+
+
+def _multiplied(factor: torch.Tensor, value: Precise) -> list[torch.Tensor]:
+    """factor ⊙ (high + low) as a sum: the first two parts are exact, the last one, u as large, is rounded."""
+    return [*_two_product(factor, value.high), factor * value.low]
 
 
 def _channels(normalizer: Normalizer) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -193,16 +211,25 @@ def _halves(numbers: Sequence[Decimal]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sum(node: Node, values: Sequence[Precise]) -> Precise | None:
-    if registry.reading(node, Sum) is None or len(values) != 2:
+    """Of two nodes, or of a node and a constant."""
+    if registry.reading(node, Sum) is None:
         return None
     parts = [part.expand(node.shape) for value in values for part in (value.high, value.low)]
+    if len(values) == 1:
+        parts.append(node.apply(torch.zeros_like(values[0].high)))
     return _added(parts, torch.zeros(node.shape, dtype=torch.float64))
 
 
 def _cut_off(node: Node, value: Precise) -> Precise | None:
-    """An entrywise function that is constant or x itself around every entry, as ReLU and clamps are."""
+    """max(x, s x), or an entrywise function that is constant or x itself around every entry, as clamps are."""
     reading, rule = registry.reading(node, Activation), rule_of(node)
-    if reading is None or reading.scalar is None or reading.scalar().rounding or rule.slopes(node) != (0.0, 1.0):
+    if reading is None or reading.scalar is None or reading.scalar().rounding:
+        return None
+    if reading.relu_like:
+        slope = -reading.scalar().value(-torch.ones((), dtype=torch.float64)).expand(node.shape)
+        parts = _multiplied(torch.where(value.high > 0, 1.0, slope), value)
+        return _added(parts, 2 * UNIT_ROUNDOFF**2 * parts[0].abs())
+    if rule.slopes(node) != (0.0, 1.0):
         return None
     up, down = (torch.nextafter(value.high, torch.full_like(value.high, side)) for side in (math.inf, -math.inf))
     above_it, made, below_it = (node.apply(part) for part in (up, value.high, down))
