@@ -209,12 +209,15 @@ def measure(graph: Graph, nodes: Sequence[Node], batches: Iterable[Call]) -> dic
             values = dict(zip(sources, capture(*inputs), strict=True))
             for node in nodes:
                 if len(node.inputs) == 1:
-                    _update(found[node], node, values[node.input].flatten(0, 1))  # the traced batch axis joins ours
+                    value = values[node.input]
+                    # the traced batch axis joins ours; a vector has none, so every sample comes by itself
+                    for part in [value.flatten(0, 1)] if value.dim() > 2 else value:
+                        _update(found[node], node, part)
     return found
 
 
 def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> None:
-    """value: (samples, …) as the node reads it, with its own batch axis at 0."""
+    """value: (samples, …) as the node reads it, with its own batch axis at 0, or one vector."""
     reading = registry.reading(node)
     if value.dim() == 0 or not value.is_floating_point():
         return

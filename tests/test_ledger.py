@@ -16,7 +16,7 @@ import normscope as ns
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.upper import upper
 from normscope.core.data import Call
-from normscope.ledger import LayerRow, ledger, weights_without_row
+from normscope.ledger import GAIN_COLUMNS, LayerRow, ledger, weights_without_row
 from normscope.rules.affine import weight_of
 from normscope.rules.normalizers import completed
 from normscope.rules.readings import LinearMap
@@ -324,3 +324,24 @@ def test_a_weight_of_more_axes_has_no_matrix_unless_its_rule_says_which(monkeypa
     monkeypatch.setitem(registry.rules, NAME, Projection())
     (own, _) = ns.audit(Projecting(1, 4, 4), randn(1, 3, 4), effort=0.1).layers
     assert own.matrix_norm is None and own.frobenius_norm is not None
+
+
+class OneByOne(nn.Module):
+    """Every sample by itself, without a batch axis."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.whole(sample) for sample in x])
+
+
+def test_vectors_without_a_batch_axis_have_the_same_rows():
+    model, data = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(20, 4)
+    for row, expected in zip(ns.audit(OneByOne(model), data).layers, ns.audit(model, data).layers, strict=True):
+        assert row.input_std == pytest.approx(expected.input_std, **CLOSE)
+        for gain in GAIN_COLUMNS:
+            assert (getattr(row, gain) is None) == (getattr(expected, gain) is None)
+            if getattr(row, gain) is not None:
+                assert float(getattr(row, gain)) == pytest.approx(float(getattr(expected, gain)), **CLOSE)

@@ -79,7 +79,7 @@ class Setting:
         self._batches = self._read(train)
         self.domain = expanded(domain, [part.shape[1:] for part in self.example.floats()])
         self._known = Known()
-        _check_independent(self.model, self.example)
+        self._unproved = _unproved_independence(self.model, self.example)
 
     def _read(self, data: Data) -> Batches:
         first = next(self.model.parameters(), torch.empty(0))
@@ -270,22 +270,23 @@ class Setting:
         """A bound on this setting's loss, or on another; for a gap, C − F(D, h) is known without theory."""
         loss = loss or self.loss
         trivial = loss.bound - self.train.risk if quantity == GAP and loss is self.loss else loss.bound
-        return Bound(name, Magnitude(value), quantity, loss.name, trivial, status, dict(parts or {}), tuple(assumptions))
+        assumed = (*assumptions, *self._unproved)
+        return Bound(name, Magnitude(value), quantity, loss.name, trivial, status, dict(parts or {}), assumed)
 
 
-def _check_independent(model: nn.Module, pair: Call) -> None:
-    """In eval mode a sample's output is its own, whatever stands beside it."""
+def _unproved_independence(model: nn.Module, pair: Call) -> tuple[str, ...]:
+    """In eval mode a sample's output is its own, whatever stands beside it: what of this is assumed. Refuses where it is not so."""
     with torch.no_grad(), untouched(model):
         outputs = run(model, pair)
     floats = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     try:
-        for position in range(len(floats)):
-            check_samples_independent(model, pair.kwargs or pair.args, "eval", position)
+        notes = [check_samples_independent(model, pair.kwargs or pair.args, "eval", position) for position in range(len(floats))]
     except Refusal as error:
         raise InputError(
             f"a sample has no loss of its own in eval mode: {error.headline} ({'; '.join(error.causes)}); "
             "give normalizers running statistics, and let eval mode switch dropout off"
         ) from error
+    return tuple(f"every sample has an output of its own; {note}" for note in dict.fromkeys(notes) if note is not None)
 
 
 def _mean_distance(cells: Cells, points: torch.Tensor | None) -> torch.Tensor:

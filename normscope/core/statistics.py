@@ -16,7 +16,7 @@ class RunningVariance:
     squares: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def update(self, values: torch.Tensor, channel_axis: int) -> None:
-        flat = values.detach().to(torch.float64).movedim(channel_axis, 0).flatten(1)  # (channels, everything else)
+        flat = values.detach().to(torch.float64).movedim(channel_axis, 0)[:, None].flatten(1)  # (channels, everything else)
         count = flat.shape[1]
         if count == 0:
             return

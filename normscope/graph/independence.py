@@ -3,8 +3,9 @@
 The model runs once on fake tensors (shapes without values, as torch.export runs it) whose batch has a symbolic size B. Beside every
 tensor goes a `SampleLayout`: which axis holds the samples, so that the part of sample i is g(sample i) with the same g for every i.
 `LAYOUTS` says which operations keep that law. Everything else (an operation that is not in the table, one along the batch axis, a
-number that depends on B) makes its result `Unproved`; a write of such a value, a branch on B or a value that Python reads ends the
-proof. What is proved holds for every batch of two samples or more.
+number that depends on B) makes its result `Unproved`; a write of such a value, a branch on B, a value that Python reads or an
+operation that fails, even if the model catches the error, ends the proof. What is proved holds for every batch of two samples or
+more.
 """
 
 from __future__ import annotations
@@ -80,18 +81,16 @@ class _Attempt:
                 with enable_python_dispatcher(), _symbolic_len(), proof, _OwnChoices(proof):
                     output = choose(model(*args, **kwargs))
                 self.reason = proof.end(output)
-            except Broken as error:
-                self.reason = str(error)
             except Exception as error:  # a model's own code may raise anything on fake tensors
-                self.reason, self.raised = f"{type(error).__name__}: {first_line(error)}", True
+                self.reason, self.raised = _told(error), not isinstance(error, Broken)
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
         decided += [sympy.Eq(symbol, value) for symbol, value in self.env.replacements.items()]
         on_size = [expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)]
         self.conditions = list(dict.fromkeys(expr.subs(dict.fromkeys(expr.free_symbols, SIZE)) for expr in on_size))
         if sympy.Eq(SIZE, size) in self.conditions:
             self.reason = FixedSize("the model makes a plain number of the size of the batch")
-        elif len(on_size) < len(decided) and self.reason is None:
-            self.reason = "the model branches on a number that it computes"
+        elif self.reason is None and not self.env.var_to_range.keys() <= self.env.backed_var_to_val.keys():
+            self.reason = "the model makes a plain number of a value"
 
     def _batch(self, fake: FakeTensorMode, proof: _Proof, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dim():
@@ -125,9 +124,12 @@ class _Proof(TorchDispatchMode):
         self.own: set[int] = set()  # guards of torch's own kernels
         self.known: dict[int, tuple[torch.Tensor, int, State]] = {}  # the tensor is kept, so that no other gets its id
         self.repeated: set[int] = set()  # storages in which samples share memory
+        self.failure: str | None = None  # of an operation on fake tensors: a model that catches it may do otherwise on real ones
 
     def end(self, output: Any) -> str | None:
         """Why the output is not proved to be a batch of samples that stayed apart."""
+        if self.failure is not None:
+            return self.failure
         state = self.state(output) if isinstance(output, torch.Tensor) else Unproved("no tensor is returned")
         if isinstance(state, Unproved):
             return state.reason
@@ -144,7 +146,11 @@ class _Proof(TorchDispatchMode):
         return state if storage == _storage(tensor) else Unproved("a tensor that no operation has made")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with self._noting_failures():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation, and keeps what is known of its results."""
         if not isinstance(func, torch._ops.OpOverload):
             raise Broken(f"{func} is not in the table")
         states = {id(leaf): self.state(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
@@ -164,9 +170,18 @@ class _Proof(TorchDispatchMode):
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What torch chooses by the size of the batch is a kernel: what it computes is the same."""
         guards = len(self.env.guards)
-        result = func(*args, **kwargs)
+        with self._noting_failures():
+            result = func(*args, **kwargs)
         self.own |= set(map(id, self.env.guards[guards:]))
         return result
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # what torch or the table raises, which the model's own code may catch
+            self.failure = self.failure or _told(error)
+            raise
 
     def _check_write(self, operation: Operation, written: torch.Tensor, before: State, made: Sequence[State]) -> None:
         """What is written must leave the law true in the tensor, and so in everything that shares its memory."""
@@ -188,6 +203,10 @@ class _OwnChoices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
         return self.proof.called(func, args, kwargs or {}) if own else func(*args, **(kwargs or {}))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -29,6 +29,7 @@ ROUNDING = 1e4  # in units of the precision: what a kernel for another size of b
 SAME_KERNEL = (1e3, 1.0)  # likewise for equal sizes, where rounding is the same: relative to an entry, and to a sample's largest
 
 PLACED = "the size of its batch, or its place in it"
+UNTRIED = "that samples do not influence each other was neither proved nor probed: the model took one sample, but no batch ({})"
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -62,7 +63,8 @@ def check_samples_independent(
 ) -> str | None:
     """Refuse a model whose output for one sample depends on the other samples: a constant per sample is then meaningless.
 
-    Returns None where independence is proved (see graph/independence.py), else a note that it was probed, and why.
+    Returns None where independence is proved (see graph/independence.py), else a note that it was probed, and why, or that no batch
+    was found that the model takes.
     """
     call, module = Call.of(example), module_of(model)
 
@@ -73,18 +75,19 @@ def check_samples_independent(
         run = _Run(module, call, choose)
         if mode == "eval":
             _check_steady(run)
-        sizes = [size for size in dict.fromkeys((*SIZES, call.batch_size)) if size > 1 and run.fails(size) is None]
+        sizes = run.taken((*SIZES, call.batch_size)) or run.taken(LARGER)
         if not sizes:
-            failure = run.fails(1)
-            if failure is None:  # a model that takes one sample only has no batch to mix
+            if (failure := run.fails(1)) is not None:
+                raise _untold(f"the model fails on its own example: {failure}")
+            if isinstance(model, ExportedProgram) and not model.range_constraints:  # its shapes are fixed: it has no batch to mix
                 return None
-            raise _untold(f"the model fails on its own example: {failure}")
+            return UNTRIED.format(run.fails(max(2, call.batch_size)))
         with torch.enable_grad():  # without gradients some of torch's layers take a fused path, which is not what is traced
             reason = unproved(module, call, choose, branches=not isinstance(model, ExportedProgram))
         if reason is None:
             _check_alone(run, sizes[0])
             return None
-        larger = [size for size in (LARGER if isinstance(reason, FixedSize) else LARGER[:1]) if run.fails(size) is None]
+        larger = run.taken(LARGER if isinstance(reason, FixedSize) else LARGER[:1])
         double = _in_double(run, [*sizes, *larger])
         for size in larger:
             _check_alone(run, size)
@@ -137,6 +140,10 @@ class _Run:
         except Exception as error:  # a model's own code may raise anything
             return first_line(error)
         return None
+
+    def taken(self, sizes: Sequence[int]) -> list[int]:
+        """Those of several samples that the model takes."""
+        return [size for size in dict.fromkeys(sizes) if size > 1 and self.fails(size) is None]
 
 
 def _untold(cause: str) -> Refusal:

@@ -198,6 +198,20 @@ def test_a_model_whose_samples_touch_each_other_has_no_loss_per_sample():
         generalization(model, "l1", data(20), held_out=data(20, seed=1))
 
 
+class Rows(nn.Linear):
+    def forward(self, x):
+        return torch.stack([super(Rows, self).forward(row) for row in x])
+
+
+@pytest.mark.parametrize(("layer", "count"), [(nn.Linear, 0), (Rows, 1)])
+def test_bounds_say_where_it_is_not_proved_that_samples_stay_apart(layer, count):
+    bounds = generalization(
+        nn.Sequential(nn.Linear(2, 4), nn.ReLU(), layer(4, 2)), "l1", data(20), held_out=data(20, seed=1), select=OWN
+    )
+    for bound in bounds:
+        assert sum("probed, not proved" in assumption for assumption in bound.assumptions) == count
+
+
 def test_the_table_is_open():
     @bounds_of("mine")
     def mine(setting: Setting):

@@ -38,7 +38,7 @@ LINEAR = {  # of three tokens of four numbers
     "ihfft": lambda x: torch.view_as_real(fft.ihfft(x).resolve_conj()),
     "rfftn": lambda x: torch.view_as_real(fft.rfftn(x, dim=(1, 2))),
     "padded and cut": lambda x: torch.view_as_real(fft.fftn(x, s=(5, 2), dim=(2, 1))),
-    "all axes": lambda x: torch.view_as_real(fft.fftn(x)),
+    "all axes of a sample": lambda x: torch.stack([torch.view_as_real(fft.fftn(sample)) for sample in x]),
     "the last axes": lambda x: torch.view_as_real(fft.fftn(x, s=(3, 5))),
     "one size kept": lambda x: fft.fftn(x, s=(-1, 6), dim=(1, 2)).real,
 }
@@ -70,6 +70,13 @@ def test_the_bound_is_the_norm_of_the_map(name):
     found = bracket(LINEAR[name])
     assert float(found.lower) <= float(found.upper) == pytest.approx(float(norm), rel=1e-5)
     assert float(found.upper) >= float(norm) * (1 - 1e-12)
+
+
+def test_a_transform_of_the_batch_axis_has_a_norm_for_the_whole_batch_alone():
+    model, x = Function(lambda x: torch.view_as_real(fft.fftn(x))), torch.randn(2, 3, 4)
+    with pytest.raises(Refusal, match="influence each other"):
+        ns.lipschitz(model, x, effort=0.2)
+    assert float(ns.lipschitz(model, x, mode="batch", effort=0.2).upper) == pytest.approx(24**0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", LOOSE)

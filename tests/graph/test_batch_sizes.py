@@ -1,0 +1,94 @@
+"""The size of a batch: what holds for every size, what a model does for some sizes alone, and models that take no batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import normscope as ns
+from normscope.core.errors import Refusal
+from normscope.graph.samples import check_samples_independent
+from tests.graph.test_samples import WIDE, Net, example, exported
+
+
+def asserted(x):
+    assert x.shape[0] <= 1000, "too many samples"
+    if len(x) > 500:
+        raise ValueError("far too many")
+    return x.tanh()
+
+
+def distances(x):
+    """torch chooses another kernel where there are more than 25 of either."""
+    return torch.cdist(x.flatten(1), WIDE)
+
+
+def raised_late(x):
+    if len(x) > 500:
+        if len(x) > 600:
+            return x.flip(0)
+        raise ValueError("neither few nor many")
+    return x.tanh()
+
+
+def from_nine(x):
+    return x + x.flip(0) if x.shape[0] >= 9 else x
+
+
+@pytest.mark.parametrize(
+    "step", [asserted, lambda x: x.view(len(x), -1).tanh(), lambda x: x if x.shape[0] > 0 else -x, lambda x: x[: len(x)].tanh()]
+)
+def test_what_holds_for_every_size_is_no_branch(step):
+    assert check_samples_independent(Net(step), example(), "eval") is None
+
+
+def test_what_torch_chooses_by_the_size_is_no_branch():
+    assert check_samples_independent(Net(distances), example(), "eval") is not None
+    assert ns.lipschitz(Net(distances), example()).upper.finite
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        from_nine,
+        raised_late,
+        lambda x: x * (100.0 if x.shape[0] >= 9 else 1),
+        lambda x: x * (100.0 if len(x) >= 9 else 1),
+        lambda x: x * (100.0 if int(x.shape[0]) >= 9 else 1),
+        lambda x: x * (100.0 if x.shape[0] == 13 else 1),
+        lambda x: x * (100.0 if x.shape[0] == 7777 else 1),
+        lambda x: x * (100.0 if x.numel() > 1000 else 1),
+    ],
+)
+def test_a_branch_on_the_size_of_the_batch_is_refused(step):
+    with pytest.raises(Refusal, match="influence each other"):
+        ns.lipschitz(Net(step), example())
+
+
+def one_or_many(x):
+    if 1 < len(x) < 9:
+        raise ValueError("one sample, or nine and more")
+    return x.flip(0)
+
+
+def one_alone(x):
+    if len(x) > 1:
+        raise ValueError("one sample at a time")
+    return x.tanh()
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_batches_are_found_that_a_model_takes(size):
+    with pytest.raises(Refusal, match="influence each other"):
+        ns.lipschitz(Net(one_or_many), example(size=size))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_model_that_takes_no_batch_is_noted(size):
+    (note,) = ns.lipschitz(Net(one_alone), example(size=size)).notes
+    assert "neither proved nor probed" in note and "one sample at a time" in note
+
+
+def test_a_program_that_was_exported_for_one_sample_has_no_batch():
+    x = example(size=1)
+    assert check_samples_independent(exported(Net(torch.tanh), x, dynamic=False), x, "eval") is None
