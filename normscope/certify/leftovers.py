@@ -49,6 +49,12 @@ class Leftovers:
         rest = sum(times(factor, self._arriving(source, error)) for factor, source in zip(factors, node.inputs, strict=True))
         self.left[node] = min(rest * SUMMED + self.own[node], self._linked(node, error))
 
+    def change(self, node: Node, left: float) -> None:
+        """κ behind a node whose symbols took it in, or of whose symbols some became part of it: then no link goes past the node."""
+        if left > self.left[node]:
+            self.own[node] = math.inf
+        self.left[node] = left
+
     def _arriving(self, source: Node, error: float | None) -> float:
         return self[source] if error is None else self.left[source]
 
@@ -56,6 +62,8 @@ class Leftovers:
         """κ by the gain of a link, as of BN folded into a convolution, which is less than the product of both gains."""
         link = self.facts.facts[node].link
         if link is None or len(link.members) < 2 or (error is None and any(member in self.off for member in link.members)):
+            return math.inf
+        if link.members[0].inputs != link.sources:  # padding that others read too is in between
             return math.inf
         added = 0.0
         for member in link.members:  # what each adds is carried by the gains of those behind it

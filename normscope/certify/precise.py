@@ -223,18 +223,21 @@ def _sum(node: Node, values: Sequence[Precise]) -> Precise | None:
 def _cut_off(node: Node, value: Precise) -> Precise | None:
     """max(x, s x), or an entrywise function that is constant or x itself around every entry, as clamps are."""
     reading, rule = registry.reading(node, Activation), rule_of(node)
-    if reading is None or reading.scalar is None or reading.scalar().rounding:
+    scalar = None if reading is None or reading.scalar is None else reading.scalar()
+    if reading is None or scalar is None or scalar.rounding:
         return None
     if reading.relu_like:
-        slope = -reading.scalar().value(-torch.ones((), dtype=torch.float64)).expand(node.shape)
+        slope = -scalar.value(-torch.ones((), dtype=torch.float64)).expand(node.shape)
         parts = _multiplied(torch.where(value.high > 0, 1.0, slope), value)
-        return _added(parts, 2 * UNIT_ROUNDOFF**2 * parts[0].abs())
+        return _added(parts, 2 * UNIT_ROUNDOFF**2 * parts[0].abs()) if bool((slope.abs() < 2.0**MOST_EXPONENT).all()) else None
     if rule.slopes(node) != (0.0, 1.0):
         return None
+    if any(float(scalar.value(torch.tensor(place, dtype=torch.float64))) != place for place, *_ in scalar.turns):
+        return None  # where it is not constant it is x less something, as softshrink is
     up, down = (torch.nextafter(value.high, torch.full_like(value.high, side)) for side in (math.inf, -math.inf))
     above_it, made, below_it = (node.apply(part) for part in (up, value.high, down))
     same, constant = (above_it == up) & (below_it == down), above_it == below_it
-    if not bool((same | constant | (value.low == 0)).all()):
+    if not bool((same | constant | ((value.low == 0) & (made == value.high))).all()):
         return None
     return Precise(made, torch.where(same, value.low, 0.0), 0.0)
 

@@ -245,7 +245,8 @@ class Sweep:
         return Remainder(torch.ones(node.shape, dtype=torch.float64), size.expand(node.shape), (Sets.whole(node.shape), size))
 
     def _symbols(self, node: Node, remainder: Remainder) -> Symbols | None:
-        found, self.left[node], folded = symbols_of(remainder, self.left[node], self.most_symbols)
+        found, left, folded = symbols_of(remainder, self.left[node], self.most_symbols)
+        self.kappa.change(node, left)
         self.folded += folded
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as functional
@@ -334,6 +335,10 @@ class Clamp(Entrywise):
 
     def __init__(self) -> None:
         super().__init__(_clamp)
+
+    def reading(self, node: Node) -> Activation:
+        found = super().reading(node)
+        return found if self._fixed(node) else replace(found, scalar=None)
 
     def _fixed(self, node: Node) -> bool:
         limits = [limit for limit in (*node.args[1:3], *node.kwargs.values()) if limit is not None]

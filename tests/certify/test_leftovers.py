@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from normscope.certify import sweep
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.columns import rule_of
+from normscope.certify.forms import affine_forms
 from normscope.certify.leftovers import Leftovers
 from normscope.certify.passing import Pass
 from normscope.certify.precise import PreciseMiddle
@@ -57,3 +59,16 @@ def test_what_a_member_of_a_link_rounds_goes_through_those_behind_it():
     (factor,) = facts.gain(norm).factors
     assert kappa.own[convolution] > 0
     assert kappa.left[norm] >= float(factor) * kappa.own[convolution] + kappa.own[norm]
+
+
+def test_symbols_that_become_an_error_inside_a_link_are_part_of_it(monkeypatch):
+    """LN leaves its symbols to the matrix behind it, where too many of them become part of κ: BN, which is folded, has it too."""
+    monkeypatch.setattr(sweep, "MANY_SYMBOLS", 4)
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 16), nn.LayerNorm(16), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+    model, x = nn.Sequential(*layers).double().eval(), torch.randn(1, 3).double()
+    forms = affine_forms(certifiable_graph(model, x, "eval", None), Ball(x[0], 0.3), most_symbols=0)
+    assert forms.moves.folded == 6
+    linear, norm = (next(node for node in forms.graph.nodes[3:] if node.op == op) for op in ("linear", "batch_norm"))
+    (factor,) = forms.moves.facts.gain(norm).factors
+    assert forms.moves.left[norm] >= 0.999 * float(factor) * forms.moves.left[linear] > 0.1

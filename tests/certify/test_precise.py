@@ -192,6 +192,40 @@ def test_only_what_moves_entries_is_cut_off(activation):
     assert all(error is not None for error in before) and last is None
 
 
+@pytest.mark.parametrize("activation", [nn.Softshrink(0.1), nn.Softshrink(1e-20), nn.PReLU(3)])
+def test_entries_that_are_shifted_or_scaled_are_not_cut_off(activation):
+    """An input is one number, but what becomes of it is rounded, though slopes are in [0, 1] and nothing else is seen of it."""
+    if isinstance(activation, nn.PReLU):
+        activation.weight.data = torch.tensor([0.0, 0.3, 1.0])
+    x = torch.tensor([-0.5, -0.7, 2.3])
+    graph = certifiable_graph(activation, x[None], "eval", None)
+    facts, middle = Pass(graph, Ball(x.double(), 1e-6)), PreciseMiddle(graph)
+    assert [middle.error(node, facts) for node in graph.nodes] == [0.0, None]
+
+
+def test_no_bound_is_about_the_rounding_of_a_shift():
+    """x − 0.1 − c is below 0 as float64 computes it, and above as it is: the slope on a small region is 1."""
+    x = torch.tensor([2.3], dtype=torch.float64)
+    shrunk = float(nn.functional.softshrink(x, 0.1))
+    lacking = float(Fraction(2.3) - Fraction(0.1) - Fraction(shrunk))
+    assert lacking > 0
+    model = nn.Sequential(nn.Softshrink(0.1), nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU()).double()
+    for layer, bias in ((model[1], -shrunk), (model[2], -lacking / 2)):
+        layer.weight.data.fill_(1.0)
+        layer.bias.data.fill_(bias)
+    assert float(affine_forms(certifiable_graph(model, x[None], "eval", None), Ball(x, 1e-19)).bound) >= 1
+
+
+@pytest.mark.parametrize("limit", ["tensor", "node"])
+def test_clamps_by_other_limits_than_numbers_have_bounds(limit):
+    class Clamped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.clamp(x, min=torch.tensor([0.1, -0.2, 0.3]) if limit == "tensor" else x.flip(-1))
+
+    x = torch.tensor([1.0, 0.5, -0.7])
+    assert float(affine_forms(certifiable_graph(Clamped(), x[None], "eval", None), Ball(x.double(), 1e-3)).bound) >= 1
+
+
 def test_an_entry_at_a_kink_is_not_cut_off():
     torch.manual_seed(0)
     graph, region = graph_of(nn.Sequential(nn.Linear(3, 3), nn.ReLU6()), (3,))
