@@ -100,6 +100,7 @@ class Remainder:
     def twice(self, most: float) -> Remainder:
         """The difference of two of them, of which the second is at most `most` in ℓ2."""
         more = torch.minimum(self.entries, above(most / self.scale.clamp(min=UNDERFLOW)))
+        more = torch.where(self.scale > 0, more, 0.0)  # else nothing is left out there
         sets = self.sets
         if sets is not None:
             sets = sets[0], above(sets[1] + torch.minimum(sets[1], length(sets[0].split(more), -1)))

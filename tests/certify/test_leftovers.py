@@ -14,6 +14,7 @@ from normscope.certify.leftovers import Leftovers
 from normscope.certify.passing import Pass
 from normscope.certify.precise import PreciseMiddle
 from normscope.core.region import Ball
+from normscope.rules.remainder import Remainder, Sets
 
 
 def against_each_other() -> nn.Module:
@@ -72,3 +73,12 @@ def test_symbols_that_become_an_error_inside_a_link_are_part_of_it(monkeypatch):
     linear, norm = (next(node for node in forms.graph.nodes[3:] if node.op == op) for op in ("linear", "batch_norm"))
     (factor,) = forms.moves.facts.gain(norm).factors
     assert forms.moves.left[norm] >= 0.999 * float(factor) * forms.moves.left[linear] > 0.1
+
+
+def test_entries_that_leave_nothing_out_add_nothing_to_their_set():
+    """Units whose sign is certain have scale 0: the bound on a token is not twice as large because of them."""
+    scale, sizes = torch.tensor([[0.0, 0.5, 0.0, 1.0]]).double(), torch.tensor([[3.0, 1.0, 2.0, 1.0]]).double()
+    sets = Sets.along(scale.shape, (-1,))
+    made = Remainder(scale, sizes, (sets, torch.tensor([2.0]).double())).twice(1e-12)
+    assert bool((made.entries >= sizes).all()) and float((made.entries - sizes).max()) <= 3e-12
+    assert made.sets is not None and 2.0 < float(made.sets[1]) < 2.0 + 1e-11
