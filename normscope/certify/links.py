@@ -54,8 +54,7 @@ def _alone(node: Node, gain: Callable[[Node], Gain], readers: Mapping[Node, Sequ
 def _folded(node: Node, own: Link, gain: Callable[[Node], Gain]) -> Link:
     before, normalizer, applied = own.node, registry.reading(node, Normalizer), constant_map(own.node)
     assert normalizer is not None and applied is not None
-    check_fold(before, applied, normalizer)
-    if len(own.gain.factors) != 1 or own.gain.reason:
+    if len(own.gain.factors) != 1 or own.gain.reason or not check_fold(before, applied, normalizer):
         return Link(node, (before,), gain(node), (node,))
     (plain,), scale = own.gain.factors, normalizer.affine[0]
     if bool((scale == scale[0]).all()):  # as after initialization: a multiple of the same map

@@ -20,7 +20,7 @@ import torch
 
 from normscope.certify.columns import CALL, behind, cost
 from normscope.certify.ellipsoids import Ellipsoids
-from normscope.certify.kernels import matrix_of_tokens
+from normscope.certify.kernels import linear_map, matrix_of_tokens
 from normscope.graph.graph import Graph, Node
 from normscope.rules.readings import Activation, Normalizer
 from normscope.rules.registry import Rule, registry
@@ -85,17 +85,22 @@ def _mixes(node: Node) -> bool:
 
 
 def cut_vertices(graph: Graph) -> list[Node]:
-    """Nodes before the output that everything behind them depends on through them alone, and that several nodes read."""
+    """Nodes before the output that everything behind them depends on through them alone, and that several nodes read.
+
+    No padding that is part of a convolution's operator: the gain of that is about padded values, and new symbols are any values.
+    """
     order = {node: place for place, node in enumerate(graph.nodes)}
     readers: dict[Node, set[Node]] = {}
     for node in graph.nodes:
         for source in node.inputs:
             readers.setdefault(source, set()).add(node)
     last = {node: max((order[reader] for reader in readers.get(node, ())), default=order[node]) for node in graph.nodes}
+    products = filter(None, map(linear_map, graph.nodes))
+    padding = {product.kernel.pad for product in products if product.kernel is not None}
     found, farthest = [], -1
     for node in graph.nodes[: order[graph.output]]:  # others may follow that the output does not need
         if farthest <= order[node] and not node.is_input and len(readers.get(node, ())) > 1 and len(node.shape) > 1:
-            found.append(node)
+            found += [node] if node not in padding else []
         farthest = max(farthest, last[node])
     return found
 

@@ -181,6 +181,9 @@ class ParametricReLU(Entrywise):
     def __init__(self) -> None:
         super().__init__(relu_with_slope(0.0))
 
+    def reading(self, node: Node) -> Activation:
+        return replace(super().reading(node), scalar=None)  # each channel has a function of its own
+
     def form(self, node: Node, forms: Forms) -> Form:
         """Homogeneous in x, while every slope must stay as it is."""
         x, slopes = map(forms.of, node.args[:2])

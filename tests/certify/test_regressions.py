@@ -136,6 +136,15 @@ def test_batch_norm_is_not_folded_into_a_convolution_without_a_batch():
     assert float(found.upper) >= math.sqrt(30) / math.sqrt(1.1e-4) * (1 - 1e-6)
 
 
+def test_a_fold_that_cannot_be_compared_is_no_fold():
+    """Values that overflow for one input say nothing about the map: they were "a bug of normscope"."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, eps=1e-300)).double().eval()
+    nn.init.constant_(model[0].bias, 1e300)
+    nn.init.zeros_(model[1].running_var)
+    found = forward_pass(trace(model, randn(1, 3).double()))
+    assert found.at(found.graph.output).log10 == pytest.approx(150, abs=1)
+
+
 def test_a_query_that_sees_no_key_gets_zero():
     mask = torch.tensor([[True, True], [False, False]])
     model = Function(lambda x: functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))

@@ -385,3 +385,11 @@ def test_a_number_without_axes_may_bend():
     model = Function(lambda x: torch.tanh(torch.dot(torch.tanh(x[0]), weights))[None])
     found = ns.lipschitz(model, torch.ones(1, 3), region=ns.Ball(torch.zeros(3), 0.3))
     assert found.lower <= found.upper and float(found.upper) == pytest.approx(14**0.5, rel=1e-3)
+
+
+def test_padding_of_a_convolution_is_no_relay():
+    """Its gain is about padded values, and the symbols of a relay are any values."""
+    convolution = nn.Conv1d(2, 2, 3)
+    pad = lambda x: functional.pad(torch.tanh(x), (1, 1), mode="circular")  # noqa: E731
+    twice = lambda padded: convolution(padded) + convolution(2 * padded)  # noqa: E731
+    assert not cut_vertices(trace(Function(lambda x: twice(pad(x))), torch.randn(1, 2, 5)))

@@ -104,8 +104,12 @@ def test_softmax_has_its_input_and_axis(function):
     assert registry.reading(node, Softmax) == Softmax(node.input, 1)
 
 
+def prelu(x):
+    return functional.prelu(x, torch.tensor([0.25], dtype=x.dtype))
+
+
 @pytest.mark.parametrize(
-    "function", [functional.relu, functional.relu6, functional.leaky_relu, functional.gelu, torch.tanh, torch.erf]
+    "function", [functional.relu, functional.relu6, functional.leaky_relu, prelu, functional.gelu, torch.tanh, torch.erf]
 )
 def test_an_activation_says_whether_it_is_bounded_and_off_below_zero(function):
     x = torch.tensor([[-1e30, -1e6, -1.0, -1e-3, 1e30]], dtype=torch.float64)
