@@ -212,7 +212,8 @@ def _halves(numbers: Sequence[Decimal]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sum(node: Node, values: Sequence[Precise]) -> Precise | None:
     """Of two nodes, or of a node and a constant."""
-    if registry.reading(node, Sum) is None:
+    reading = registry.reading(node, Sum)
+    if reading is None or not reading.plain:
         return None
     parts = [part.expand(node.shape) for value in values for part in (value.high, value.low)]
     if len(values) == 1:

@@ -74,7 +74,7 @@ class SumRule(Rule):
 
     def reading(self, node: Node) -> Sum | None:
         constant = next((operand for operand in node.args[:2] if isinstance(operand, Constant)), None)
-        return Sum(node.inputs, constant) if node.op == "add" and self._weights(node) == (1.0, 1.0) else None
+        return Sum(node.inputs, constant, self._weights(node) == (1.0, 1.0)) if node.op == "add" else None
 
     @staticmethod
     def _weights(node: Node) -> tuple[float, float]:

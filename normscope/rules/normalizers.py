@@ -60,7 +60,7 @@ def _with_affine(node: Node, normalizer: Normalizer, users: Mapping[Node, Sequen
         weight = gamma.double().flatten() if isinstance(gamma, Constant) else None
         normalizer, last = replace(normalizer, gamma=gamma, weight=weight), users[node][0]
     shift = _only(users[last], Sum)
-    if shift is None or len(shift.terms) > 1:
+    if shift is None or len(shift.terms) > 1 or not shift.plain:
         return normalizer, last
     return replace(normalizer, beta=shift.constant), users[last][0]
 

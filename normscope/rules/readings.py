@@ -218,10 +218,11 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of some nodes, and of a constant if there is one."""
+    """The sum of some nodes, and of a constant if there is one. plain: none of them has a factor."""
 
     terms: tuple[Node, ...]
     constant: Constant | None = None
+    plain: bool = True
 
 
 @dataclass(frozen=True)

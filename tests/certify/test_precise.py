@@ -269,4 +269,8 @@ def test_sums_with_a_factor_are_no_plain_sums(alpha, constant):
 
     graph = certifiable_graph(Added(), torch.randn(1, 3), "eval", None)
     reading = ns.rules.registry.reading(graph.output)
-    assert (reading is not None) is (alpha == 1.0)
+    assert reading.plain is (alpha == 1.0)
+    middle = PreciseMiddle(graph)
+    facts = Pass(graph, Ball(torch.randn(3).double(), 1e-3))
+    *_, error = [middle.error(node, facts) for node in graph.nodes]
+    assert (error is not None) is (alpha == 1.0)
