@@ -51,7 +51,7 @@ class Leftovers:
 
     def change(self, node: Node, left: float) -> None:
         """κ behind a node whose symbols took it in, or of whose symbols some became part of it: then no link goes past the node."""
-        if left > self.left[node]:
+        if left not in (0.0, self.left[node]):
             self.own[node] = math.inf
         self.left[node] = left
 
