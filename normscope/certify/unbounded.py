@@ -5,6 +5,7 @@ quotient at least as large. Where the function has a finite constant, quotients 
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size, or
 beside tokens of that size, shows quotients that grow with the inputs, as those of products and of attention do, and on ever smaller
 ones those of normalizers without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow.
+Where biases hide a product until inputs are large, growth that has begun at the largest of these sizes is followed further.
 Quotients count with their roundoff taken off (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹²
 of a segment, looks like growth or a jump: evidence is no proof, so the certificate says what shows it.
 
@@ -32,8 +33,10 @@ from normscope.rules.decisions import is_decision
 HALVINGS, LEVEL = 40, 5  # of a segment; quotients are compared after every fifth
 GROWING, GROWN = 4.0, 500.0  # factors by which the last quotient exceeds that of the level before, and the first
 POWERS = tuple(range(-2, 4))  # of 8: sizes of inputs, relative to the example's
+FURTHER, BEGUN = tuple(range(4, 7)), 1.1  # looked at where the last size above multiplied the quotient by so much
 SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest of these sizes
 LARGE, SMALL = 5, -14  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
+FURTHEST = 8  # the same behind FURTHER
 STEADY = 0.8  # of the exponent with which they grew before
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS, FEW = 8, 2  # that are halved together, and of a large network
@@ -183,18 +186,24 @@ class _Halving:
         self.count = min(self.count, _affordable(self.space.graph, SCALED))
         if self._captured.one_by_one or self.count < FEW:
             return ""
-        largest = [*zip(POWERS, self._at(POWERS, SCALED_HALVINGS), strict=True)]
-        for found, named, far in ((largest, "larger", LARGE), (largest[::-1], "smaller", SMALL)):
-            last = [(power, value) for power, value in found if value is not None][-COMPARED:]
-            if len(last) < COMPARED or not last[0][1] or any(b < a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
-                continue
-            (_, before), (power, end) = last[-2:]
-            (beyond,) = self._at((far,), HALVINGS)
-            if beyond is not None and beyond < end * math.exp((end / before).log * STEADY * abs(far - power)):
-                continue
-            said = ", ".join(f"{value} at {8.0**power:.3g} ×" for power, value in last)
-            return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
-        return ""
+        found = self._at(POWERS, SCALED_HALVINGS)
+        shown = self._grows(POWERS, found, LARGE, "larger") or self._grows(POWERS[::-1], found[::-1], SMALL, "smaller")
+        before, last = found[-2:]
+        if shown or not before or last is None or last < before * BEGUN or _affordable(self.space.graph, 2 * SCALED) < self.count:
+            return shown
+        return self._grows(FURTHER, self._at(FURTHER, SCALED_HALVINGS), FURTHEST, "larger")
+
+    def _grows(self, powers: Sequence[int], found: Sequence[Magnitude | None], far: int, named: str) -> str:
+        """Whether the last of these quotients grow with their sizes, and as steadily on to the size `far`."""
+        last = [(power, value) for power, value in zip(powers, found, strict=True) if value is not None][-COMPARED:]
+        if len(last) < COMPARED or not last[0][1] or any(b < a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
+            return ""
+        (_, before), (power, end) = last[-2:]
+        (beyond,) = self._at((far,), HALVINGS)
+        if beyond is not None and beyond < end * math.exp((end / before).log * STEADY * abs(far - power)):
+            return ""
+        said = ", ".join(f"{value} at {8.0**power:.3g} ×" for power, value in last)
+        return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
 
     def _at(self, powers: Sequence[int], halvings: int) -> list[Magnitude | None]:
         """The largest quotient at each size of the inputs; None where outputs overflow."""
