@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -119,8 +120,7 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     distance = frobenius_norm(first - second)
     if not distance or not distance.finite:
         return ZERO
-    generator = torch.Generator().manual_seed(1)
-    signs = torch.randint(0, 2, (2 * MOST_NOISE,), generator=generator, dtype=torch.int8).to(torch.float64) * 2 - 1
+    factors, generator = _factors(), torch.Generator().manual_seed(2)
 
     def rounding(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -128,8 +128,7 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() > MOST_NOISE:
             return value
         start = int(torch.randint(MOST_NOISE, (1,), generator=generator))
-        sign = signs[start : start + value.numel()].reshape(value.shape)
-        return value * (1 + 2.0**-51 * sign)
+        return value * factors[start : start + value.numel()].reshape(value.shape)
 
     roundings = ROUNDINGS if sum(math.prod(node.shape) for node in graph) > SEARCH_ENTRIES // MANY_POINTS else MANY_ROUNDINGS
     with torch.no_grad():
@@ -151,6 +150,14 @@ def quotient(graph: Graph, space: Space, first: torch.Tensor, second: torch.Tens
     logarithms = abs(math.log(scale)) + abs(distance.log)  # are themselves rounded
     terms = changes[0].numel() + space.dimension + logarithms + 8
     return (Magnitude(size) * scale / distance).narrowed(8 * terms * 2.0**-53)
+
+
+@cache
+def _factors() -> torch.Tensor:
+    """1 ± 4u at random; tensors of up to `MOST_NOISE` entries take a stretch from a random place on."""
+    generator = torch.Generator().manual_seed(1)
+    signs = torch.randint(0, 2, (2 * MOST_NOISE,), generator=generator, dtype=torch.int8, device="cpu").double() * 2 - 1
+    return 1 + 2.0**-51 * signs
 
 
 def _best_pairs(space: Space, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
