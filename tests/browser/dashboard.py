@@ -29,7 +29,7 @@ def until(page: Any, expression: str, patience: float = PATIENCE) -> Any:
 
 
 def drawn(page: Any, figures: int = 1) -> None:
-    until(page, f"document.querySelectorAll('.plot .main-svg').length >= {figures}")
+    until(page, f"document.querySelectorAll('.plot:has(.main-svg)').length >= {figures}")
 
 
 def query(page: Any) -> dict[str, list[str]]:

@@ -75,8 +75,9 @@ def test_runs_are_compared(opened: Open) -> None:
     page.wait_for_selector('[data-key="heatmap second"] .main-svg')
     until(page, "document.querySelector('[data-key=loss] .plot').data?.length === 2")
     assert query(page)["run"] == ["first", "second"]
-    scales = page.evaluate(
-        "[...document.querySelectorAll('[data-key^=heatmap] .plot')].map(({ data: [{ zmin, zmax }] }) => `${zmin} ${zmax}`)"
+    scales = until(
+        page,
+        "[...document.querySelectorAll('[data-key^=heatmap] .plot')].map(({ data: [{ zmin, zmax }] }) => `${zmin} ${zmax}`)",
     )
     assert len(scales) == 2 and len(set(scales)) == 1
     edge = "getBoundingClientRect().right"
@@ -169,13 +170,13 @@ def test_tables_hold_what_figures_show(opened: Open, runs: Path) -> None:
 def test_dark_and_light(opened: Open) -> None:
     page, _ = opened("?run=first", color_scheme="dark")
     drawn(page)
-    colours = "() => [getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color].join()"
-    dark = page.evaluate(colours)
+    colours = "[getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color].join()"
+    dark = until(page, colours)
     page.click("#theme")
-    until(page, f"({colours})() !== '{dark}'")
+    until(page, f"{colours} !== '{dark}'")
     assert query(page)["theme"] == ["light"]
     page.click("#theme")
-    until(page, f"({colours})() === '{dark}'")
+    until(page, f"{colours} === '{dark}'")
 
 
 def test_everything_by_keyboard(opened: Open) -> None:

@@ -35,7 +35,7 @@ def test_a_training_is_followed_as_it_runs(opened: Open, tmp_path: Path) -> None
             step = "Number(document.querySelector('.card .facts').textContent.match(/step ([0-9,]+)/)?.[1].replace(',', '') ?? 0)"
             shown = "(document.querySelector('[data-key=loss] .plot')?.calcdata?.[0].length ?? 0)"
             for value in (step, shown):
-                before = page.evaluate(value)
+                before = until(page, value)
                 until(page, f"{value} > {before + 3}")
             assert "following 1 live run" in page.locator("#connection").inner_text()
             behind = int(ns.load_run(tmp_path / "runs" / "now").table(["step"])["step"][-1].as_py())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from normscope.certify import grams, sweep, totals
+from normscope.certify import grams, leftovers, sweep, totals
 from normscope.certify.columns import AttentionMap
 from normscope.certify.forms import affine_forms
 from normscope.certify.known import Derivative, Known
@@ -217,7 +217,7 @@ def slopes_outside(patch):
 
 
 def kappa_without_its_norm(patch):
-    patch.setattr(sweep, "_times", lambda factor, size: size)
+    patch.setattr(leftovers, "times", lambda factor, size: size)
 
 
 def halved_columns(patch):
