@@ -160,7 +160,7 @@ def symbols_of(remainder: Remainder, left: float, most: int) -> tuple[Symbols | 
     if len(places) > most:
         ranked = places[(scale * sizes)[places].argsort(descending=True)]
         places, dropped = ranked[:most], ranked[most:]
-        left, folded = left + float(length((scale * sizes)[dropped])), len(dropped)
+        left, folded = _more(left, float(length((scale * sizes)[dropped]))), len(dropped)
     if not len(places):
         return None, left, folded
     places = places[labels[places].argsort(stable=True)]
@@ -178,4 +178,9 @@ def _forget(sizes: torch.Tensor, used: torch.Tensor, left: float) -> float:
     if not bool(forgotten.any()):
         return left
     used[order[forgotten]] = False
-    return left + float(together[forgotten].max())
+    return _more(left, float(together[forgotten].max()))
+
+
+def _more(left: float, part: float) -> float:
+    """Their sum, rounded up: never κ as it was, by which no symbol would be seen to have become part of it."""
+    return math.nextafter(left + part, math.inf)

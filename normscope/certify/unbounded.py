@@ -4,10 +4,11 @@ A segment of inputs is halved again and again, towards its steepest half: by the
 quotient at least as large. Where the function has a finite constant, quotients settle; at a jump they double with
 every half, at a cusp such as that of √ they grow by √2, at a pole by 4. The same search on inputs of 8, 64, … times the size, or
 beside tokens of that size, shows quotients that grow with the inputs, as those of products and of attention do, and on ever smaller
-ones those of normalizers without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow.
-Where biases hide a product until inputs are large, growth that has begun at the largest of these sizes is followed further.
-Quotients count with their roundoff taken off (certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹²
-of a segment, looks like growth or a jump: evidence is no proof, so the certificate says what shows it.
+ones those of normalizers without ε. At 30,000 times the size, or at 2·10⁻¹³ of it, where any usual ε is felt, they must still grow;
+where outputs overflow there, as those of exp do, at the furthest size where they do not. Where biases hide a product until inputs
+are large, growth that has begun at the largest of these sizes is followed further. Quotients count with their roundoff taken off
+(certify/lower.py). What levels off only beyond that, or is steep on less than 10⁻¹² of a segment, looks like growth or a jump:
+evidence is no proof, so the certificate says what shows it.
 
 Where the pass finds no bound and this finds no growth, nothing is proved either way: that is a refusal, and not infinity.
 """
@@ -37,7 +38,9 @@ FURTHER, BEGUN = tuple(range(4, 7)), 1.1  # looked at where the last size above 
 SCALED_HALVINGS = 25  # enough for the width of a transition of attention at the largest of these sizes
 LARGE, SMALL = 5, -14  # powers of 8 up to which quotients must grow on; beyond the first, float64 does not resolve sharp attention
 FURTHEST = 8  # the same behind FURTHER
+NEARER = (0.7, 0.5, 0.35, 0.25, 0.15, 0.1)  # parts of the way there, where outputs overflow at the end of it
 STEADY = 0.8  # of the exponent with which they grew before
+HUGE = 1e100  # a quotient up to which they need not be followed: beyond its square, float64 has no lengths
 GROWTH_PER_SCALE, COMPARED = 2.5, 3  # what each of the last sizes multiplies the quotient by, at least, and how many there are
 SEGMENTS, FEW = 8, 2  # that are halved together, and of a large network
 MOST_EVALUATED = 2_000_000_000  # entries of all nodes at all points of a search: some 10 seconds for jumps, and as many for growth
@@ -199,13 +202,20 @@ class _Halving:
         if len(last) < COMPARED or not last[0][1] or any(b < a * GROWTH_PER_SCALE for (_, a), (_, b) in pairwise(last)):
             return ""
         (_, before), (power, end) = last[-2:]
-        (beyond,) = self._at((far,), HALVINGS)
-        if beyond is not None and beyond < end * math.exp((end / before).log * STEADY * abs(far - power)):
+        if end < HUGE and not self._goes_on(end, (end / before).log * STEADY, power, far):
             return ""
         said = ", ".join(f"{value} at {8.0**power:.3g} ×" for power, value in last)
         return f"shown by difference quotients that grow as inputs become {named}: {said} the example's size"
 
-    def _at(self, powers: Sequence[int], halvings: int) -> list[Magnitude | None]:
+    def _goes_on(self, end: Magnitude, exponent: float, power: int, far: int) -> bool:
+        """Whether quotients grow by an exponent per size, from one size on to `far`, or as near to it as outputs are finite."""
+        for sizes in ((far,), [power + part * (far - power) for part in NEARER]):
+            for size, found in zip(sizes, self._at(sizes, HALVINGS), strict=True):
+                if found is not None:
+                    return found >= end * math.exp(exponent * abs(size - power))
+        return False
+
+    def _at(self, powers: Sequence[float], halvings: int) -> list[Magnitude | None]:
         """The largest quotient at each size of the inputs; None where outputs overflow."""
         held, ends = self.held[: self.count], [end[: self.count] for end in self.ends]
         alone = ~held.any(1, keepdim=True)  # else what is held grows, and what moves does not

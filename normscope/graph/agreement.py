@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,8 +24,9 @@ from normscope.graph.double import InDouble
 from normscope.graph.drawing import DrawnAlike
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
-from normscope.graph.parting import Computed, Narrow, first_left, first_unconfirmed, module_outputs
+from normscope.graph.parting import Computed, Narrow, Steps, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed
+from normscope.graph.running import Running, as_if_exported
 from normscope.graph.undropped import Undropped, dropped
 
 SAFETY = 64  # times what random roundings of the size of the unit roundoff change
@@ -36,14 +37,22 @@ MANY = 30_000_000  # parameters of a model whose graph, wanted for its structure
 SEEN = 1e-8  # of a value in float64: what differs by more is another value
 BLURRED = 1e-3  # of the output: where roundings change more, nothing can be compared
 
+CIRCUMSTANCES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "in its own type": nullcontext,
+    "with gradients enabled": torch.enable_grad,
+    "in inference mode": torch.inference_mode,
+}
+
 Inputs = Callable[[Call], list[torch.Tensor]]
 Select = Callable[[Any], torch.Tensor]
 
 CAUSES = (
     "Likely causes: (a) a branch on torch.compiler.is_compiling(), is_exporting(), requires_grad or a type; (b) state outside "
-    "buffers, or random numbers, that change from call to call; (c) an operation that torch.export gets wrong. "
+    "buffers, or random numbers, that change from call to call; (c) an operation that torch.export gets wrong; "
+    "(d) weights that lose their digits where the model computes with them in its own type. "
     "Pass a model whose forward depends on its inputs, parameters and buffers alone."
 )
+ASKS = "the model takes other steps while it is exported: its graph is of those, and was compared with it at some inputs alone"
 ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.'
 
 
@@ -64,6 +73,7 @@ class Agreement:
     structure: bool = False
     double: bool = True  # whether the model runs in float64
     narrow: bool = False  # whether it was found to compute in less all the same
+    asks: bool = False  # whether it takes other steps where it is told that it is being exported
     compared: int = 0
     outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
     spreads: dict[tuple[Call, float], float] = field(default_factory=dict)  # what rounding by some unit makes of them
@@ -79,6 +89,7 @@ class Agreement:
         self.check(first, [first], "the example with requires_grad set", needs_gradient=True)
         if self.is_random:
             return self._noted()
+        self._check_running(first)
         if _reads_batch(self.graph):  # rules refuse it, with better advice
             return self._noted()
         around, small, large = _others(first)
@@ -105,6 +116,8 @@ class Agreement:
         for name, point in (("the example", call), ("points around it", _others(call)[0]))[: 1 if large else 2]:
             self.check(point, [point], name)
         self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
+        if not (large or self.is_random):
+            self._check_running(call)
         return self._noted()
 
     @cached_property
@@ -115,7 +128,8 @@ class Agreement:
     def _noted(self) -> Graph:
         if self.compared:
             own = f"part of the model computes in its own type: its graph was compared with it in {str(self.graph.dtype)[6:]} alone"
-            return replace(self.graph, notes=(*self.graph.notes, own)) if self.narrow else self.graph
+            notes = (*[own] * self.narrow, *[ASKS] * self.asks)
+            return replace(self.graph, notes=(*self.graph.notes, *notes)) if notes else self.graph
         if self.is_random or self.structure:
             why = "no point was found where the model gives numbers: its graph was not compared with it"
             return replace(self.graph, notes=(*self.graph.notes, why))
@@ -150,27 +164,68 @@ class Agreement:
                 self._refuse(samples[place], where, len(samples), gap)
         return True
 
-    def _eager(self, call: Call, needs_gradient: bool = False, dropout: bool | None = None) -> torch.Tensor | None:
+    def _check_running(self, call: Call) -> None:
+        """Compare them where the model computes in its own type, as it is called: whatever follows float64, this is what runs.
+
+        Roughly, since a constant that the model computes in its own type is folded in float64.
+        """
+        expected = self._graph_output(call)
+        if expected is None:
+            return
+        size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
+        for name, circumstance in CIRCUMSTANCES.items():
+            with Running() as running, Steps() as steps:
+                returned = self._eager(call, double=False, circumstance=circumstance)
+            if circumstance is nullcontext:
+                with Steps() as exported:
+                    self._eager(call, double=False, circumstance=as_if_exported)
+                self.asks = returned is not None and exported.made != steps.made
+            operation = running.shared_write()
+            if operation is not None:
+                raise Refusal(
+                    "the model writes to memory that several of its tensors share, which a graph does not show",
+                    [f"{operation} writes to one of them"],
+                    "Let the model hold one tensor, and make the others from it in its forward.",
+                )
+            if returned is None or not bool(returned.isfinite().all()):
+                continue
+            gap = _gap(returned, expected)
+            if gap > BLURRED * size and gap > SAFETY * (self._spread(call, expected, running.unit) + running.unit * size):
+                raise Refusal(
+                    "the traced graph is not the model", [f"on the example {name} the outputs differ by {gap:.3g}"], CAUSES
+                )
+
+    def _eager(
+        self,
+        call: Call,
+        needs_gradient: bool = False,
+        dropout: bool | None = None,
+        double: bool | None = None,
+        circumstance: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> torch.Tensor | None:
         """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
         dropout = self.dropout if dropout is None else dropout
-        for double in (True, False) if self.double else (False,):
+        for attempted in (True, False) if (self.double if double is None else double) else (False,):
             with in_mode(self.model, self.mode), self._alike():
                 given = call.copied()
                 try:
                     with (
-                        InDouble(self.graph.dtype) if double else nullcontext() as mode,
+                        InDouble(self.graph.dtype) if attempted else nullcontext() as mode,
                         nullcontext() if dropout else Undropped(),
+                        circumstance(),
                     ):
                         if mode is not None:
                             given = Call(*tree_map(mode.double, (given.args, given.kwargs)))
                         for value in given.floats():
                             value.requires_grad_(needs_gradient)
-                        returned = self.model(*given.args, **given.kwargs)
-                    return self.select(returned).detach().to(torch.float64)
+                        returned = self.select(self.model(*given.args, **given.kwargs))
+                        if mode is not None:
+                            returned = mode.double(returned)  # it may be a tensor that the model made, and then wrote to
+                    return returned.detach().to(torch.float64)
                 except NormscopeError:
                     return None
                 except Exception:  # a model's own code may raise anything, in float64 or elsewhere than on its example
-                    if double and not self.compared:
+                    if attempted and not self.compared:
                         self.double = False
         return None
 
@@ -226,13 +281,17 @@ class Agreement:
         size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
         if gap <= SAFETY * unit * size + torch.finfo(dtype).tiny:  # below that numbers lose their digits
             return True
-        if (call, unit) not in self.spreads:
-            moved = self._graph_output(call, perturbed(partial(Noise(0).rounding, unit=unit)))
-            self.spreads[call, unit] = _gap(moved, expected)
-        spread = self.spreads[call, unit]
+        spread = self._spread(call, expected, unit)
         if gap > SAFETY * (spread + unit * size):
             return False
         return True if SAFETY * spread <= BLURRED * max(size, 1e-300) else None
+
+    def _spread(self, call: Call, expected: torch.Tensor, unit: float) -> float:
+        """What roundings by some unit make of an output."""
+        if (call, unit) not in self.spreads:
+            moved = self._graph_output(call, perturbed(partial(Noise(0).rounding, unit=unit)))
+            self.spreads[call, unit] = _gap(moved, expected)
+        return self.spreads[call, unit]
 
     def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
         alone = self._eager(sample)

@@ -113,8 +113,10 @@ def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
     with untouched(model):
         if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
             model.training = mode != "eval"
+        elif mode == "eval":
+            model.eval()
         else:
-            model.train(mode != "eval")
+            model.train()
         yield
 
 

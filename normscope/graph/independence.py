@@ -34,7 +34,8 @@ from normscope.graph.layouts import LAYOUTS, states_of
 
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
 HINT = 13  # samples that the fake batch has where the size must be a number
-MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch
+LARGER = (HINT, 16, 65)  # sizes that are tried where the model may branch on the size of the batch unseen
+MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch, beside those near the numbers in it
 
 Choose = Callable[[Any], Any]
 
@@ -45,34 +46,66 @@ class Broken(Exception):
     """The proof has ended; says why."""
 
 
-class FixedSize(str):
-    """Why there is no proof: the model has made a plain number of the size of the batch, and what it does with that is not seen."""
+class Reason(str):
+    """Why there is no proof. sizes: of batches that may tell more than others."""
+
+    sizes: Sequence[int] = (HINT,)
 
 
-def unproved(model: torch.nn.Module, call: Call, choose: Choose, branches: bool = True) -> str | None:
+def unproved(
+    model: torch.nn.Module,
+    call: Call,
+    choose: Choose,
+    hint: int = HINT,
+    fails: Callable[[int], bool] = lambda size: False,
+    branches: bool = True,
+) -> Reason | None:
     """Why it is not proved that each sample of the chosen output depends on its own sample alone; None where it is.
 
     Refuses a model that does one thing for some sizes of the batch and another for others: no probe tries all sizes. A branch with
-    a side that raises is an assertion. branches: whether the model can have any, which an exported program cannot.
+    a side that raises is an assertion. hint: a size that the model takes. fails: whether it raises for a batch of some size, on
+    tensors with values. branches: whether the model can have any, which an exported program cannot.
     """
-    attempt = _Attempt(model, call, choose)
-    taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, HINT), sympy.true)]
+    attempt = _Attempt(model, call, choose, hint)
+    taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, hint), sympy.true)]
     for place, condition in enumerate(taken):
-        other = next((size for size in range(2, MOST_SIZES) if condition.subs(SIZE, size) == sympy.false), None)
-        beyond = None if other is None else _Attempt(model, call, choose, other)
+        other = next((size for size in _sizes(condition) if condition.subs(SIZE, size) == sympy.false), None)
+        beyond = None if other is None or not fails(other) else _Attempt(model, call, choose, other)
         if beyond is None or not beyond.raised or beyond.conditions != [*taken[:place], sympy.Not(condition)]:
             raise Refusal(
                 "the samples of a batch influence each other, or its size changes the function, so there is no constant per sample",
                 [f"the model branches on the size of the batch ({condition})"],
                 "Compute the same for batches of every size.",
             )
-    return attempt.reason
+    if attempt.reason is None:
+        return None
+    reason = Reason(attempt.reason)
+    if sympy.Eq(SIZE, hint) in attempt.conditions:  # what it does with a plain number is not seen
+        reason.sizes = LARGER
+    else:
+        changed = [next((size for size in range(2, MOST_SIZES) if _differs(step, hint, size)), hint) for step in attempt.steps]
+        reason.sizes = tuple(dict.fromkeys((HINT, *changed)))
+    return reason
+
+
+def _sizes(condition: sympy.Expr) -> Iterator[int]:
+    yield from range(2, MOST_SIZES)
+    numbers = {1, *(abs(int(number)) for number in condition.atoms(sympy.Integer))} - {0}
+    near = {top // bottom + step for top in numbers for bottom in numbers for step in (-1, 0, 1)}
+    yield from sorted(size for size in near if size >= MOST_SIZES)
+
+
+def _differs(expression: sympy.Expr, one: int, other: int) -> bool:
+    return bool(expression.subs(SIZE, one) != expression.subs(SIZE, other))
 
 
 class _Attempt:
-    """The model on fake tensors once. reason: why nothing is proved; conditions: on the size, on which its path depends."""
+    """The model on fake tensors once. reason: why nothing is proved; conditions: on the size, on which its path depends.
 
-    def __init__(self, model: torch.nn.Module, call: Call, choose: Choose, size: int = HINT) -> None:
+    steps: numbers that the model computes of the size with divisions, remainders or the like, as B // 100.
+    """
+
+    def __init__(self, model: torch.nn.Module, call: Call, choose: Choose, size: int) -> None:
         self.size, self.env, self.raised = size, ShapeEnv(), False
         with FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True) as fake:
             proof = _Proof(self.env)
@@ -86,9 +119,9 @@ class _Attempt:
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
         decided += [sympy.Eq(symbol, value) for symbol, value in self.env.replacements.items()]
         on_size = [expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)]
-        self.conditions = list(dict.fromkeys(expr.subs(dict.fromkeys(expr.free_symbols, SIZE)) for expr in on_size))
+        self.conditions, self.steps = _in_size(on_size), _in_size(proof.steps)
         if sympy.Eq(SIZE, size) in self.conditions:
-            self.reason = FixedSize("the model makes a plain number of the size of the batch")
+            self.reason = "the model makes a plain number of the size of the batch"
         elif self.reason is None and not self.env.var_to_range.keys() <= self.env.backed_var_to_val.keys():
             self.reason = "the model makes a plain number of a value"
 
@@ -101,6 +134,10 @@ class _Attempt:
         made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         proof.keep(made, SampleLayout(0))
         return made
+
+
+def _in_size(expressions: Sequence[sympy.Expr]) -> list[sympy.Expr]:
+    return list(dict.fromkeys(expression.subs(dict.fromkeys(expression.free_symbols, SIZE)) for expression in expressions))
 
 
 @contextmanager
@@ -122,6 +159,7 @@ class _Proof(TorchDispatchMode):
         super().__init__()
         self.env = env
         self.own: set[int] = set()  # guards of torch's own kernels
+        self.steps: list[sympy.Expr] = []
         self.known: dict[int, tuple[torch.Tensor, int, State]] = {}  # the tensor is kept, so that no other gets its id
         self.repeated: set[int] = set()  # storages in which samples share memory
         self.failure: str | None = None  # of an operation on fake tensors: a model that catches it may do otherwise on real ones
@@ -168,12 +206,27 @@ class _Proof(TorchDispatchMode):
         return result
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What torch chooses by the size of the batch is a kernel: what it computes is the same."""
-        guards = len(self.env.guards)
+        """What torch chooses by the size of the batch is a kernel: what it computes is the same.
+
+        So it narrows the sizes of which a branch of the model's own may be one: what it learned of them is forgotten.
+        """
+        env = self.env
+        guards, ranges, axioms = len(env.guards), dict(env.var_to_range), dict(env.axioms)
         with self._noting_failures():
             result = func(*args, **kwargs)
-        self.own |= set(map(id, self.env.guards[guards:]))
+        if len(env.guards) > guards:
+            self.own |= set(map(id, env.guards[guards:]))
+            env.var_to_range.update(ranges)
+            env.axioms = axioms
+            env._update_version_counter()
         return result
+
+    def stepped(self, values: Any) -> bool:
+        """Whether the model gives torch a number that it computed of the size in another way than by sums and products."""
+        leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
+        found = [leaf.node.expr for leaf in leaves if not leaf.node.expr.is_polynomial()]
+        self.steps += found
+        return bool(found)
 
     @contextmanager
     def _noting_failures(self) -> Iterator[None]:
@@ -201,8 +254,13 @@ class _OwnChoices(TorchFunctionMode):
         self.proof = proof
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
-        return self.proof.called(func, args, kwargs or {}) if own else func(*args, **(kwargs or {}))
+        guards = len(self.proof.env.guards)
+        result = self.proof.called(func, args, kwargs) if own else func(*args, **kwargs)
+        if self.proof.stepped((args, kwargs)):  # then it is the model that chooses
+            self.proof.own -= set(map(id, self.proof.env.guards[guards:]))
+        return result
 
 
 def _told(error: Exception) -> str:

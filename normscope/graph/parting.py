@@ -16,10 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from normscope.graph.graph import Graph, Node
 from normscope.graph.naming import is_view
+from normscope.graph.running import memory
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 LITERALS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
+
+RESHAPES = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 
 
 class Computed(TorchDispatchMode):
@@ -53,24 +56,20 @@ class Narrow(TorchDispatchMode):
     def __init__(self, held: Iterable[torch.Tensor] | None = None) -> None:
         super().__init__()
         self.seen = False
-        self.known = None if held is None else {_memory(tensor): tensor for tensor in held}
+        self.known = None if held is None else {memory(tensor): tensor for tensor in held}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         given, made = ([leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)] for part in ((args, kwargs), result))
         if self.known is not None:
             fresh = function in LITERALS
-            self.seen |= not fresh and any(_is_narrow(value) and _memory(value) not in self.known for value in given)
+            self.seen |= not fresh and any(_is_narrow(value) and memory(value) not in self.known for value in given)
             if fresh or not is_view(function):
-                self.known.update((_memory(value), value) for value in made)
+                self.known.update((memory(value), value) for value in made)
         if any(map(_is_narrow, made)) and not is_view(function):
             copied = function in COPIES
             self.seen |= any(value.dtype in (torch.float64, torch.complex128) if copied else _is_narrow(value) for value in given)
         return result
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 class Steps(TorchDispatchMode):
@@ -84,6 +83,14 @@ class Steps(TorchDispatchMode):
         numbers = [_number(value) for value in (*args, *(kwargs or {}).values())]
         self.made.append((function, tuple(number for number in numbers if number is not None)))
         return function(*args, **(kwargs or {}))
+
+    def computed(self) -> list[tuple[Any, ...]]:
+        """Those that compute, without integers, which may be sizes."""
+        return [
+            (function, *(number for number in numbers if not isinstance(number, int) or isinstance(number, bool)))
+            for function, numbers in self.made
+            if not is_view(function) and function not in (*COPIES, *RESHAPES)
+        ]
 
 
 def _number(value: Any) -> bool | int | float | None:

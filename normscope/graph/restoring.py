@@ -24,13 +24,15 @@ Restore = Callable[[], Any]
 
 
 @contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
+def untouched(model: torch.nn.Module, tensors: bool = True) -> Iterator[None]:
     """Undo what happens inside to a model: to its attributes, parameters and buffers, to containers, generators and plain objects.
+
+    tensors: whether what is in tensors may change, which nothing on fake ones does.
 
     Nothing is written that has not changed. Tensors are compared bit by bit with copies, because a write through `.data` or
     `.numpy()` leaves no trace.
     """
-    kept = list(_kept(model))
+    kept = list(_kept(model, tensors))
     try:
         yield
     finally:
@@ -39,7 +41,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
                 restore()
 
 
-def _kept(model: torch.nn.Module) -> Iterator[Restore]:
+def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
     """What puts back each object that a model holds, containers before what is in them."""
     seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
     waiting: list[tuple[Any, int]] = [(model, 0)]
@@ -49,7 +51,7 @@ def _kept(model: torch.nn.Module) -> Iterator[Restore]:
             continue
         seen[id(value)] = value
         if isinstance(value, torch.Tensor):
-            if not is_lazy(value) and value.device.type != "meta":
+            if tensors and not is_lazy(value) and value.device.type != "meta":
                 yield _tensor(value)
             continue
         restore = _state(value)

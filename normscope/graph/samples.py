@@ -17,18 +17,22 @@ from normscope.core.randomness import preserved_random_state, random_states
 from normscope.core.twins import twin_of
 from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of
-from normscope.graph.independence import HINT, FixedSize, unproved
+from normscope.graph.independence import HINT, LARGER, unproved
 from normscope.graph.outputs import chosen_output
 from normscope.graph.parting import Narrow, Steps
+from normscope.graph.restoring import untouched
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
-LARGER = (HINT, 16, 65)  # likewise, where the model may branch on the size of the batch unseen
+MOST_ENTRIES = 10_000_000  # of a batch that shows whether the model asserts something of its size
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
 SAME_KERNEL = (1e3, 1.0)  # likewise for equal sizes, where rounding is the same: relative to an entry, and to a sample's largest
 
 PLACED = "the size of its batch, or its place in it"
+OTHERWISE = (
+    "the model takes other steps for one sample than for several: that both compute the same was compared at some inputs alone"
+)
 UNTRIED = "that samples do not influence each other was neither proved nor probed: the model took one sample, but no batch ({})"
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
@@ -82,12 +86,14 @@ def check_samples_independent(
             if isinstance(model, ExportedProgram) and not model.range_constraints:  # its shapes are fixed: it has no batch to mix
                 return None
             return UNTRIED.format(run.fails(max(2, call.batch_size)))
-        with torch.enable_grad():  # without gradients some of torch's layers take a fused path, which is not what is traced
-            reason = unproved(module, call, choose, branches=not isinstance(model, ExportedProgram))
+        hint = HINT if run.fails(HINT) is None else sizes[0]
+        # without gradients some of torch's layers take a fused path, which is not what is traced
+        with torch.enable_grad(), untouched(module, tensors=False):
+            reason = unproved(module, call, choose, hint, run.asserts, branches=not isinstance(model, ExportedProgram))
         if reason is None:
-            _check_alone(run, sizes[0])
-            return None
-        larger = run.taken(LARGER if isinstance(reason, FixedSize) else LARGER[:1])
+            _check_alone(run, hint)
+            return None if _same_steps(run, hint) else OTHERWISE
+        larger = run.taken(reason.sizes)
         double = _in_double(run, [*sizes, *larger])
         for size in larger:
             _check_alone(run, size)
@@ -129,9 +135,9 @@ class _Run:
 
     def __call__(self, call: Call) -> torch.Tensor:
         given = call.copied()  # the model may write to what it is given
-        with nullcontext() if self.narrow is None else InDouble(self.narrow):
+        with nullcontext() if self.narrow is None else InDouble(self.narrow) as mode:
             found: torch.Tensor = self.choose(self.module(*given.args, **given.kwargs))
-        return found.clone()
+        return (found if mode is None else mode.double(found)).clone()
 
     def fails(self, size: int) -> str | None:
         """What the model says of a batch of some size, if it does not take it."""
@@ -140,6 +146,11 @@ class _Run:
         except Exception as error:  # a model's own code may raise anything
             return first_line(error)
         return None
+
+    def asserts(self, size: int) -> bool:
+        """Whether the model raises for a batch of some size; not where that is too large to be tried."""
+        entries = size * sum(value[0].numel() for value in self.call.tensors if value.dim())
+        return entries <= MOST_ENTRIES and self.fails(size) is not None
 
     def taken(self, sizes: Sequence[int]) -> list[int]:
         """Those of several samples that the model takes."""
@@ -218,6 +229,17 @@ def _check_alone(run: _Run, size: int) -> None:
         except Refusal:
             if not _is_rounding(run, size, place):
                 raise
+
+
+def _same_steps(run: _Run, size: int) -> bool:
+    """Whether the model computes the same of one sample as of several, up to views and copies."""
+    if run.fails(1) is not None:
+        return True
+    with Steps() as alone:
+        run(run.batch(1))
+    with Steps() as several:
+        run(run.batch(size))
+    return alone.computed() == several.computed()
 
 
 def _is_rounding(run: _Run, size: int, place: int) -> bool:
@@ -299,7 +321,7 @@ def _check_steady(run: _Run) -> None:
         pass
     for answer in answers:
         try:
-            _check_kept(first, answer, 0.0, ROUNDING)
+            _check_kept(first, answer, 0.0, 0.0 if changed else ROUNDING)  # what drifts may drift by little
         except Refusal:
             causes = ["it draws random numbers"] * drawn + [f"a call changes {name}" for name in changed]
             raise Refusal(

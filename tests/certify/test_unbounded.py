@@ -96,6 +96,20 @@ def test_tokens_that_grow_alone_show_nothing_of_a_function_with_a_constant(name)
     assert evidence(trace(Function(TOKENS_WITH_CONSTANT[name]), randn(1, 4, 2)), randn(1, 8)) == ""
 
 
+OVERFLOWING = {  # far away, whether or not the function levels off before that
+    "exp": (torch.exp, True),
+    "exp of a square": (lambda x: torch.exp(x * x), True),
+    "softplus by hand": (lambda x: 40 * torch.log1p(torch.exp(x / 40 - 20)), False),
+    "the logistic function by hand": (lambda x: torch.exp(x - 100) / (1 + torch.exp(x - 100)), False),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_outputs_that_overflow_show_nothing_by_that(name):
+    function, infinite = OVERFLOWING[name]
+    assert bool(evidence(trace(Function(function), randn(1, 50)), randn(1, 50))) is infinite
+
+
 def test_what_lies_outside_a_region_shows_nothing():
     graph, middle = trace(Function(torch.floor), randn(1, 4)), torch.full((4,), 0.5)
     assert evidence(graph, middle[None], Ball(middle, 0.4)) == ""

@@ -45,6 +45,25 @@ def test_eval_is_the_models_own():
     assert model.factor == 1.0 and model.training
 
 
+class Merging(Switched):
+    """An eval() of its own alone, which train(False) does not call."""
+
+    def train(self, mode: bool = True) -> Merging:
+        self.factor = 1.0
+        return nn.Module.train(self, mode)
+
+    def eval(self) -> Merging:
+        super().eval()
+        self.factor = 7.0
+        return self
+
+
+def test_eval_is_called_and_not_train():
+    model = Merging().train()
+    assert float(ns.lipschitz(model, randn(2, 4)).upper) == pytest.approx(7)
+    assert model.factor == 1.0 and model.training
+
+
 class Counting(nn.Module):
     calls = 0
 
@@ -71,6 +90,9 @@ DIFFERENT = {  # and words of the refusal
     "three samples": (Function(lambda x: x * (100.0 if x.shape[0] == 3 else 1.0)), ["samples", "batch of 3"]),
     "the example's size": (Function(lambda x: x * (100.0 if x.shape[0] == 7 else 1.0)), ["samples", "batch of 7"]),
     "Python's random numbers": (Function(lambda x: x * random.random()), ["not the model", "random"]),
+    "the own type": (Function(lambda x: x if x.element_size() == 8 or torch.compiler.is_exporting() else 100 * x), ["own type"]),
+    "gradients": (Function(lambda x: 100 * x if torch.is_grad_enabled() and not torch.compiler.is_exporting() else x), ["gradients"]),
+    "inference mode": (Function(lambda x: 100 * x if torch.is_inference_mode_enabled() else x), ["inference mode"]),
     "never a number": (Function(lambda x: x.abs().neg().sub(1).sqrt()), ["compared"]),
 }  # fmt: skip
 
@@ -81,6 +103,32 @@ def test_what_runs_differently_is_refused(name):
     with pytest.raises(ns.Refusal) as caught:
         trace(model, 4 * randn(7, 4))
     assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
+
+
+def far_away(x: Tensor) -> Tensor:
+    return x if torch.compiler.is_exporting() else x + 1000 * functional.relu(x - 1e6)
+
+
+def test_other_steps_while_exported_are_noted():
+    assert any("other steps while it is exported" in note for note in trace(Function(far_away), randn(2, 4)).notes)
+    assert not trace(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), randn(2, 3, 4)).notes
+
+
+PREALLOCATED = {
+    "zeros": lambda x: torch.zeros(x.shape[0], 6),
+    "empty": lambda x: torch.empty(x.shape[0], 6).fill_(0),
+    "new": lambda x: x.new_zeros(x.shape[0], 6),
+}
+
+
+@pytest.mark.parametrize("name", PREALLOCATED)
+def test_an_output_that_is_made_first_and_then_written_to(name):
+    def written(x: Tensor) -> Tensor:
+        out = PREALLOCATED[name](x)
+        out[:, :4] = 3 * x
+        return out
+
+    assert float(ns.lipschitz(Function(written), randn(3, 4)).upper) == pytest.approx(3)
 
 
 class Tripled(nn.Module):
@@ -254,15 +302,27 @@ def test_choices_by_constants(name):
     assert float(ns.lipschitz(Function(function), randn(2, 4), effort=0.2).upper) == pytest.approx(constant)
 
 
-def test_constants_are_folded_in_double_precision():
-    class Shifted(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return functional.linear(x, (self.weight + 1e8) - 1e8)
+class Shifted(nn.Linear):
+    shift = 1e3
 
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, (self.weight + self.shift) - self.shift)
+
+
+def test_constants_are_folded_in_double_precision():
     torch.manual_seed(0)
     model = Shifted(4, 4)
     (node,) = [node for node in trace(model, randn(1, 4)) if node.op == "linear"]
     assert torch.allclose(node.args[1].double(), model.weight.double(), rtol=0, atol=1e-7) and node.args[1].learned
+
+
+def test_weights_that_are_lost_in_the_own_type_are_refused():
+    """All of them are 0 there, whatever they are in float64."""
+    model = Shifted(4, 4)
+    model.shift = 1e8
+    with pytest.raises(ns.Refusal, match=r"not the model.*own type"):
+        trace(model, randn(1, 4))
+    assert trace(model.double(), randn(1, 4).double())
 
 
 def test_a_view_of_a_weight_is_still_the_weight():

@@ -31,12 +31,40 @@ def raised_late(x):
     return x.tanh()
 
 
+def few(x):
+    assert x.shape[0] <= 8, "too many samples"
+    return x.tanh()
+
+
+def thousands(x):
+    assert x.shape[0] <= 5000, "too many samples"
+    return x.tanh()
+
+
+def behind_a_convolution(x):
+    """torch chooses a kernel by the size of the batch, 16 and more, and so does the model."""
+    y = torch.conv2d(x.reshape(len(x), 1, 1, -1), torch.ones(1, 1, 1, 3), padding=(0, 1)).reshape(x.shape)
+    return y - y.mean(0) if x.shape[0] >= 16 else y
+
+
+def on_values(x):
+    return x.flip(0) if x.shape[0] > 64 and bool((x > 1).any()) else x
+
+
 def from_nine(x):
     return x + x.flip(0) if x.shape[0] >= 9 else x
 
 
 @pytest.mark.parametrize(
-    "step", [asserted, lambda x: x.view(len(x), -1).tanh(), lambda x: x if x.shape[0] > 0 else -x, lambda x: x[: len(x)].tanh()]
+    "step",
+    [
+        asserted,
+        few,
+        thousands,
+        lambda x: x.view(len(x), -1).tanh(),
+        lambda x: x if x.shape[0] > 0 else -x,
+        lambda x: x[: len(x)].tanh(),
+    ],
 )
 def test_what_holds_for_every_size_is_no_branch(step):
     assert check_samples_independent(Net(step), example(), "eval") is None
@@ -52,6 +80,11 @@ def test_what_torch_chooses_by_the_size_is_no_branch():
     [
         from_nine,
         raised_late,
+        behind_a_convolution,
+        on_values,
+        lambda x: x.cumsum(1 - x.shape[0] // 100),
+        lambda x: x * (1 + x.shape[0] // 100),
+        lambda x: x.roll(x.shape[0] // 16, 0),
         lambda x: x * (100.0 if x.shape[0] >= 9 else 1),
         lambda x: x * (100.0 if len(x) >= 9 else 1),
         lambda x: x * (100.0 if int(x.shape[0]) >= 9 else 1),
@@ -63,6 +96,12 @@ def test_what_torch_chooses_by_the_size_is_no_branch():
 def test_a_branch_on_the_size_of_the_batch_is_refused(step):
     with pytest.raises(Refusal, match="influence each other"):
         ns.lipschitz(Net(step), example())
+
+
+def test_other_steps_for_one_sample_are_noted():
+    """They differ far away alone."""
+    step = Net(lambda x: x.tanh() if x.shape[0] == 1 else (x + (x - 1e6).relu()).tanh())
+    assert "other steps for one sample" in check_samples_independent(step, example(), "eval")
 
 
 def one_or_many(x):

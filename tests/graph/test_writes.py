@@ -157,3 +157,48 @@ def test_an_operation_with_a_rule_stays_whole_where_torch_makes_a_program_functi
     model, x = Function(written), randn(2, 4)
     assert "softshrink" in {node.op for node in trace(model, x)}
     assert ns.lipschitz(model, x).upper < 4
+
+
+class Shared(nn.Module):
+    """Two tensors of one memory, of which forward writes to one and reads the other."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Linear(4, 4, bias=False)
+        self.register_buffer("buffer", torch.ones(4))
+        self.view = {
+            "attribute": self.buffer[:],
+            "list": [self.buffer.view(2, 2)],
+            "tied": nn.Parameter(self.first.weight.data.t()),
+        }[kind]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.kind == "tied":
+                self.first.weight.copy_(100 * torch.eye(4))
+                return x @ self.view
+            (self.view[0] if self.kind == "list" else self.view).fill_(100.0)
+            return x * self.buffer
+
+
+@pytest.mark.parametrize("kind", ["attribute", "list", "tied"])
+def test_a_write_to_memory_that_tensors_share_is_refused(kind):
+    model, x = Shared(kind), torch.randn(2, 4)
+    with pytest.raises(ns.Refusal, match="memory that several of its tensors share"):
+        ns.lipschitz(model, x)
+    assert torch.equal(model(x), 100 * x)
+
+
+class Clipped(nn.Linear):
+    """A write to memory that is read as one tensor alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_a_write_to_a_weight_is_seen():
+    model = Clipped(4, 4)
+    found = ns.lipschitz(model, torch.randn(2, 4))
+    assert float(found.upper) == pytest.approx(float(torch.linalg.matrix_norm(model.weight.detach().clamp(-0.1, 0.1), 2)), rel=1e-6)
