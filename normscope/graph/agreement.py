@@ -25,7 +25,7 @@ from normscope.graph.drawing import DrawnAlike
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, Narrow, Steps, first_left, first_unconfirmed, module_outputs
-from normscope.graph.perturbing import Noise, perturbed
+from normscope.graph.perturbing import Noise, perturbed, roundoff
 from normscope.graph.running import Running, as_if_exported
 from normscope.graph.undropped import Undropped, dropped
 
@@ -76,7 +76,7 @@ class Agreement:
     asks: bool = False  # whether it takes other steps where it is told that it is being exported
     compared: int = 0
     outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
-    spreads: dict[tuple[Call, float], float] = field(default_factory=dict)  # what rounding by some unit makes of them
+    spreads: dict[tuple[Call, torch.dtype], float] = field(default_factory=dict)  # what rounding in some type makes of them
 
     def per_sample(self, call: Call) -> Graph:
         """Check one sample at a time, alone and in batches; `call` is the whole example."""
@@ -189,8 +189,8 @@ class Agreement:
                 )
             if returned is None or not bool(returned.isfinite().all()):
                 continue
-            gap = _gap(returned, expected)
-            if gap > BLURRED * size and gap > SAFETY * (self._spread(call, expected, running.unit) + running.unit * size):
+            gap, (unit, least) = _gap(returned, expected), roundoff(running.dtype)
+            if gap > BLURRED * size + least and gap > SAFETY * (self._spread(call, expected, running.dtype) + unit * size):
                 raise Refusal(
                     "the traced graph is not the model", [f"on the example {name} the outputs differ by {gap:.3g}"], CAUSES
                 )
@@ -277,21 +277,22 @@ class Agreement:
         model rounds in float64, or in its own type; kernels that add in another order differ by a multiple of it.
         """
         dtype = torch.float64 if self.double else self.graph.dtype
-        unit = torch.finfo(dtype).eps / 2
+        unit, least = roundoff(dtype)
         size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
-        if gap <= SAFETY * unit * size + torch.finfo(dtype).tiny:  # below that numbers lose their digits
+        if gap <= SAFETY * unit * size + least:
             return True
-        spread = self._spread(call, expected, unit)
+        spread = self._spread(call, expected, dtype)
         if gap > SAFETY * (spread + unit * size):
             return False
         return True if SAFETY * spread <= BLURRED * max(size, 1e-300) else None
 
-    def _spread(self, call: Call, expected: torch.Tensor, unit: float) -> float:
-        """What roundings by some unit make of an output."""
-        if (call, unit) not in self.spreads:
-            moved = self._graph_output(call, perturbed(partial(Noise(0).rounding, unit=unit)))
-            self.spreads[call, unit] = _gap(moved, expected)
-        return self.spreads[call, unit]
+    def _spread(self, call: Call, expected: torch.Tensor, dtype: torch.dtype) -> float:
+        """What roundings in some type make of an output."""
+        if (call, dtype) not in self.spreads:
+            unit, least = roundoff(dtype)
+            moved = self._graph_output(call, perturbed(partial(Noise(0).rounding, unit=unit, least=least)))
+            self.spreads[call, dtype] = _gap(moved, expected)
+        return self.spreads[call, dtype]
 
     def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
         alone = self._eager(sample)

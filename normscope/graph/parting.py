@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from normscope.graph.graph import Graph, Node
 from normscope.graph.naming import is_view
@@ -91,6 +93,35 @@ class Steps(TorchDispatchMode):
             for function, numbers in self.made
             if not is_view(function) and function not in (*COPIES, *RESHAPES)
         ]
+
+
+class Program(TorchDispatchMode):
+    """Every operation in its order with all that it is given: which earlier result, which memory of the model, which number.
+
+    Two runs with the same steps here compute the same function, up to the shapes of what they are given.
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.steps: list[Any] = []
+        self.results: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.places = count()
+        self._number(given)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        self.steps.append((function, tree_map(self._source, (args, kwargs or {}))))
+        result = function(*args, **(kwargs or {}))
+        self._number(value for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+        return result
+
+    def _number(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self.results.setdefault(tensor, next(self.places))
+
+    def _source(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self.results.get(value, ("held", memory(value), value.storage_offset(), value.stride()))
 
 
 def _number(value: Any) -> bool | int | float | None:

@@ -62,8 +62,21 @@ class Noise:
         row, start = self.row, int(torch.randint(LENGTH, (1,), generator=self.generator))
         return row.repeat((start + count) // LENGTH + 1)[start : start + count].reshape(shape)
 
-    def rounding(self, value: Any, unit: float) -> Any:
-        """The value, off by about `unit` of itself in every entry, where it is a tensor of floating-point numbers."""
+    def rounding(self, value: Any, unit: float, least: float) -> Any:
+        """The value, where it is a tensor of floating-point numbers: in every entry off by about `unit` of itself, and by `least`.
+
+        By no more than itself, though: 0 is exact.
+        """
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
-        return value * self(value.shape).mul_(unit).add_(1).to(value)
+        lost = least / value.abs().clamp_(min=least)
+        return value * self(value.shape).to(value).mul_(lost.add_(unit)).add_(1)
+
+
+def roundoff(dtype: torch.dtype) -> tuple[float, float]:
+    """By how much a type rounds: the unit roundoff, relative to a number, and what may be lost below the type's range.
+
+    There kernels take numbers for 0, but those of half precision, which keep some digits of them.
+    """
+    limits = torch.finfo(dtype)
+    return limits.eps / 2, limits.tiny * (limits.eps if dtype == torch.float16 else 1)

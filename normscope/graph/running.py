@@ -15,7 +15,7 @@ from normscope.graph.naming import is_view, operation_name
 
 
 class Running(TorchDispatchMode):
-    """unit: the roundoff of the least precise floating-point type that is computed in.
+    """dtype: the least precise floating-point type that is computed in.
 
     shared_write(): the operation that wrote to memory which the model had before, and which it reads as another tensor too. Each of
     such tensors (a buffer and a view of it, two weights tied by their storage) is one of its own to torch.export: a write to one is
@@ -24,7 +24,7 @@ class Running(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unit = 0.0
+        self.dtype = torch.float64
         self.made: set[int] = set()  # memory that is new here
         self.views: dict[int, torch.Tensor] = {}  # of memory that is not; kept, so that no other tensor gets the id of one
         self.held: dict[int, dict[int, weakref.ref[torch.Tensor]]] = {}  # tensors that were there before, by their memory
@@ -45,7 +45,7 @@ class Running(TorchDispatchMode):
             else:
                 self.made.add(memory(tensor))
             if tensor.is_floating_point():
-                self.unit = max(self.unit, torch.finfo(tensor.dtype).eps / 2)
+                self.dtype = max(self.dtype, tensor.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         return result
 
     def shared_write(self) -> str | None:

@@ -19,7 +19,7 @@ from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of
 from normscope.graph.independence import HINT, LARGER, unproved
 from normscope.graph.outputs import chosen_output
-from normscope.graph.parting import Narrow, Steps
+from normscope.graph.parting import Narrow, Program, Steps
 from normscope.graph.restoring import untouched
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
@@ -91,6 +91,8 @@ def check_samples_independent(
         with torch.enable_grad(), untouched(module, tensors=False):
             reason = unproved(module, call, choose, hint, run.asserts, branches=not isinstance(model, ExportedProgram))
         if reason is None:
+            if _is_same_program(run, hint):
+                return None
             _check_alone(run, hint)
             return None if _same_steps(run, hint) else OTHERWISE
         larger = run.taken(reason.sizes)
@@ -229,6 +231,18 @@ def _check_alone(run: _Run, size: int) -> None:
         except Refusal:
             if not _is_rounding(run, size, place):
                 raise
+
+
+def _is_same_program(run: _Run, size: int) -> bool:
+    """Whether the model takes the very same steps for one sample as for several: then both differ by rounding alone."""
+    if run.fails(1) is not None:
+        return False
+    steps = []
+    for batch in (run.batch(1), run.batch(size)):
+        with Program(batch.tensors) as program:
+            run(batch)
+        steps.append(program.steps)
+    return bool(steps[0] == steps[1])
 
 
 def _same_steps(run: _Run, size: int) -> bool:

@@ -114,6 +114,18 @@ def test_other_steps_while_exported_are_noted():
     assert not trace(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), randn(2, 3, 4)).notes
 
 
+UNDERFLOWING = {  # in float32, in which these models run
+    "the output": lambda x: x * 1e-30 * 1e-30,
+    "a value on the way": lambda x: x + 1e60 * (1e-30 * (1e-40 * x)),
+    "a difference": lambda x: (1e-25 * x) * (1e-25 * x) / 1e-12,
+}
+
+
+@pytest.mark.parametrize("name", UNDERFLOWING)
+def test_what_is_lost_below_the_range_of_the_own_type_is_rounding(name):
+    assert trace(Function(UNDERFLOWING[name]), randn(2, 4))
+
+
 PREALLOCATED = {
     "zeros": lambda x: torch.zeros(x.shape[0], 6),
     "empty": lambda x: torch.empty(x.shape[0], 6).fill_(0),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import normscope as ns
+from normscope.core.data import Call
 from normscope.core.errors import Refusal
-from normscope.graph.samples import check_samples_independent
+from normscope.graph.samples import _is_same_program, _Run, check_samples_independent
 from tests.graph.test_samples import WIDE, Net, example, exported
 
 
@@ -131,3 +132,21 @@ def test_a_model_that_takes_no_batch_is_noted(size):
 def test_a_program_that_was_exported_for_one_sample_has_no_batch():
     x = example(size=1)
     assert check_samples_independent(exported(Net(torch.tanh), x, dynamic=False), x, "eval") is None
+
+
+TABLES = [torch.ones(4), torch.full((4,), 2.0)]
+
+PROGRAMS = {  # whether one sample and several take the very same steps
+    "the same": (lambda x: (3 * x).tanh().roll(1, 1), True),
+    "another number": (lambda x: x * (1.0 if len(x) == 1 else 2.0), False),
+    "another number in a list": (lambda x: x.roll([0 if len(x) == 1 else 1], [1]), False),
+    "another table": (lambda x: x * TABLES[len(x) == 1], False),
+    "another result": (lambda x: (x.tanh(), x.sin())[len(x) == 1], False),
+    "another operand": (lambda x: (a := x.tanh(), b := x.sin(), a if len(x) == 1 else b)[2].exp(), False),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_steps_for_one_sample_and_for_several_are_compared_with_all_that_they_are_given(name):
+    step, same = PROGRAMS[name]
+    assert _is_same_program(_Run(Net(step), Call.of(example()), lambda returned: returned), 13) is same

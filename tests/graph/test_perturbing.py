@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normscope.graph.graph import Node
-from normscope.graph.perturbing import LENGTH, Noise, perturbed
+from normscope.graph.perturbing import LENGTH, Noise, perturbed, roundoff
 from normscope.graph.trace import trace
 from tests.networks import Function
 
@@ -29,12 +29,20 @@ def test_rows_of_a_large_tensor_are_not_alike():
 
 def test_rounding_is_relative_and_leaves_what_is_not_a_number():
     value = torch.tensor([0.0, 1.0, -1e20], dtype=torch.float32)
-    moved = Noise(0).rounding(value, 1e-3)
+    moved = Noise(0).rounding(value, 1e-3, 1e-38)
     assert moved.dtype == value.dtype
     assert moved[0] == 0
     assert bool(((moved / value - 1).abs()[1:] < 1e-2).all())
-    assert Noise(0).rounding(torch.tensor([1]), 1.0).item() == 1
-    assert Noise(0).rounding("same", 1.0) == "same"
+    assert Noise(0).rounding(torch.tensor([1]), 1.0, 1e-38).item() == 1
+    assert Noise(0).rounding("same", 1.0, 1e-38) == "same"
+
+
+def test_what_is_below_the_range_of_a_type_may_be_lost_in_it():
+    unit, least = roundoff(torch.float32)
+    value = torch.tensor([1e-60, 1e-300, least, 1e-20, 0.0, torch.inf], dtype=torch.float64)
+    moved = Noise(0).rounding(value, unit, least)
+    assert bool(((moved / value - 1).abs()[:3] > 1e-2).all())
+    assert moved[3] == pytest.approx(1e-20, rel=1e-6) and moved[4] == 0 and moved[5] == torch.inf
 
 
 COUNTED = {
