@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from normscope.core.data import Call
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.parametric import trace_parameters
+from normscope.graph.running import span
 
 NEAR = 1e-3  # how far from its present value a parameter is moved, relative to its largest entry
 
@@ -131,7 +132,7 @@ def sharing_memory(model: torch.nn.Module) -> dict[str, str]:
     parameters = dict(model.named_parameters())
     own = {id(parameter) for parameter in parameters.values()}
     others = [(name, tensor) for name, tensor in _tensors(model) if id(tensor) not in own]
-    spans = sorted((*_span(tensor), name, name in parameters) for name, tensor in (*parameters.items(), *others) if tensor.numel())
+    spans = sorted((*span(tensor), name, name in parameters) for name, tensor in (*parameters.items(), *others) if tensor.numel())
     end, holder = -1, ""
     for start, stop, name, _ in spans:
         if start < end:
@@ -147,12 +148,6 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
                 yield f"{path}.{name}".lstrip("."), value
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses from the first entry to behind the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def enters_as_it_stands(use: Use, constant: Constant) -> bool:

@@ -52,7 +52,10 @@ CAUSES = (
     "(d) weights that lose their digits where the model computes with them in its own type. "
     "Pass a model whose forward depends on its inputs, parameters and buffers alone."
 )
-ASKS = "the model takes other steps while it is exported: its graph is of those, and was compared with it at some inputs alone"
+ASKS = (
+    "the model takes other steps while it is exported, as many transformers do: its graph is of those, and was compared with the "
+    "model at some inputs alone"
+)
 ALONE = 'Use mode="batch" to treat the whole batch as one input, or eval mode if batch statistics do it.'
 
 
@@ -174,10 +177,10 @@ class Agreement:
             return
         size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
         for name, circumstance in CIRCUMSTANCES.items():
-            with Running() as running, Steps() as steps:
+            with Running() as running, Steps(self.model) as steps:
                 returned = self._eager(call, double=False, circumstance=circumstance)
-            if circumstance is nullcontext:
-                with Steps() as exported:
+            if circumstance is torch.enable_grad:  # as where it is exported
+                with Steps(self.model) as exported:
                     self._eager(call, double=False, circumstance=as_if_exported)
                 self.asks = returned is not None and exported.made != steps.made
             operation = running.shared_write()

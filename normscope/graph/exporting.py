@@ -8,7 +8,7 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import torch
@@ -55,8 +55,15 @@ def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
 
 
 def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
-    """torch.export in the stated mode; the model comes back as it was."""
+    """torch.export in the stated mode; the model comes back as it was.
+
+    It runs once before: what it computes on its first call, and keeps where nobody sees it (in a function's cache or a class), must
+    not be one of export's stand-ins for tensors.
+    """
     model = module_of(model)
+    with in_mode(model, mode), suppress(Exception), torch.no_grad(), preserved_random_state():
+        given = call.copied()
+        model(*given.args, **given.kwargs)
     with in_mode(model, mode), tensors_alone(model), _quiet():
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)

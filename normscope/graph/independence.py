@@ -35,7 +35,13 @@ from normscope.graph.layouts import LAYOUTS, states_of
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
 HINT = 13  # samples that the fake batch has where the size must be a number
 LARGER = (HINT, 16, 65)  # sizes that are tried where the model may branch on the size of the batch unseen
+FEW = range(2, 70)  # among which a condition that holds for one size alone is told from others
 MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch, beside those near the numbers in it
+
+# their guards are not of a kernel: what is left of a batch, and in how many parts, is there for the model to see
+VISIBLE = (
+    "__getitem__", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "vsplit", "unbind", "squeeze", "is_same_size",
+)  # fmt: skip
 
 Choose = Callable[[Any], Any]
 
@@ -119,7 +125,8 @@ class _Attempt:
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
         decided += [sympy.Eq(symbol, value) for symbol, value in self.env.replacements.items()]
         on_size = [expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)]
-        self.conditions, self.steps = _in_size(on_size), _in_size(proof.steps)
+        self.conditions = [sympy.Eq(SIZE, size) if _fixes(expr, size) else expr for expr in _in_size(on_size)]
+        self.steps = _in_size(proof.steps)
         if sympy.Eq(SIZE, size) in self.conditions:
             self.reason = "the model makes a plain number of the size of the batch"
         elif self.reason is None and not self.env.var_to_range.keys() <= self.env.backed_var_to_val.keys():
@@ -138,6 +145,11 @@ class _Attempt:
 
 def _in_size(expressions: Sequence[sympy.Expr]) -> list[sympy.Expr]:
     return list(dict.fromkeys(expression.subs(dict.fromkeys(expression.free_symbols, SIZE)) for expression in expressions))
+
+
+def _fixes(condition: sympy.Expr, size: int) -> bool:
+    """Whether it holds for one size alone, as far as is looked: so does `int(B / 2) == 6`."""
+    return isinstance(condition, sympy.Eq) and all(condition.subs(SIZE, other) == sympy.false for other in FEW if other != size)
 
 
 @contextmanager
@@ -258,7 +270,8 @@ class _OwnChoices(TorchFunctionMode):
         own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
         guards = len(self.proof.env.guards)
         result = self.proof.called(func, args, kwargs) if own else func(*args, **kwargs)
-        if self.proof.stepped((args, kwargs)):  # then it is the model that chooses
+        visible = getattr(func, "__name__", "") in VISIBLE
+        if self.proof.stepped((args, kwargs)) or visible:  # then it is the model that chooses, or sees what was chosen
             self.proof.own -= set(map(id, self.proof.env.guards[guards:]))
         return result
 

@@ -75,24 +75,44 @@ class Narrow(TorchDispatchMode):
 
 
 class Steps(TorchDispatchMode):
-    """Every operation in its order, with the numbers and parameters that it is given beside data: what a branch changes."""
+    """Every operation in its order, with the numbers, parameters and buffers that it is given: what a branch changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.made: list[tuple[Any, ...]] = []
+        self.held = {memory(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        numbers = [_number(value) for value in (*args, *(kwargs or {}).values())]
-        self.made.append((function, tuple(number for number in numbers if number is not None)))
+        told = [self._told(value) for value in (*args, *(kwargs or {}).values())]
+        self.made.append((function, tuple(value for value in told if value is not None)))
         return function(*args, **(kwargs or {}))
 
     def computed(self) -> list[tuple[Any, ...]]:
         """Those that compute, without integers, which may be sizes."""
         return [
-            (function, *(number for number in numbers if not isinstance(number, int) or isinstance(number, bool)))
-            for function, numbers in self.made
+            (step, *(value for value in told if not isinstance(value, int) or isinstance(value, bool)))
+            for function, told in self.made
             if not is_view(function) and function not in (*COPIES, *RESHAPES)
+            for step, told in _apart(function, told)
         ]
+
+    def _told(self, value: Any) -> bool | int | float | str | None:
+        if isinstance(value, torch.Tensor):
+            if value.layout == torch.strided and (name := self.held.get(memory(value))) is not None:
+                return name
+            if isinstance(value, torch.nn.Parameter):
+                return f"a parameter of another module, {memory(value)}"
+            return float(value.detach()) if not value.dim() and not value.is_complex() else None
+        return value if isinstance(value, (bool, int, float)) else None
+
+
+def _apart(function: Any, told: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """A product to which a bias is added is two steps, whichever way torch takes."""
+    if function == torch.ops.aten.addmm.default:
+        yield torch.ops.aten.mm.default, told[1:]
+        yield torch.ops.aten.add.Tensor, told[:1]
+    else:
+        yield function, told
 
 
 class Program(TorchDispatchMode):
@@ -122,14 +142,6 @@ class Program(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         return self.results.get(value, ("held", memory(value), value.storage_offset(), value.stride()))
-
-
-def _number(value: Any) -> bool | int | float | None:
-    if isinstance(value, torch.nn.Parameter):
-        return id(value)
-    if isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex():
-        return float(value)
-    return value if isinstance(value, (bool, int, float)) else None
 
 
 def _is_narrow(value: torch.Tensor) -> bool:

@@ -26,20 +26,23 @@ class Running(TorchDispatchMode):
         super().__init__()
         self.dtype = torch.float64
         self.made: set[int] = set()  # memory that is new here
+        self.old: set[int] = set()  # memory that is not
         self.views: dict[int, torch.Tensor] = {}  # of memory that is not; kept, so that no other tensor gets the id of one
-        self.held: dict[int, dict[int, weakref.ref[torch.Tensor]]] = {}  # tensors that were there before, by their memory
-        self.written: dict[int, str] = {}
+        self.held: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were there before
+        self.written: dict[tuple[int, int], str] = {}  # which memory, and by which operation
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             if id(tensor) not in self.views and memory(tensor) not in self.made:
-                self.held.setdefault(memory(tensor), {}).setdefault(id(tensor), weakref.ref(tensor))
+                self.held.setdefault(id(tensor), weakref.ref(tensor))
+                self.old.add(memory(tensor))
         for tensor in _written(function, args, kwargs):
-            self.written.setdefault(memory(tensor), operation_name(function))
+            if memory(tensor) in self.old and tensor.numel():
+                self.written.setdefault(span(tensor), operation_name(function))
         result = function(*args, **kwargs)
         for tensor in _tensors(result):
-            if memory(tensor) in self.held:
+            if memory(tensor) in self.old:
                 if is_view(function):
                     self.views[id(tensor)] = tensor
             else:
@@ -49,15 +52,23 @@ class Running(TorchDispatchMode):
         return result
 
     def shared_write(self) -> str | None:
-        for place, operation in self.written.items():
-            if sum(tensor() is not None for tensor in self.held.get(place, {}).values()) > 1:
+        held = [span(tensor) for reference in self.held.values() if (tensor := reference()) is not None and tensor.numel()]
+        for (start, stop), operation in self.written.items():
+            if sum(start < end and begin < stop for begin, end in held) > 1:
                 return operation
         return None
 
 
 def memory(tensor: torch.Tensor) -> int:
     """A number for the memory of a tensor, the same for all its views."""
-    return int(tensor.untyped_storage()._cdata)
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr() or storage._cdata)
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first entry to behind the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -72,13 +83,14 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
 
 @contextmanager
 def as_if_exported() -> Iterator[None]:
-    """A model that asks whether it is being compiled or exported is told so."""
+    """A model that asks whether it is being compiled or exported is told so; gradients are enabled, as they are then."""
     flags = "_is_compiling_flag", "_is_exporting_flag"
     before = [getattr(torch.compiler, flag) for flag in flags]
     try:
         for flag in flags:
             setattr(torch.compiler, flag, True)
-        yield
+        with torch.enable_grad():
+            yield
     finally:
         for flag, value in zip(flags, before, strict=True):
             setattr(torch.compiler, flag, value)

@@ -23,7 +23,7 @@ from normscope.graph.parting import Narrow, Program, Steps
 from normscope.graph.restoring import untouched
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
-MOST_ENTRIES = 10_000_000  # of a batch that shows whether the model asserts something of its size
+MOST_ENTRIES = 1_000_000  # of a batch that shows whether the model asserts something of its size
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
@@ -249,11 +249,12 @@ def _same_steps(run: _Run, size: int) -> bool:
     """Whether the model computes the same of one sample as of several, up to views and copies."""
     if run.fails(1) is not None:
         return True
-    with Steps() as alone:
-        run(run.batch(1))
-    with Steps() as several:
-        run(run.batch(size))
-    return alone.computed() == several.computed()
+    steps = []
+    for batch in (run.batch(1), run.batch(size)):
+        with Steps(run.module) as taken, torch.enable_grad():  # else torch's own layers take other ways
+            run(batch)
+        steps.append(taken.computed())
+    return bool(steps[0] == steps[1])
 
 
 def _is_rounding(run: _Run, size: int, place: int) -> bool:
@@ -268,9 +269,9 @@ def _is_rounding(run: _Run, size: int, place: int) -> bool:
         batch = each.batch(size)
         sample = batch.samples(slice(place, place + 1))
         try:
-            with Steps() as alone_steps:
+            with Steps(each.module) as alone_steps:
                 alone = each(sample)
-            with Steps() as batch_steps:
+            with Steps(each.module) as batch_steps:
                 together = each(batch)
         except Exception:  # a model's own code may raise anything
             return False

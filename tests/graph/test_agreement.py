@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import normscope as ns
+from normscope.certify.certifiable import certifiable_graph
 from normscope.core.data import Call
 from normscope.graph.agreement import Agreement, float_inputs
 from normscope.graph.graph import Constant, Graph
@@ -105,13 +106,47 @@ def test_what_runs_differently_is_refused(name):
     assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
 
 
-def far_away(x: Tensor) -> Tensor:
-    return x if torch.compiler.is_exporting() else x + 1000 * functional.relu(x - 1e6)
+class Tables(nn.Module):
+    """Which buffer is read depends on export, and matters far away alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros(4, 4))
+        self.register_buffer("large", 100 * torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + functional.relu(x - 1e6) @ (self.zero if torch.compiler.is_exporting() else self.large)
 
 
-def test_other_steps_while_exported_are_noted():
-    assert any("other steps while it is exported" in note for note in trace(Function(far_away), randn(2, 4)).notes)
-    assert not trace(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), randn(2, 3, 4)).notes
+def beyond(x: Tensor) -> Tensor:
+    return x + 1000 * functional.relu(x - 1e6)
+
+
+ASKING = {
+    "export": Function(lambda x: x if torch.compiler.is_exporting() else beyond(x)),
+    "export and gradients": Function(lambda x: x if torch.compiler.is_exporting() and torch.is_grad_enabled() else beyond(x)),
+    "buffers": Tables(),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_other_steps_while_exported_are_noted(name):
+    assert any("other steps while it is exported" in note for note in trace(ASKING[name], randn(2, 4)).notes)
+
+
+class AttentionAlone(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), AttentionAlone(4, 2, batch_first=True), nn.GRU(4, 4, batch_first=True)],
+    ids=lambda model: type(model).__name__,
+)
+def test_what_torch_itself_does_is_not_noted(model):
+    notes = certifiable_graph(model.eval(), randn(2, 3, 4), "eval", 0).notes
+    assert not [note for note in notes if "steps" in note]
 
 
 UNDERFLOWING = {  # in float32, in which these models run

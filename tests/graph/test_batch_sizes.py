@@ -84,6 +84,11 @@ def test_what_torch_chooses_by_the_size_is_no_branch():
         behind_a_convolution,
         on_values,
         lambda x: x.cumsum(1 - x.shape[0] // 100),
+        lambda x: x - x.mean(0) if x[17:].numel() > 0 else x,
+        lambda x: x - x.mean(0) if len(x.split(17)) > 1 else x,
+        lambda x: x - x.mean(0) if x[:5000].shape[0] != x.shape[0] else x,
+        lambda x: x - x.mean(0) if len(x.tensor_split([17, 34])[1]) > 0 else x,
+        lambda x: x - x.mean(0) if torch.zeros(20)[: x.shape[0]].numel() < x.shape[0] else x,
         lambda x: x * (1 + x.shape[0] // 100),
         lambda x: x.roll(x.shape[0] // 16, 0),
         lambda x: x * (100.0 if x.shape[0] >= 9 else 1),
@@ -150,3 +155,13 @@ PROGRAMS = {  # whether one sample and several take the very same steps
 def test_steps_for_one_sample_and_for_several_are_compared_with_all_that_they_are_given(name):
     step, same = PROGRAMS[name]
     assert _is_same_program(_Run(Net(step), Call.of(example()), lambda returned: returned), 13) is same
+
+
+def windows(x):
+    """The number of samples out of the number of windows, as a float."""
+    parts = x.reshape(2 * x.shape[0], -1).tanh()
+    return parts.reshape(int(parts.shape[0] / 2.0), -1)
+
+
+def test_a_size_that_is_computed_as_a_float_is_probed():
+    assert "plain number" in check_samples_independent(Net(windows), example(), "eval")
