@@ -75,7 +75,7 @@ def unproved(
     attempt = _Attempt(model, call, choose, hint)
     taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, hint), sympy.true)]
     for place, condition in enumerate(taken):
-        other = next((size for size in _sizes(condition) if condition.subs(SIZE, size) == sympy.false), None)
+        other = _other(condition)
         beyond = None if other is None or not fails(other) else _Attempt(model, call, choose, other)
         if beyond is None or not beyond.raised or beyond.conditions != [*taken[:place], sympy.Not(condition)]:
             raise Refusal(
@@ -90,8 +90,17 @@ def unproved(
         reason.sizes = LARGER
     else:
         changed = [next((size for size in range(2, MOST_SIZES) if _differs(step, hint, size)), hint) for step in attempt.steps]
-        reason.sizes = tuple(dict.fromkeys((HINT, *changed)))
+        otherwise = [other for condition in attempt.shown if (other := _other(condition)) is not None]
+        further = [
+            size for other in otherwise for size in (other, other + 1, 2 * other + 1)
+        ]  # a part with one sample, or with more
+        reason.sizes = tuple(dict.fromkeys((HINT, *changed, *further)))
     return reason
+
+
+def _other(condition: sympy.Expr) -> int | None:
+    """A size for which it does not hold."""
+    return next((size for size in _sizes(condition) if condition.subs(SIZE, size) == sympy.false), None)
 
 
 def _sizes(condition: sympy.Expr) -> Iterator[int]:
@@ -108,6 +117,7 @@ def _differs(expression: sympy.Expr, one: int, other: int) -> bool:
 class _Attempt:
     """The model on fake tensors once. reason: why nothing is proved; conditions: on the size, on which its path depends.
 
+    shown: likewise, but decided by torch and seen by the model, as in how many parts a batch is split.
     steps: numbers that the model computes of the size with divisions, remainders or the like, as B // 100.
     """
 
@@ -124,13 +134,18 @@ class _Attempt:
                 self.reason, self.raised = _told(error), not isinstance(error, Broken)
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
         decided += [sympy.Eq(symbol, value) for symbol, value in self.env.replacements.items()]
-        on_size = [expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)]
-        self.conditions = [sympy.Eq(SIZE, size) if _fixes(expr, size) else expr for expr in _in_size(on_size)]
-        self.steps = _in_size(proof.steps)
+        on_size = _in_size([expr for expr in decided if any(symbol in self.env.backed_var_to_val for symbol in expr.free_symbols)])
+        self.conditions = [sympy.Eq(SIZE, size) if _fixes(expr, size) else expr for expr in on_size]
+        self.shown, self.steps = (
+            _in_size([guard.expr for guard in self.env.guards if id(guard) in proof.shown]),
+            _in_size(proof.steps),
+        )
         if sympy.Eq(SIZE, size) in self.conditions:
             self.reason = "the model makes a plain number of the size of the batch"
         elif self.reason is None and not self.env.var_to_range.keys() <= self.env.backed_var_to_val.keys():
             self.reason = "the model makes a plain number of a value"
+        elif self.reason is None and self.shown:
+            self.reason = "what is left of a batch, or in how many parts, depends on its size"
 
     def _batch(self, fake: FakeTensorMode, proof: _Proof, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dim():
@@ -171,6 +186,7 @@ class _Proof(TorchDispatchMode):
         super().__init__()
         self.env = env
         self.own: set[int] = set()  # guards of torch's own kernels
+        self.shown: set[int] = set()  # those among them that the model sees
         self.steps: list[sympy.Expr] = []
         self.known: dict[int, tuple[torch.Tensor, int, State]] = {}  # the tensor is kept, so that no other gets its id
         self.repeated: set[int] = set()  # storages in which samples share memory
@@ -270,9 +286,11 @@ class _OwnChoices(TorchFunctionMode):
         own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
         guards = len(self.proof.env.guards)
         result = self.proof.called(func, args, kwargs) if own else func(*args, **kwargs)
-        visible = getattr(func, "__name__", "") in VISIBLE
-        if self.proof.stepped((args, kwargs)) or visible:  # then it is the model that chooses, or sees what was chosen
-            self.proof.own -= set(map(id, self.proof.env.guards[guards:]))
+        chosen = set(map(id, self.proof.env.guards[guards:]))
+        if self.proof.stepped((args, kwargs)):  # then it is the model that chooses
+            self.proof.own -= chosen
+        elif getattr(func, "__name__", "") in VISIBLE:
+            self.proof.shown |= chosen
         return result
 
 

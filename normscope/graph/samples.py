@@ -23,7 +23,7 @@ from normscope.graph.parting import Narrow, Program, Steps
 from normscope.graph.restoring import untouched
 
 SIZES = (5, 2, 3)  # of the batches that are tried, beside the example's own
-MOST_ENTRIES = 1_000_000  # of a batch that shows whether the model asserts something of its size
+MOST_ENTRIES = 1_000_000  # of a batch that is tried for what the model does with its size
 MOST_KEPT = 5  # samples of a batch that are kept in turn while all others change
 FAR = 1e6  # how far away samples are put, in units of the example's
 ROUNDING = 1e4  # in units of the precision: what a kernel for another size of batch may change, relative to a sample's output
@@ -95,7 +95,7 @@ def check_samples_independent(
                 return None
             _check_alone(run, hint)
             return None if _same_steps(run, hint) else OTHERWISE
-        larger = run.taken(reason.sizes)
+        larger = run.taken([size for size in reason.sizes if run.is_small(size)])
         double = _in_double(run, [*sizes, *larger])
         for size in larger:
             _check_alone(run, size)
@@ -151,8 +151,10 @@ class _Run:
 
     def asserts(self, size: int) -> bool:
         """Whether the model raises for a batch of some size; not where that is too large to be tried."""
-        entries = size * sum(value[0].numel() for value in self.call.tensors if value.dim())
-        return entries <= MOST_ENTRIES and self.fails(size) is not None
+        return self.is_small(size) and self.fails(size) is not None
+
+    def is_small(self, size: int) -> bool:
+        return size * sum(value[0].numel() for value in self.call.tensors if value.dim()) <= MOST_ENTRIES
 
     def taken(self, sizes: Sequence[int]) -> list[int]:
         """Those of several samples that the model takes."""

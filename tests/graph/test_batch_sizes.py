@@ -157,6 +157,11 @@ def test_steps_for_one_sample_and_for_several_are_compared_with_all_that_they_ar
     assert _is_same_program(_Run(Net(step), Call.of(example()), lambda returned: returned), 13) is same
 
 
+def test_a_batch_in_parts_is_probed_beyond_one_part():
+    note = check_samples_independent(Net(lambda x: torch.cat([part.tanh() for part in x.split(64)])), example(), "eval")
+    assert "probed, not proved" in note
+
+
 def windows(x):
     """The number of samples out of the number of windows, as a float."""
     parts = x.reshape(2 * x.shape[0], -1).tanh()
