@@ -91,9 +91,7 @@ def unproved(
     else:
         changed = [next((size for size in range(2, MOST_SIZES) if _differs(step, hint, size)), hint) for step in attempt.steps]
         otherwise = [other for condition in attempt.shown if (other := _other(condition)) is not None]
-        further = [
-            size for other in otherwise for size in (other, other + 1, 2 * other + 1)
-        ]  # a part with one sample, or with more
+        further = [size for other in otherwise for size in (other, other + 1, 2 * other + 1)]  # one more sample, or as many again
         reason.sizes = tuple(dict.fromkeys((HINT, *changed, *further)))
     return reason
 
