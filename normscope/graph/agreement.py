@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
@@ -26,6 +27,7 @@ from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, Narrow, Steps, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed, roundoff
+from normscope.graph.restoring import Snapshot
 from normscope.graph.running import Running, as_if_exported
 from normscope.graph.undropped import Undropped, dropped
 
@@ -124,6 +126,11 @@ class Agreement:
         return self._noted()
 
     @cached_property
+    def _before(self) -> Snapshot:
+        """The model, which is the same before every call."""
+        return Snapshot(self.model)
+
+    @cached_property
     def is_random(self) -> bool:
         """Whether something is drawn at random, as in train mode."""
         return any(map(_draws, self.graph))
@@ -177,11 +184,11 @@ class Agreement:
             return
         size = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
         for name, circumstance in CIRCUMSTANCES.items():
-            with Running() as running, Steps(self.model) as steps:
-                returned = self._eager(call, double=False, circumstance=circumstance)
+            running, steps = Running(), Steps(self.model)
+            returned = self._eager(call, double=False, circumstance=circumstance, observers=(running, steps))
             if circumstance is torch.enable_grad:  # as where it is exported
-                with Steps(self.model) as exported:
-                    self._eager(call, double=False, circumstance=as_if_exported)
+                exported = Steps(self.model)
+                self._eager(call, double=False, circumstance=as_if_exported, observers=(exported,))
                 self.asks = returned is not None and exported.made != steps.made
             operation = running.shared_write()
             if operation is not None:
@@ -205,11 +212,18 @@ class Agreement:
         dropout: bool | None = None,
         double: bool | None = None,
         circumstance: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        observers: Sequence[TorchDispatchMode] = (),
     ) -> torch.Tensor | None:
-        """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was."""
+        """What the model returns, in float64 where it runs in it; None where it raises. It stays as it was.
+
+        observers: see what it does, and not what puts it back.
+        """
         dropout = self.dropout if dropout is None else dropout
         for attempted in (True, False) if (self.double if double is None else double) else (False,):
-            with in_mode(self.model, self.mode), self._alike():
+            with in_mode(self.model, self.mode, self._before), ExitStack() as stack:
+                for observer in observers:
+                    stack.enter_context(observer)
+                stack.enter_context(self._alike())
                 given = call.copied()
                 try:
                     with (
@@ -252,8 +266,8 @@ class Agreement:
 
     def _narrows(self, call: Call) -> bool:
         """Whether part of the model is computed in less than float64 all the same, or was before."""
-        with Narrow((*self.model.parameters(), *self.model.buffers(), *call.tensors)) as narrow:
-            self._eager(call)
+        narrow = Narrow((*self.model.parameters(), *self.model.buffers(), *call.tensors))
+        self._eager(call, observers=(narrow,))
         return narrow.seen
 
     def _graph_output(self, call: Call, evaluate: Evaluate = Node.evaluate, capture: Sequence[Node] = ()) -> Any:
@@ -317,8 +331,9 @@ class Agreement:
     def _first_difference(self, call: Call) -> str:
         if self._entries > LARGE:
             return ""
-        with module_outputs(self.model) as outputs, Computed() as computed:
-            self._eager(call)
+        computed = Computed()
+        with module_outputs(self.model) as outputs:
+            self._eager(call, observers=(computed,))
         values = self._graph_output(call, capture=list(self.graph.nodes))
         tolerance = SEEN if self.double else BLURRED
         node = first_unconfirmed(self.graph, values, computed, tolerance)

@@ -22,7 +22,7 @@ from normscope.core.data import Call
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state
 from normscope.core.twins import twin_of
-from normscope.graph.restoring import untouched
+from normscope.graph.restoring import Snapshot, untouched
 
 EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
 TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -61,10 +61,11 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
     not be one of export's stand-ins for tensors.
     """
     model = module_of(model)
-    with in_mode(model, mode), suppress(Exception), torch.no_grad(), preserved_random_state():
+    before = Snapshot(model)
+    with in_mode(model, mode, before), suppress(Exception), torch.no_grad(), preserved_random_state():
         given = call.copied()
         model(*given.args, **given.kwargs)
-    with in_mode(model, mode), tensors_alone(model), _quiet():
+    with in_mode(model, mode, before), tensors_alone(model), _quiet():
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
@@ -115,9 +116,9 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
 
 
 @contextmanager
-def in_mode(model: torch.nn.Module, mode: str) -> Iterator[None]:
-    """The model as its own `train()` or `eval()` makes it, and then as it was."""
-    with untouched(model):
+def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -> Iterator[None]:
+    """The model as its own `train()` or `eval()` makes it, and then as it was; `before`: see `untouched`."""
+    with untouched(model, before=before):
         if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
             model.training = mode != "eval"
         elif mode == "eval":

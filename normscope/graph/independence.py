@@ -62,17 +62,20 @@ def unproved(
     model: torch.nn.Module,
     call: Call,
     choose: Choose,
-    hint: int = HINT,
+    hints: Sequence[int] = (HINT,),
     fails: Callable[[int], bool] = lambda size: False,
     branches: bool = True,
 ) -> Reason | None:
     """Why it is not proved that each sample of the chosen output depends on its own sample alone; None where it is.
 
     Refuses a model that does one thing for some sizes of the batch and another for others: no probe tries all sizes. A branch with
-    a side that raises is an assertion. hint: a size that the model takes. fails: whether it raises for a batch of some size, on
-    tensors with values. branches: whether the model can have any, which an exported program cannot.
+    a side that raises is an assertion. hints: sizes, of which the model takes one. fails: whether it raises for a batch of some
+    size, on tensors with values. branches: whether the model can have any, which an exported program cannot.
     """
-    attempt = _Attempt(model, call, choose, hint)
+    for hint in hints:
+        attempt = _Attempt(model, call, choose, hint)
+        if not attempt.raised or not fails(hint):
+            break
     taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, hint), sympy.true)]
     for place, condition in enumerate(taken):
         other = _other(condition)

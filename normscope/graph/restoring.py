@@ -23,22 +23,34 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Restore = Callable[[], Any]
 
 
-@contextmanager
-def untouched(model: torch.nn.Module, tensors: bool = True) -> Iterator[None]:
-    """Undo what happens inside to a model: to its attributes, parameters and buffers, to containers, generators and plain objects.
+class Snapshot:
+    """A model as it is now: its attributes, parameters and buffers, containers, generators and plain objects.
 
     tensors: whether what is in tensors may change, which nothing on fake ones does.
-
-    Nothing is written that has not changed. Tensors are compared bit by bit with copies, because a write through `.data` or
-    `.numpy()` leaves no trace.
     """
-    kept = list(_kept(model, tensors))
+
+    def __init__(self, model: torch.nn.Module, tensors: bool = True) -> None:
+        self.kept = list(_kept(model, tensors))
+
+    def restore(self) -> None:
+        """Make the model what it was then.
+
+        Nothing is written that has not changed. Tensors are compared bit by bit with copies, because a write through `.data` or
+        `.numpy()` leaves no trace.
+        """
+        with torch.no_grad():
+            for restore in self.kept:
+                restore()
+
+
+@contextmanager
+def untouched(model: torch.nn.Module, tensors: bool = True, before: Snapshot | None = None) -> Iterator[None]:
+    """Undo what happens inside to a model; `before`: a snapshot of it as it is, which is then not made again."""
+    before = before or Snapshot(model, tensors)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for restore in kept:
-                restore()
+        before.restore()
 
 
 def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:

@@ -86,15 +86,15 @@ def check_samples_independent(
             if isinstance(model, ExportedProgram) and not model.range_constraints:  # its shapes are fixed: it has no batch to mix
                 return None
             return UNTRIED.format(run.fails(max(2, call.batch_size)))
-        hint = HINT if run.fails(HINT) is None else sizes[0]
         # without gradients some of torch's layers take a fused path, which is not what is traced
         with torch.enable_grad(), untouched(module, tensors=False):
-            reason = unproved(module, call, choose, hint, run.asserts, branches=not isinstance(model, ExportedProgram))
+            branches = not isinstance(model, ExportedProgram)
+            reason = unproved(module, call, choose, (HINT, sizes[0]), run.asserts, branches)
         if reason is None:
-            if _is_same_program(run, hint):
+            if _is_same_program(run, sizes[0]):
                 return None
-            _check_alone(run, hint)
-            return None if _same_steps(run, hint) else OTHERWISE
+            _check_alone(run, sizes[0])
+            return None if _same_steps(run, sizes[0]) else OTHERWISE
         larger = run.taken([size for size in reason.sizes if run.is_small(size)])
         double = _in_double(run, [*sizes, *larger])
         for size in larger:
