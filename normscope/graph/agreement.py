@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from normscope.core.data import Call
 from normscope.core.errors import EvaluationError, NormscopeError, Refusal
 from normscope.core.randomness import preserved_random_state, seed_generators
+from normscope.graph.calls import others, part, scaled, together
 from normscope.graph.double import InDouble
 from normscope.graph.drawing import DrawnAlike
 from normscope.graph.exporting import in_mode
@@ -97,11 +98,11 @@ class Agreement:
         self._check_running(first)
         if _reads_batch(self.graph):  # rules refuse it, with better advice
             return self._noted()
-        around, small, large = _others(first)
+        around, small, large = others(first)
         if self._entries > LARGE and self.graph.dtype == torch.float32:
             self.double, small = False, first
         for name, samples in (("points around it", [around, first]), ("other scales", [large, small, first])):
-            if not self.check(_together(samples), samples, name):
+            if not self.check(together(samples), samples, name):
                 for sample in dict.fromkeys(samples[:-1]):
                     self.check(sample, [sample], name)
         if call.batch_size > 3:
@@ -110,7 +111,7 @@ class Agreement:
             samples[0] = first
             self.check(call, samples, "the whole example", {0} if fixed else {0, call.batch_size - 1})
         if not self.compared and self.double:  # values beyond the range of float64 may be within it elsewhere
-            tiny = _scaled(first, 1e-150)
+            tiny = scaled(first, 1e-150)
             self.check(tiny, [tiny], "a point near zero")
         return self._noted()
 
@@ -118,7 +119,7 @@ class Agreement:
         """Check the whole example as one input."""
         large = self._is_large
         self.double = not large
-        for name, point in (("the example", call), ("points around it", _others(call)[0]))[: 1 if large else 2]:
+        for name, point in (("the example", call), ("points around it", others(call)[0]))[: 1 if large else 2]:
             self.check(point, [point], name)
         self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
         if not (large or self.is_random):
@@ -161,7 +162,7 @@ class Agreement:
             expected = self._graph_output(samples[place])
             if expected is None or (place and returned.shape == expected.shape):  # it reads the first sample alone
                 continue
-            found = _part(place, len(samples), returned, expected)
+            found = part(place, len(samples), returned, expected)
             gap = _gap(found, expected)
             if math.isnan(gap):  # where neither gives a number
                 continue
@@ -252,7 +253,7 @@ class Agreement:
         expected = None if returned is None else self._graph_output(samples[place], dropped)
         if returned is None or expected is None:
             return False
-        gap = _gap(_part(place, len(samples), returned, expected), expected)
+        gap = _gap(part(place, len(samples), returned, expected), expected)
         agree = self._agree(gap, expected, samples[place])
         self.compared += agree is True
         return agree is not False
@@ -367,65 +368,6 @@ def _gap(found: torch.Tensor, expected: torch.Tensor) -> float:
     if not bool(either.any()):
         return math.nan if expected.numel() and bool(expected.isnan().all()) else 0.0
     return float((found - expected)[either].abs().nan_to_num(math.inf, math.inf, math.inf).max())
-
-
-def _part(place: int, count: int, together: torch.Tensor, alone: torch.Tensor) -> torch.Tensor:
-    """What belongs to one of the samples; all of it where no axis grows with the batch."""
-    if together.shape == alone.shape or together.dim() != alone.dim():
-        return together
-    grown = [axis for axis in range(alone.dim()) if together.shape[axis] != alone.shape[axis]]
-    axis = grown[0]
-    return (
-        together.narrow(axis, place * alone.shape[axis], alone.shape[axis])
-        if _is_stacked(together, alone, grown, count)
-        else together
-    )
-
-
-def _is_stacked(together: torch.Tensor, alone: torch.Tensor, grown: list[int], count: int) -> bool:
-    return len(grown) == 1 and together.shape[grown[0]] == count * alone.shape[grown[0]]
-
-
-def _together(calls: Sequence[Call]) -> Call:
-    """Calls of one sample each as one call of several."""
-
-    def cat(*values: Any) -> Any:
-        return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
-
-    args = tuple(cat(*values) for values in zip(*(call.args for call in calls), strict=True))
-    return Call(args, {name: cat(*(call.kwargs[name] for call in calls)) for name in calls[0].kwargs})
-
-
-def _others(call: Call) -> list[Call]:
-    """Three calls like the given one: around it, much smaller and much larger in its floating-point inputs."""
-    generator = torch.Generator().manual_seed(0)
-
-    def moved(value: Any, center: float, factor: float) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.dim():
-            return value
-        middle = value.nan_to_num(0, 0, 0)
-        size = float(middle.detach().abs().max()) if middle.numel() else 1.0
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
-        return center * middle + factor * (size or 1.0) * noise
-
-    settings = ((1.0, 0.3), (0.0, 1e-2), (1.0, 5.0))
-    return [
-        Call(
-            tuple(moved(value, *setting) for value in call.args),
-            {name: moved(value, *setting) for name, value in call.kwargs.items()},
-        )
-        for setting in settings
-    ]
-
-
-def _scaled(call: Call, factor: float) -> Call:
-    """The call with its floating-point inputs times a factor, in float64."""
-
-    def scaled(value: Any) -> Any:
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return factor * value.double().nan_to_num(1, 1, 1) if floating else value
-
-    return Call(tuple(map(scaled, call.args)), {name: scaled(value) for name, value in call.kwargs.items()})
 
 
 def _draws(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,59 +157,6 @@ def test_an_operation_with_a_rule_stays_whole_where_torch_makes_a_program_functi
     model, x = Function(written), randn(2, 4)
     assert "softshrink" in {node.op for node in trace(model, x)}
     assert ns.lipschitz(model, x).upper < 4
-
-
-class Shared(nn.Module):
-    """Two tensors of one memory, of which forward writes to one and reads the other."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.first = kind, nn.Linear(4, 4, bias=False)
-        self.register_buffer("buffer", torch.ones(4))
-        array = np.ones(4, dtype=np.float32)
-        if kind == "numpy":
-            self.buffer = torch.from_numpy(array)
-        self.view = {
-            "attribute": self.buffer[:],
-            "numpy": torch.from_numpy(array),
-            "list": [self.buffer.view(2, 2)],
-            "tied": nn.Parameter(self.first.weight.data.t()),
-        }[kind]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            if self.kind == "tied":
-                self.first.weight.copy_(100 * torch.eye(4))
-                return x @ self.view
-            (self.view[0] if self.kind == "list" else self.view).fill_(100.0)
-            return x * self.buffer
-
-
-@pytest.mark.parametrize("kind", ["attribute", "list", "tied", "numpy"])
-def test_a_write_to_memory_that_tensors_share_is_refused(kind):
-    model, x = Shared(kind), torch.randn(2, 4)
-    with pytest.raises(ns.Refusal, match="memory that several of its tensors share"):
-        ns.lipschitz(model, x)
-    assert torch.equal(model(x), 100 * x)
-
-
-class Slices(nn.Module):
-    """Two buffers beside each other in one piece of memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        first, second = torch.zeros(2, 64, 4)
-        self.register_buffer("first", first)
-        self.register_buffer("second", second)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.first[: len(x)] = x.relu()
-        self.second[: len(x)] = x.tanh()
-        return self.first[: len(x)] + self.second[: len(x)]
-
-
-def test_a_write_beside_another_tensor_is_not_refused():
-    assert float(ns.lipschitz(Slices(), torch.randn(2, 4)).upper) == pytest.approx(2)
 
 
 class Clipped(nn.Linear):

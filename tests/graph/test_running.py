@@ -1,0 +1,149 @@
+"""The model as it runs: in its own type, told that it is exported or not, and writing to memory that it shares with itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import normscope as ns
+from normscope.certify.certifiable import certifiable_graph
+from normscope.graph.trace import trace
+from tests.cases import Function, randn
+from tests.graph.test_agreement import Shifted
+
+
+class Tables(nn.Module):
+    """Which buffer is read depends on export, and matters far away alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros(4, 4))
+        self.register_buffer("large", 100 * torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + functional.relu(x - 1e6) @ (self.zero if torch.compiler.is_exporting() else self.large)
+
+
+def beyond(x: Tensor) -> Tensor:
+    return x + 1000 * functional.relu(x - 1e6)
+
+
+ASKING = {
+    "export": Function(lambda x: x if torch.compiler.is_exporting() else beyond(x)),
+    "export and gradients": Function(lambda x: x if torch.compiler.is_exporting() and torch.is_grad_enabled() else beyond(x)),
+    "buffers": Tables(),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_other_steps_while_exported_are_noted(name):
+    assert any("other steps while it is exported" in note for note in trace(ASKING[name], randn(2, 4)).notes)
+
+
+class AttentionAlone(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), AttentionAlone(4, 2, batch_first=True), nn.GRU(4, 4, batch_first=True)],
+    ids=lambda model: type(model).__name__,
+)
+def test_what_torch_itself_does_is_not_noted(model):
+    notes = certifiable_graph(model.eval(), randn(2, 3, 4), "eval", 0).notes
+    assert not [note for note in notes if "steps" in note]
+
+
+UNDERFLOWING = {  # in float32, in which these models run
+    "the output": lambda x: x * 1e-30 * 1e-30,
+    "a value on the way": lambda x: x + 1e60 * (1e-30 * (1e-40 * x)),
+    "a difference": lambda x: (1e-25 * x) * (1e-25 * x) / 1e-12,
+}
+
+
+@pytest.mark.parametrize("name", UNDERFLOWING)
+def test_what_is_lost_below_the_range_of_the_own_type_is_rounding(name):
+    assert trace(Function(UNDERFLOWING[name]), randn(2, 4))
+
+
+PREALLOCATED = {
+    "zeros": lambda x: torch.zeros(x.shape[0], 6),
+    "empty": lambda x: torch.empty(x.shape[0], 6).fill_(0),
+    "new": lambda x: x.new_zeros(x.shape[0], 6),
+}
+
+
+@pytest.mark.parametrize("name", PREALLOCATED)
+def test_an_output_that_is_made_first_and_then_written_to(name):
+    def written(x: Tensor) -> Tensor:
+        out = PREALLOCATED[name](x)
+        out[:, :4] = 3 * x
+        return out
+
+    assert float(ns.lipschitz(Function(written), randn(3, 4)).upper) == pytest.approx(3)
+
+
+def test_weights_that_are_lost_in_the_own_type_are_refused():
+    """All of them are 0 there, whatever they are in float64."""
+    model = Shifted(4, 4)
+    model.shift = 1e8
+    with pytest.raises(ns.Refusal, match=r"not the model.*own type"):
+        trace(model, randn(1, 4))
+    assert trace(model.double(), randn(1, 4).double())
+
+
+class Shared(nn.Module):
+    """Two tensors of one memory, of which forward writes to one and reads the other."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Linear(4, 4, bias=False)
+        self.register_buffer("buffer", torch.ones(4))
+        array = np.ones(4, dtype=np.float32)
+        if kind == "numpy":
+            self.buffer = torch.from_numpy(array)
+        self.view = {
+            "attribute": self.buffer[:],
+            "numpy": torch.from_numpy(array),
+            "list": [self.buffer.view(2, 2)],
+            "tied": nn.Parameter(self.first.weight.data.t()),
+        }[kind]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.kind == "tied":
+                self.first.weight.copy_(100 * torch.eye(4))
+                return x @ self.view
+            (self.view[0] if self.kind == "list" else self.view).fill_(100.0)
+            return x * self.buffer
+
+
+@pytest.mark.parametrize("kind", ["attribute", "list", "tied", "numpy"])
+def test_a_write_to_memory_that_tensors_share_is_refused(kind):
+    model, x = Shared(kind), torch.randn(2, 4)
+    with pytest.raises(ns.Refusal, match="memory that several of its tensors share"):
+        ns.lipschitz(model, x)
+    assert torch.equal(model(x), 100 * x)
+
+
+class Slices(nn.Module):
+    """Two buffers beside each other in one piece of memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = torch.zeros(2, 64, 4)
+        self.register_buffer("first", first)
+        self.register_buffer("second", second)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first[: len(x)] = x.relu()
+        self.second[: len(x)] = x.tanh()
+        return self.first[: len(x)] + self.second[: len(x)]
+
+
+def test_a_write_beside_another_tensor_is_not_refused():
+    assert float(ns.lipschitz(Slices(), torch.randn(2, 4)).upper) == pytest.approx(2)
