@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Group, RenderableType
 from torch.export import ExportedProgram
 
 from normscope import ledger as ledgers
@@ -29,7 +28,7 @@ from normscope.core.magnitude import ZERO, Magnitude, json_number
 from normscope.core.progress import Progress, Report, shown
 from normscope.core.randomness import copied
 from normscope.core.region import Region
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 from normscope.floors import Floor, floor_of
 from normscope.graph.graph import Graph

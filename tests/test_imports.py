@@ -173,3 +173,30 @@ def test_what_is_not_used_is_not_imported(command):
     ran = subprocess.run([sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
     assert "normscope" in imported and not imported & {"torch", "scipy", "sklearn", "plotly", "pyarrow", "starlette"}
+
+
+def test_rich_is_imported_where_its_random_number_is_put_back():
+    direct = [str(path) for path in FILES if re.search(r"^ *(from|import) rich", (ROOT / path).read_text(), re.MULTILINE)]
+    assert direct == ["cli/lab.py", "core/progress.py", "core/rendering.py"]
+
+
+DRAWN = """
+import random, tempfile
+import numpy as np, torch
+import normscope as ns
+states = lambda: (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)), torch.randn(8, 4)
+optimizer, before = torch.optim.SGD(model.parameters(), 0.1), states()
+with ns.watch(model, optimizer, run=tempfile.mkdtemp() + "/run"):
+    model(x).square().mean().backward()
+    optimizer.step()
+assert states() == before, "watch"
+for call in (ns.lipschitz, ns.audit, ns.doctor, ns.symmetries):
+    str(call(model, x))
+    assert states() == before, call
+"""
+
+
+def test_no_random_number_is_drawn_the_first_time_either():
+    """In a process of its own, in which nothing has been imported."""
+    subprocess.run([sys.executable, "-c", DRAWN], check=True, capture_output=True)

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Group, RenderableType
-
 from normscope._checkpoint.rows import AttentionRow, BlockRow, PairRow, TensorRow
 from normscope.core.codec import named
 from normscope.core.magnitude import Magnitude
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 
 if TYPE_CHECKING:

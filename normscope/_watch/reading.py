@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import RenderableType
 
 from normscope._watch.checksums import Damage
 from normscope._watch.columns import METRICS, SCALARS, matrix
@@ -23,6 +22,7 @@ from normscope._watch.life import Life
 from normscope._watch.segments import ColumnCache
 from normscope._watch.sharding import MERGED, merge_ranks
 from normscope.core.errors import InputError
+from normscope.core.rendering import RenderableType
 from normscope.core.result import Result
 from normscope.core.text import visible
 from normscope.findings.finding import Finding

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 import torch
-from rich.console import Group, RenderableType
 
 from normscope.core.codec import named, number, plain
 from normscope.core.magnitude import Magnitude
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 
 RISK, GAP, RANDOMIZED = "risk", "gap", "risk of a randomized predictor"

@@ -11,7 +11,6 @@ from typing import Any, Union
 
 import numpy as np
 import torch
-from rich.console import Group, RenderableType
 from torch import nn
 
 from normscope.bounds.bound import CERTIFIED, GAP, MEASURE, Bound
@@ -24,7 +23,7 @@ from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import ZERO, Magnitude
 from normscope.core.progress import Progress, shown
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 
 RESOLUTION = 2.0  # standard errors by which two gaps must differ to count as different

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Group, RenderableType
 from torch import nn
 
 from normscope.bounds.folding import LARGEST_BALANCED
@@ -20,7 +19,7 @@ from normscope.core.data import Data
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, NormscopeError, boundary
 from normscope.core.progress import Progress, shown
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 from normscope.curvature.estimators import Estimate, student_interval
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from rich.console import Group, RenderableType
 from torch import nn
 
 from normscope.bounds.bound import RANDOMIZED, STATUSES, Bound
@@ -24,7 +23,7 @@ from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.progress import Progress
 from normscope.core.region import Region
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import ResultSequence
 
 BOUND_WIDTH = 33  # columns of a bound's name in the table

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
 from torch import nn
 
 from normscope.certify.certifiable import certifiable_graph
@@ -21,7 +20,7 @@ from normscope.core.data import Call, Data, Example, calls_of_graph
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import Magnitude, Real, product
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import ResultSequence
 from normscope.ledger import LayerRow, ledger
 

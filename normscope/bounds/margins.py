@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Group, RenderableType
 from torch import nn
 
 from normscope.bounds.losses import zero_one
@@ -22,7 +21,7 @@ from normscope.core.errors import InputError, Refusal, boundary
 from normscope.core.magnitude import Magnitude
 from normscope.core.progress import Progress, shown
 from normscope.core.region import Ball
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 
 PERCENTILES = (0, 1, 10, 50, 90, 100)

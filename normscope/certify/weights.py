@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import RenderableType
 
 from normscope.certify.certifiable import certifiable_graph
 from normscope.certify.checking import refuse_contradicted
@@ -31,7 +30,7 @@ from normscope.core.errors import InputError, boundary
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square, total
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
-from normscope.core.rendering import Table
+from normscope.core.rendering import RenderableType, Table
 from normscope.core.result import ResultSequence
 from normscope.core.rounding import above, length
 from normscope.core.twins import twin_of

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from rich.console import Group, RenderableType
 
 from normscope.claims.statement import AKBAR, ANSWER, DIGEST, HEDGES, LATER, SLIDES, SOURCES, STATED, THAN, Statement
 from normscope.claims.verdicts import BOUND, FALSE, GAP, HEDGED, HOLDS, MEASURED, REFUTED, VERDICTS, Ruling
@@ -21,7 +20,7 @@ from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.papers import CLAIM_SCHEMA, LEDGER_SCHEMA, Plot
 from normscope.core.progress import Progress, shown
-from normscope.core.rendering import Text
+from normscope.core.rendering import Group, RenderableType, Text
 from normscope.core.result import ResultSequence
 
 PAPERS = {  # what the claims stand under, and the sources of each

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
 
 from normscope.cli.options import seed_of
 from normscope.cli.output import terminal
 from normscope.core.progress import progress_bar
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 
 if TYPE_CHECKING:
     import torch

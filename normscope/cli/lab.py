@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from normscope.cli.output import check_writable, terminal
 from normscope.core.errors import InputError
 from normscope.core.progress import bar_report
-from normscope.core.rendering import Table
+from normscope.core.rendering import Console, Table
 
 if TYPE_CHECKING:
     from normscope.core.progress import Report

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from rich.console import Console
-
 from normscope.core.errors import InputError
 from normscope.core.progress import Report, bar_report
+from normscope.core.rendering import Console
 from normscope.core.text import inert
 
 WIDTH = 100  # of what is printed into a file or a pipe

@@ -14,6 +14,7 @@ from typing import Any, Union
 
 from normscope.core.errors import InputError
 from normscope.core.text import visible
+from normscope.core.undrawn import nothing_drawn
 
 Report = Callable[[str, float, float], None]  # what is being done, how much of it is done, how much is expected
 Progress = Union[bool, Callable[[str, Any, Any], Any], None]
@@ -53,8 +54,8 @@ def shown(what: str, progress: Progress, total: int = 0) -> Iterator[Meter]:
     if progress is not True:
         yield Meter(what, None if progress is False else reporting(progress), total)
         return
-    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
-
+    with nothing_drawn():
+        from rich.progress import MofNCompleteColumn, TimeElapsedColumn
     with bar_report(what, MofNCompleteColumn(), TimeElapsedColumn()) as report:
         yield Meter(what, report, total)
 
@@ -74,9 +75,10 @@ def bar_report(what: str, *columns: Any) -> Iterator[Report]:
 @contextmanager
 def progress_bar(*columns: Any) -> Iterator[Any]:
     """rich's bar on stderr, which leaves nothing behind; it does not start where stderr is a file or a pipe."""
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    with nothing_drawn():
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
 
     text = TextColumn("{task.description}", markup=False)
     bar = Bar(

@@ -6,11 +6,16 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
-
 from normscope.core.text import inert, visible
+from normscope.core.undrawn import nothing_drawn
+
+with nothing_drawn():  # every other module has these from here
+    from rich.console import Console as Console
+    from rich.console import Group as Group
+    from rich.console import RenderableType as RenderableType
+    from rich.padding import Padding as Padding
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
 
 PREFORMATTED = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 WIDTH = 100  # columns that every report fits in

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.padding import Padding
 
 from normscope.core.errors import InputError
-from normscope.core.rendering import Rendered, Text
+from normscope.core.rendering import Group, Padding, RenderableType, Rendered, Text
 from normscope.core.result import ResultSequence
 from normscope.core.text import inert, visible
 

@@ -54,18 +54,19 @@ def module_of(model: torch.nn.Module | ExportedProgram) -> torch.nn.Module:
     return model.module() if isinstance(model, ExportedProgram) else model
 
 
+@preserved_random_state()
 def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedProgram:
     """torch.export in the stated mode; the model comes back as it was.
 
     It runs once before: what it computes on its first call, and keeps where nobody sees it (in a function's cache or a class), must
-    not be one of export's stand-ins for tensors.
+    not be one of export's stand-ins for tensors. Random numbers go on between both, so that a model that draws is seen to differ.
     """
     model = module_of(model)
     before = Snapshot(model)
-    with in_mode(model, mode, before), suppress(Exception), torch.no_grad(), preserved_random_state():
+    with in_mode(model, mode, before), suppress(Exception), torch.no_grad():
         given = call.copied()
         model(*given.args, **given.kwargs)
-    with in_mode(model, mode, before), tensors_alone(model), _quiet():
+    with in_mode(model, mode, before), tensors_alone(model), quiet():
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
@@ -129,7 +130,7 @@ def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch.export from warning, logging and printing at length what an error then says in a line."""
     levels = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
     for logger in levels:

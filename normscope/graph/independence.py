@@ -35,12 +35,14 @@ from normscope.graph.layouts import LAYOUTS, states_of
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
 HINT = 13  # samples that the fake batch has where the size must be a number
 LARGER = (HINT, 16, 65)  # sizes that are tried where the model may branch on the size of the batch unseen
-FEW = range(2, 70)  # among which a condition that holds for one size alone is told from others
 MOST_SIZES = 4096  # among which a size is sought that takes the other side of a branch, beside those near the numbers in it
+FEW = 70  # the same where torch decides; among them a condition that holds for one size alone is told from others
 
 # their guards are not of a kernel: what is left of a batch, and in how many parts, is there for the model to see
 VISIBLE = (
-    "__getitem__", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "vsplit", "unbind", "squeeze", "is_same_size",
+    "__getitem__", "narrow", "narrow_copy", "select", "select_copy", "slice", "slice_copy", "unbind", "squeeze", "is_same_size",
+    "split", "split_copy", "split_with_sizes", "split_with_sizes_copy", "unsafe_split", "unsafe_split_with_sizes",
+    "chunk", "unsafe_chunk", "tensor_split", "vsplit", "hsplit", "dsplit", "pad_sequence", "unfold", "topk", "kthvalue",
 )  # fmt: skip
 
 Choose = Callable[[Any], Any]
@@ -62,20 +64,17 @@ def unproved(
     model: torch.nn.Module,
     call: Call,
     choose: Choose,
-    hints: Sequence[int] = (HINT,),
+    hint: int = HINT,
     fails: Callable[[int], bool] = lambda size: False,
     branches: bool = True,
 ) -> Reason | None:
     """Why it is not proved that each sample of the chosen output depends on its own sample alone; None where it is.
 
     Refuses a model that does one thing for some sizes of the batch and another for others: no probe tries all sizes. A branch with
-    a side that raises is an assertion. hints: sizes, of which the model takes one. fails: whether it raises for a batch of some
+    a side that raises is an assertion. hint: a size that the model takes. fails: whether it raises for a batch of some
     size, on tensors with values. branches: whether the model can have any, which an exported program cannot.
     """
-    for hint in hints:
-        attempt = _Attempt(model, call, choose, hint)
-        if not attempt.raised or not fails(hint):
-            break
+    attempt = _Attempt(model, call, choose, hint)
     taken = [condition for condition in attempt.conditions if branches and condition not in (sympy.Eq(SIZE, hint), sympy.true)]
     for place, condition in enumerate(taken):
         other = _other(condition)
@@ -93,22 +92,22 @@ def unproved(
         reason.sizes = LARGER
     else:
         changed = [next((size for size in range(2, MOST_SIZES) if _differs(step, hint, size)), hint) for step in attempt.steps]
-        otherwise = [other for condition in attempt.shown if (other := _other(condition)) is not None]
+        otherwise = [other for condition in attempt.shown if (other := _other(condition, FEW)) is not None]
         further = [size for other in otherwise for size in (other, other + 1, 2 * other + 1)]  # one more sample, or as many again
         reason.sizes = tuple(dict.fromkeys((HINT, *changed, *further)))
     return reason
 
 
-def _other(condition: sympy.Expr) -> int | None:
+def _other(condition: sympy.Expr, most: int = MOST_SIZES) -> int | None:
     """A size for which it does not hold."""
-    return next((size for size in _sizes(condition) if condition.subs(SIZE, size) == sympy.false), None)
+    return next((size for size in _sizes(condition, most) if condition.subs(SIZE, size) == sympy.false), None)
 
 
-def _sizes(condition: sympy.Expr) -> Iterator[int]:
-    yield from range(2, MOST_SIZES)
+def _sizes(condition: sympy.Expr, most: int) -> Iterator[int]:
+    yield from range(2, most)
     numbers = {1, *(abs(int(number)) for number in condition.atoms(sympy.Integer))} - {0}
     near = {top // bottom + step for top in numbers for bottom in numbers for step in (-1, 0, 1)}
-    yield from sorted(size for size in near if size >= MOST_SIZES)
+    yield from sorted(size for size in near if size >= most)
 
 
 def _differs(expression: sympy.Expr, one: int, other: int) -> bool:
@@ -165,7 +164,9 @@ def _in_size(expressions: Sequence[sympy.Expr]) -> list[sympy.Expr]:
 
 def _fixes(condition: sympy.Expr, size: int) -> bool:
     """Whether it holds for one size alone, as far as is looked: so does `int(B / 2) == 6`."""
-    return isinstance(condition, sympy.Eq) and all(condition.subs(SIZE, other) == sympy.false for other in FEW if other != size)
+    return isinstance(condition, sympy.Eq) and all(
+        condition.subs(SIZE, other) == sympy.false for other in range(2, FEW) if other != size
+    )
 
 
 @contextmanager
@@ -290,7 +291,7 @@ class _OwnChoices(TorchFunctionMode):
         chosen = set(map(id, self.proof.env.guards[guards:]))
         if self.proof.stepped((args, kwargs)):  # then it is the model that chooses
             self.proof.own -= chosen
-        elif getattr(func, "__name__", "") in VISIBLE:
+        elif getattr(func, "__name__", "").partition(".")[0] in VISIBLE:
             self.proof.shown |= chosen
         return result
 

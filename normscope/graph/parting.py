@@ -6,6 +6,7 @@ confirmed node that depends on it, since a graph may write one operation as seve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -24,6 +25,7 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.c
 LITERALS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 
+PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 RESHAPES = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 
 
@@ -80,12 +82,17 @@ class Steps(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.made: list[tuple[Any, ...]] = []
-        self.held = {memory(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        held = (*model.named_parameters(), *model.named_buffers())
+        self.held = {memory(tensor): name for name, tensor in held if tensor.layout == torch.strided}
+        self.fresh: set[int] = set()  # memory that is new here
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         told = [self._told(value) for value in (*args, *(kwargs or {}).values())]
         self.made.append((function, tuple(value for value in told if value is not None)))
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if not is_view(function):
+            self.fresh.update(memory(value) for value in tree_leaves(result) if _is_strided(value))
+        return result
 
     def computed(self) -> list[tuple[Any, ...]]:
         """Those that compute, without integers, which may be sizes."""
@@ -98,11 +105,14 @@ class Steps(TorchDispatchMode):
 
     def _told(self, value: Any) -> bool | int | float | str | None:
         if isinstance(value, torch.Tensor):
-            if value.layout == torch.strided and (name := self.held.get(memory(value))) is not None:
-                return name
-            if isinstance(value, torch.nn.Parameter):
-                return f"a parameter of another module, {memory(value)}"
-            return float(value.detach()) if not value.dim() and not value.is_complex() else None
+            place = memory(value) if _is_strided(value) else None
+            if place in self.held:
+                return self.held[place]
+            if isinstance(value, torch.nn.Parameter) and place not in self.fresh:
+                return f"a parameter of another module, {place}"
+            value = float(value.detach()) if not value.dim() and not value.is_complex() else None
+        if isinstance(value, float) and math.isnan(value):
+            return "nan"
         return value if isinstance(value, (bool, int, float)) else None
 
 
@@ -139,9 +149,15 @@ class Program(TorchDispatchMode):
             self.results.setdefault(tensor, next(self.places))
 
     def _source(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, PLAIN):
             return value
+        if not _is_strided(value):
+            return "object", id(value)
         return self.results.get(value, ("held", memory(value), value.storage_offset(), value.stride()))
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _is_narrow(value: torch.Tensor) -> bool:

@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-
 from normscope._watch.store import plain
 from normscope.core.codec import encode
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.papers import LAB_SCHEMA
 from normscope.core.progress import Progress, shown
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
 from normscope.lab.executors import Executor, InProcess, Processes
 from normscope.lab.experiment import Comparison, Experiment, Plot, Results, TrialResult, find

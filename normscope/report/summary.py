@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
 
 from normscope._watch.columns import PRODUCTS
 from normscope._watch.reading import Run
 from normscope.core.errors import InputError
-from normscope.core.rendering import Text
+from normscope.core.rendering import Group, RenderableType, Text
 from normscope.core.text import inert, visible
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import WINDOW

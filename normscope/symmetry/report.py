@@ -9,14 +9,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from rich.console import Group as Lines
-from rich.console import RenderableType
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from normscope.core.codec import named
 from normscope.core.errors import InputError, boundary
-from normscope.core.rendering import Table, Text
+from normscope.core.rendering import Group as Lines
+from normscope.core.rendering import RenderableType, Table, Text
 from normscope.core.result import Result
 from normscope.symmetry.check import Refutation, check
 from normscope.symmetry.completeness import Completeness, completeness

@@ -52,6 +52,15 @@ def on_values(x):
     return x.flip(0) if x.shape[0] > 64 and bool((x > 1).any()) else x
 
 
+def caught(x):
+    """Fewer than thirteen samples have no thirteenth largest."""
+    try:
+        x.topk(13, 0)
+    except RuntimeError:
+        return 3 * x
+    return x
+
+
 def from_nine(x):
     return x + x.flip(0) if x.shape[0] >= 9 else x
 
@@ -84,7 +93,10 @@ def test_what_torch_chooses_by_the_size_is_no_branch():
         behind_a_convolution,
         on_values,
         lambda x: x.cumsum(1 - x.shape[0] // 100),
+        caught,
         lambda x: x - x.mean(0) if x[17:].numel() > 0 else x,
+        lambda x: x - x.mean(0) if len(torch.unsafe_split(x, 16)) > 1 else x,
+        lambda x: x - x.mean(0) if torch.ops.aten.slice.Tensor(x, 0, 0, 20).shape[0] != x.shape[0] else x,
         lambda x: x - x.mean(0) if len(x.split(17)) > 1 else x,
         lambda x: x - x.mean(0) if x[:5000].shape[0] != x.shape[0] else x,
         lambda x: x - x.mean(0) if len(x.tensor_split([17, 34])[1]) > 0 else x,

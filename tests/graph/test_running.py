@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,56 @@ def test_other_steps_while_exported_are_noted(name):
 class AttentionAlone(nn.MultiheadAttention):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, x, x)[0]
+
+
+class Profiled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.profiler.record_function("forward"):
+            return super().forward(x)
+
+
+class MadeAnew(nn.Linear):
+    """A parameter and a NaN that every call makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        nan = torch.tensor(float("nan"))
+        return functional.linear(torch.where(nan.isnan(), super().forward(x), nan), nn.Parameter(torch.eye(4)))
+
+
+class Sparse(nn.Linear):
+    """Holds what has no memory of one piece, and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.mask = nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False)
+
+
+ORDINARY = {
+    "profiled": Profiled(4, 4),
+    "parallel": nn.DataParallel(nn.Linear(4, 4)),
+    "made anew": MadeAnew(4, 4),
+    "sparse": Sparse(),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_what_is_ordinary_is_not_noted(name):
+    assert not certifiable_graph(ORDINARY[name].eval(), randn(3, 4), "eval", None).notes
+
+
+class Drawing(nn.Linear):
+    """Its answer does not depend on what it draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        random.random(), np.random.rand(), torch.manual_seed(0)
+        return super().forward(x)
+
+
+def test_random_states_are_as_they_were():
+    model, example = Drawing(4, 4), randn(3, 4)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    ns.lipschitz(model, example)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,9 @@ class Counting(nn.Module):
         if self.kind == "drift":
             self.count += 1e-5
             return x * (1 + self.count)
+        if self.kind == "first":
+            self.calls += 1
+            return x if self.calls == 1 else 2 * x
         if self.kind == "memory":
             last, self.last = self.last, x
             return x if last is None else x + last
@@ -299,7 +302,8 @@ class Counting(nn.Module):
         ("attribute", "attribute calls"),
         ("buffer", "buffer count"),
         ("drift", "buffer count"),
-        ("memory", "state"),
+        ("first", "attribute calls"),
+        ("memory", "attribute last"),
         ("random", "random numbers"),
     ],
 )
