@@ -25,6 +25,7 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.c
 LITERALS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default)
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default, torch.ops.aten.dot.default)
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 RESHAPES = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 
@@ -117,12 +118,12 @@ class Steps(TorchDispatchMode):
 
 
 def _apart(function: Any, told: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """A product to which a bias is added is two steps, whichever way torch takes."""
-    if function == torch.ops.aten.addmm.default:
+    """A product is one step, and with a bias added two, whichever way torch takes."""
+    if function in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default):
         yield torch.ops.aten.mm.default, told[1:]
         yield torch.ops.aten.add.Tensor, told[:1]
     else:
-        yield function, told
+        yield torch.ops.aten.mm.default if function in PRODUCTS else function, told
 
 
 class Program(TorchDispatchMode):
