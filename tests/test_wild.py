@@ -42,7 +42,7 @@ def check(name: str) -> None:
         assert "region" in bracket.reason and "shown by" in bracket.reason
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_of_each_family(name):
     check(name)

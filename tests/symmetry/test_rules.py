@@ -43,7 +43,7 @@ def probe(name: str, shifted: bool) -> ns.SymmetryReport:
     )
 
 
-@pytest.mark.quick(60)
+@pytest.mark.quick(50)
 @pytest.mark.parametrize("shifted", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("name", CASES)
 def test_no_group_is_refuted(name, shifted):
