@@ -96,7 +96,7 @@ def check_samples_independent(
                 return None
             _check_alone(run, hint)
             return None if _same_steps(run, hint) else OTHERWISE
-        larger = run.taken([size for size in reason.sizes if run.is_small(size)])
+        larger = run.taken([size for size in reason.sizes if size in LARGER or run.is_small(size)])
         double = _in_double(run, [*sizes, *larger])
         for size in larger:
             _check_alone(run, size)

@@ -182,3 +182,9 @@ def windows(x):
 
 def test_a_size_that_is_computed_as_a_float_is_probed():
     assert "plain number" in check_samples_independent(Net(windows), example(), "eval")
+
+
+def test_large_samples_are_probed_in_larger_batches_too():
+    step = Net(lambda x: x * (100.0 if int(x.shape[0]) >= 9 else 1))
+    with pytest.raises(Refusal, match="influence each other"):
+        check_samples_independent(step, torch.ones(1, 100_000), "eval")
