@@ -81,6 +81,7 @@ class Agreement:
     narrow: bool = False  # whether it was found to compute in less all the same
     asks: bool = False  # whether it takes other steps where it is told that it is being exported
     compared: int = 0
+    shapes: set[tuple[torch.Size, ...]] = field(default_factory=set)  # of calls that were made in the model's own type
     outputs: dict[Call, torch.Tensor] = field(default_factory=dict)  # of the graph
     spreads: dict[tuple[Call, torch.dtype], float] = field(default_factory=dict)  # what rounding in some type makes of them
 
@@ -93,9 +94,9 @@ class Agreement:
             return self._noted()
         self.check(first, [first], "the example")
         self.check(first, [first], "the example with requires_grad set", needs_gradient=True)
+        self._check_running(first)
         if self.is_random:
             return self._noted()
-        self._check_running(first)
         if _reads_batch(self.graph):  # rules refuse it, with better advice
             return self._noted()
         around, small, large = others(first)
@@ -122,7 +123,7 @@ class Agreement:
         for name, point in (("the example", call), ("points around it", others(call)[0]))[: 1 if large else 2]:
             self.check(point, [point], name)
         self.check(call, [call], "the example with requires_grad set", needs_gradient=True)
-        if not (large or self.is_random):
+        if not large:
             self._check_running(call)
         return self._noted()
 
@@ -178,7 +179,8 @@ class Agreement:
     def _check_running(self, call: Call) -> None:
         """Compare them where the model computes in its own type, as it is called: whatever follows float64, this is what runs.
 
-        Roughly, since a constant that the model computes in its own type is folded in float64.
+        Roughly, since a constant that the model computes in its own type is folded in float64. Where something is drawn at random,
+        only what the model does with its memory is looked at.
         """
         expected = self._graph_output(call)
         if expected is None:
@@ -198,6 +200,14 @@ class Agreement:
                     [f"{operation} writes to one of them"],
                     "Let the model hold one tensor, and make the others from it in its forward.",
                 )
+            if running.overlap is not None:
+                raise Refusal(
+                    "the model reads memory while it writes to it, so its answer depends on the order in which a kernel does both",
+                    [f"{running.overlap} writes to a tensor that overlaps with another one it reads"],
+                    "Read from a copy: `y[:, 1:] += y[:, :-1].clone()`.",
+                )
+            if self.is_random:
+                return
             if returned is None or not bool(returned.isfinite().all()):
                 continue
             gap, (unit, least) = _gap(returned, expected), roundoff(running.dtype)
@@ -220,7 +230,12 @@ class Agreement:
         observers: see what it does, and not what puts it back.
         """
         dropout = self.dropout if dropout is None else dropout
-        for attempted in (True, False) if (self.double if double is None else double) else (False,):
+        double = self.double if double is None else double
+        shapes = tuple(tensor.shape for tensor in call.tensors)
+        if double and shapes not in self.shapes:  # what it keeps from its first call, in a function's cache say, is of its own type
+            self.shapes.add(shapes)
+            self._eager(call, double=False)
+        for attempted in (True, False) if double else (False,):
             with in_mode(self.model, self.mode, self._before), ExitStack() as stack:
                 for observer in observers:
                     stack.enter_context(observer)
@@ -313,6 +328,7 @@ class Agreement:
         return self.spreads[call, dtype]
 
     def _refuse(self, sample: Call, where: str, batch: int, gap: float) -> None:
+        by = f"by {gap:.3g}" if math.isfinite(gap) else "in shape, or in where there are numbers"
         alone = self._eager(sample)
         expected = self._graph_output(sample)
         if batch > 1 and alone is not None and self._agree(_gap(alone, expected), expected, sample):
@@ -320,12 +336,12 @@ class Agreement:
                 return
             raise Refusal(
                 "the samples of a batch influence each other, or its size changes the function, so there is no constant per sample",
-                [f"the output of one sample in a batch of {batch} differs by {gap:.3g} from that of the sample alone"],
+                [f"the output of one sample in a batch of {batch} differs {by} from that of the sample alone"],
                 ALONE,
             )
         raise Refusal(
             "the traced graph is not the model",
-            [f"on {where} the outputs differ by {gap:.3g}{self._first_difference(sample)}"],
+            [f"on {where} the outputs differ {by}{self._first_difference(sample)}"],
             CAUSES,
         )
 

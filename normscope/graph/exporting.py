@@ -70,13 +70,7 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
         try:
             return torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
-            if mode != "eval" and "more than 1 value per channel" in str(error):
-                raise Refusal(
-                    "batch statistics make every sample depend on the others",
-                    [f"{type(model).__name__} in train mode cannot take one sample alone"],
-                    'Use mode="eval" for running statistics, or mode="batch" for the whole batch as one input.',
-                ) from error
-            _check_groups(model, error)
+            _check_groups(model, mode, error)
             check_runs(model, call)
             advice = (
                 "" if mode == "eval" else '; mode="eval" leaves out what training alone does, such as dropping layers at random'
@@ -87,18 +81,25 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
             ) from error
 
 
-def _check_groups(model: torch.nn.Module, error: Exception) -> None:
-    """Refuse groups of one element, which torch normalizes in batches of two or more and raises for in one sample."""
+def _check_groups(model: torch.nn.Module, mode: str, error: Exception) -> None:
+    """Refuse batch statistics, and groups of one element: torch takes them in batches of two or more and raises for one sample."""
     if "more than 1 value per channel" not in str(error):
         return
     groups = [
         f"{type(part).__name__} at {path or 'the top level'}" for path, part in model.named_modules()
         if isinstance(part, torch.nn.GroupNorm) and part.num_groups == part.num_channels
     ]  # fmt: skip
+    if mode == "eval" and groups:
+        raise Refusal(
+            "a normalizer with one element per group has no variance, and torch does not run it on one sample",
+            groups,
+            "Use fewer groups, so that each holds several elements.",
+        ) from error
+    advice = "a normalizer that tracks running statistics" if mode == "eval" else 'mode="eval" for running statistics'
     raise Refusal(
-        "a normalizer with one element per group has no variance, and torch does not run it on one sample",
-        groups or [described(error)],
-        "Use fewer groups, so that each holds several elements.",
+        "batch statistics make every sample depend on the others",
+        [f"{type(model).__name__} in {mode} mode cannot take one sample alone"],
+        f'Use {advice}, or mode="batch" for the whole batch as one input.',
     ) from error
 
 

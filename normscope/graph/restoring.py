@@ -7,7 +7,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch.nn.parameter import is_lazy
 
 DEPTH = 4  # how many objects inside of each other are looked into, beside modules and containers
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
-OPAQUE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+OPAQUE = (types.ModuleType, types.BuiltinFunctionType)
+CONTAINERS = (list, deque, dict, set)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Restore = Callable[[], Any]
@@ -26,6 +27,7 @@ Restore = Callable[[], Any]
 class Snapshot:
     """A model as it is now: its attributes, parameters and buffers, containers, generators and plain objects.
 
+    Of its functions, such as hooks, the containers that they write to: see `_around`.
     tensors: whether what is in tensors may change, which nothing on fake ones does.
     """
 
@@ -62,6 +64,9 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
         if isinstance(value, (*LEAVES, *OPAQUE)) or id(value) in seen:
             continue
         seen[id(value)] = value
+        if isinstance(value, (types.FunctionType, types.MethodType, partial)):
+            yield from map(_container, _around(value))
+            continue
         if isinstance(value, torch.Tensor):
             if tensors and not is_lazy(value) and value.device.type != "meta":
                 yield _tensor(value)
@@ -71,7 +76,7 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
             yield restore
             continue
         inside: list[Any] = []
-        if isinstance(value, (list, deque, dict, set)):
+        if isinstance(value, CONTAINERS):
             yield _container(value)
         if isinstance(value, (list, deque, tuple, set, frozenset)):
             inside += value
@@ -83,6 +88,27 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
             depth += not isinstance(value, torch.nn.Module)
             inside += held.values()
         waiting += [(item, depth) for item in inside]
+
+
+def _around(function: Any) -> Iterator[Any]:
+    """Containers that a function may write to: in its closure or among its arguments, or global under a name that it uses.
+
+    What is in them is not looked into: they may hold a whole training.
+    """
+    held: list[Any] = []
+    if isinstance(function, partial):
+        yield from _around(function.func)
+        held += [*function.args, *function.keywords.values()]
+    elif isinstance(function, types.MethodType):
+        yield from _around(function.__func__)
+        attributes = getattr(function.__self__, "__dict__", {})
+        held += [attributes, *attributes.values()]
+    elif isinstance(function, types.FunctionType):
+        held += [*(function.__defaults__ or ()), *map(function.__globals__.get, function.__code__.co_names)]
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                held.append(cell.cell_contents)
+    yield from (value for value in held if isinstance(value, CONTAINERS))
 
 
 def _tensor(tensor: torch.Tensor) -> Restore:

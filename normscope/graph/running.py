@@ -20,6 +20,9 @@ class Running(TorchDispatchMode):
     shared_write(): the operation that wrote to memory which the model had before, and which it reads as another tensor too. Each of
     such tensors (a buffer and a view of it, two weights tied by their storage) is one of its own to torch.export: a write to one is
     not seen in the other.
+
+    overlap: the first operation that writes to memory which it also reads as another tensor, as `y[:, 1:] += y[:, :-1]` does:
+    what it reads depends on the order in which a kernel writes.
     """
 
     def __init__(self) -> None:
@@ -30,6 +33,7 @@ class Running(TorchDispatchMode):
         self.views: dict[int, torch.Tensor] = {}  # of memory that is not; kept, so that no other tensor gets the id of one
         self.held: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were there before
         self.written: dict[tuple[int, int], str] = {}  # which memory, and by which operation
+        self.overlap: str | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -37,9 +41,12 @@ class Running(TorchDispatchMode):
             if id(tensor) not in self.views and memory(tensor) not in self.made:
                 self.held.setdefault(id(tensor), weakref.ref(tensor))
                 self.old.add(memory(tensor))
-        for tensor in _written(function, args, kwargs):
+        written = [*_written(function, args, kwargs)]
+        for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
                 self.written.setdefault(span(tensor), operation_name(function))
+        if written and self.overlap is None and _reads_what_it_writes(written, _tensors((args, kwargs))):
+            self.overlap = operation_name(function)
         result = function(*args, **kwargs)
         for tensor in _tensors(result):
             if memory(tensor) in self.old:
@@ -79,6 +86,34 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+
+
+def _reads_what_it_writes(written: list[torch.Tensor], read: list[torch.Tensor]) -> bool:
+    """Whether an argument shares entries with one that is written, and is not that very tensor, read before it is written."""
+    own = {id(tensor) for tensor in written}
+    others = [tensor for tensor in read if id(tensor) not in own]
+    return any(
+        memory(one) == memory(other) and not (len(written) == 1 and _is_same_view(one, other)) and share_entries(one, other)
+        for one in written
+        for other in others
+    )
+
+
+def _is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (other.data_ptr(), other.shape, other.stride(), other.dtype)
+
+
+def share_entries(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one memory have an entry in common; of types of different sizes, whether their addresses mix."""
+    (start, stop), (begin, end) = span(one), span(other)
+    if not (one.numel() and other.numel() and start < end and begin < stop):
+        return False
+    if one.element_size() != other.element_size():
+        return True
+    first = min(one.storage_offset(), other.storage_offset())
+    entries = torch.zeros((max(stop, end) - min(start, begin)) // one.element_size(), dtype=torch.bool)
+    entries.as_strided(one.shape, one.stride(), one.storage_offset() - first).fill_(True)
+    return bool(entries.as_strided(other.shape, other.stride(), other.storage_offset() - first).any())
 
 
 @contextmanager

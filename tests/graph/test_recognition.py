@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 import normscope as ns
+from normscope.graph.graph import Node
 from normscope.graph.trace import trace
 from tests.cases import Function, randn
 from tests.graph.test_trace import operations
@@ -80,3 +82,17 @@ LOOK_ALIKES = {
 def test_look_alikes_are_not(name):
     graph = trace(Function(LOOK_ALIKES[name]), randn(1, 4))
     assert not {"standardize", "silu", "quick_gelu", "mish", "gelu"} & set(operations(graph))
+
+
+def test_rounding_that_later_layers_amplify_is_no_difference():
+    """Values on the steps of `floor` fall on either side of them; what is recognised is compared where it stands."""
+    model = Function(lambda x: torch.floor((x - mean(x)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-30).sqrt()))  # ±1
+    assert "standardize" in operations(trace(model, randn(1, 64, 2)))
+
+
+def test_a_match_that_computes_something_else_is_not_taken(monkeypatch):
+    def wrong(node: Node) -> Node | None:
+        return replace(node, op="twice", target=lambda x: 2 * torch.sigmoid(x)) if node.op == "sigmoid" else None
+
+    monkeypatch.setattr("normscope.graph.patterns.RECOGNISERS", (wrong,))
+    assert operations(trace(Function(torch.sigmoid), randn(1, 4))) == ["sigmoid"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 import random
 from collections import deque
 from types import SimpleNamespace
@@ -143,3 +144,69 @@ def test_what_is_kept_outside_of_a_model_is_no_stand_in():
     assert ns.lipschitz(model, x).upper.finite
     assert type(table(4)) is type(Kept.tables[4]) is torch.Tensor and table(4).dtype == torch.float32
     assert type(model(x)) is torch.Tensor
+
+
+@functools.lru_cache
+def mask(batch, length):
+    return torch.ones(batch, length, length).tril()
+
+
+class Masked(nn.Linear):
+    """Reads a table for every size of batch, which a function keeps."""
+
+    def forward(self, x):
+        return mask(len(x), x.shape[1]) @ super().forward(x)
+
+
+def test_what_is_kept_for_batches_of_every_size_is_of_the_model_s_own_type():
+    model, x = Masked(4, 4).eval(), torch.randn(2, 3, 4)
+    for look in (ns.lipschitz, ns.audit, ns.doctor, ns.symmetries):
+        look(model, x)
+    assert {mask(size, 3).dtype for size in range(1, 6)} == {torch.float32}
+    assert model(x).dtype == torch.float32
+
+
+SEEN = []
+
+
+class Recorder:
+    def __init__(self):
+        self.seen, self.calls = {}, 0
+
+    def hook(self, module, args, output):
+        self.seen[self.calls] = output
+        self.calls += 1
+
+
+def hooks():
+    """Where hooks that keep activations put them, and the hooks."""
+    kept, recorder, named = [], Recorder(), {}
+
+    def closed(module, args, output):
+        kept.append(output)
+
+    def with_default(module, args, output, into=[]):  # noqa: B006
+        into.append(output)
+
+    def by_name(name, into, module, args, output):
+        into[name] = output
+
+    return {
+        "closure": (kept, closed),
+        "global": (SEEN, lambda module, args, output: SEEN.append(output)),
+        "default": (with_default.__defaults__[0], with_default),
+        "partial": (named, functools.partial(by_name, "layer", named)),
+        "method": (recorder.seen, recorder.hook),
+    }
+
+
+@pytest.mark.parametrize("name", hooks())
+def test_what_hooks_keep_is_as_it_was(name):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    kept, hook = hooks()[name]
+    model[0].register_forward_hook(hook)
+    model(torch.randn(2, 4))
+    before = list(kept)
+    for look in (ns.lipschitz, ns.audit, ns.symmetries):
+        look(model, torch.randn(2, 4))
+    assert len(before) == 1 and all(map(operator.is_, kept, before)) and len(kept) == 1

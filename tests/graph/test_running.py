@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -199,3 +200,44 @@ class Slices(nn.Module):
 
 def test_a_write_beside_another_tensor_is_not_refused():
     assert float(ns.lipschitz(Slices(), torch.randn(2, 4)).upper) == pytest.approx(2)
+
+
+def written(write: Callable[[Tensor], object]) -> Function:
+    """A model that writes to a copy of its input; ReLU hides the difference at many points."""
+
+    def forward(x: Tensor) -> Tensor:
+        y = x.clone()
+        write(y)
+        return functional.relu(y.sum(1, keepdim=True) - 1e4)
+
+    return Function(forward)
+
+
+READS_WHAT_IT_WRITES = {
+    "a first entry": lambda y: y[:, ::2].add_(y[:, :1]),
+    "a shift": lambda y: y[:, 1:].copy_(y[:, :-1]),
+    "out": lambda y: torch.mul(y[:, 1:5], y[:, :4], out=y[:, 2:6]),
+    "a transpose": lambda y: y[:, :4].view(-1, 2, 2).copy_(y[:, :4].view(-1, 2, 2).mT),
+    "several": lambda y: torch._foreach_add_([y[:, :3], y[:, 3:6]], [y[:, 3:6], y[:, :3]]),
+}
+
+
+@pytest.mark.parametrize("name", READS_WHAT_IT_WRITES)
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_memory_that_is_read_while_it_is_written_is_refused(name, mode):
+    model = nn.Sequential(nn.Dropout(0.1), written(READS_WHAT_IT_WRITES[name]))
+    with pytest.raises(ns.Refusal, match="reads memory while it writes to it"):
+        trace(model, randn(2, 8), mode)
+
+
+APART = {
+    "even and odd": lambda y: y[:, ::2].add_(y[:, 1::2]),
+    "itself": lambda y: y[:, ::2].mul_(y[:, ::2]),
+    "a copy": lambda y: y[:, 1:].copy_(y[:, :-1].clone()),
+    "halves": lambda y: torch.mul(y[:, :4], 2.0, out=y[:, 4:]),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_memory_that_is_not_read_while_it_is_written_is_not(name):
+    assert trace(written(APART[name]), randn(2, 8))

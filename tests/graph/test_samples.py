@@ -336,6 +336,12 @@ def test_groups_of_one_element_are_named():
         ns.lipschitz(model, torch.randn(3, 4))
 
 
+def test_batch_statistics_are_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    with pytest.raises(Refusal, match=r"batch statistics make every sample depend on the others.*in eval mode.*tracks running"):
+        ns.lipschitz(model, torch.randn(3, 4))
+
+
 def test_what_was_probed_is_noted_and_what_was_proved_is_not():
     x = torch.randn(3, 4)
     assert not any("probed" in note for note in ns.audit(nn.Linear(4, 4), x).notes)

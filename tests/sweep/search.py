@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import normscope as ns
 
 Function = Callable[[Tensor], Tensor]
 Region = ns.Ball | ns.Box | None
 Pair = tuple[Tensor, Tensor]
+GENERATOR = torch.Generator().manual_seed(0)
+SAFETY = 100
 SHARES = (1.0, 0.3, 0.05)  # of a pair's distance, that its ends may move at once
 
 
@@ -38,8 +42,31 @@ def largest_quotient(
 def refutes(function: Function, pair: Pair, bound: float) -> bool:
     """Whether a quotient above the bound is more than rounding: pairs nearby and farther apart show it, each pair by itself."""
     middle, half = (pair[0] + pair[1]) / 2, (pair[0] - pair[1]) / 2
+    noise = rounding(function, pair) / float(_sizes((pair[0] - pair[1])[None]))
     stretched = (stretch * half for stretch in (1.0, 0.9, 0.8, 0.95, 0.85))
-    return all(quotients(function, (middle + step)[None], (middle - step)[None]) > bound * (1 + 1e-6) for step in stretched)
+    return all(quotients(function, (middle + step)[None], (middle - step)[None]) > bound * (1 + 1e-6) + noise for step in stretched)
+
+
+class Roundings(TorchDispatchMode):
+    """Every operation's result is off by about a unit of float64's precision, relative to every entry."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        views = any(value.alias_info is not None and not value.alias_info.is_write for value in operation._schema.returns)
+        for value in [] if views else tree_leaves(result):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value.mul_(1 + torch.finfo(value.dtype).eps * torch.randn(value.shape, generator=GENERATOR, dtype=value.dtype))
+        return result
+
+
+def rounding(function: Function, pair: Pair) -> float:
+    """At most what rounding makes of the difference of a pair's values, many times what it was seen to make."""
+    plain = [_values(function, end[None]) for end in pair]
+    changes = []
+    for _ in range(3):
+        with torch.no_grad(), Roundings():
+            changes += [_values(function, end[None]) - before for end, before in zip(pair, plain, strict=True)]
+    return SAFETY * max(float(_sizes(change.detach())) for change in changes)
 
 
 def quotients(function: Function, first: Tensor, second: Tensor) -> Tensor:
