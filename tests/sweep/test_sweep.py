@@ -7,10 +7,13 @@ import pytest
 from tests.sweep.judge import judge
 
 QUICK, ALL, STRIDE = 24, 2000, 20
+# of the first 20,000 those that were judged wrong once: an operation that reads what it writes, a step where rounding falls on either
+# side of a jump, and rounding that was taken for a refutation
+ONCE_WRONG = (3243, 8390, 8497, 13525, 14023, 14076)
 
 
 @pytest.mark.quick(5)
-@pytest.mark.parametrize("seed", range(QUICK))
+@pytest.mark.parametrize("seed", (*range(QUICK), *ONCE_WRONG))
 def test_no_pair_refutes_a_bound(seed):
     assert not judge(seed).wrong
 
