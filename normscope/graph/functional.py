@@ -16,8 +16,10 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from normscope.core.data import Call
 from normscope.core.errors import Refusal
 from normscope.graph.naming import label, operation_name
+from normscope.graph.sharing import undeclared_views
 
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 MOVING = {"batch_norm": (3, 4), "instance_norm": (3, 4)}  # running statistics, which train mode moves without saying so
@@ -35,11 +37,15 @@ WRITTEN_OUT = {
 COMPUTING = {"linear", "matmul", "batch_norm", "conv1d", "conv2d", "conv3d", "layer_norm", "group_norm"}
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
+def functional(program: ExportedProgram, call: Call) -> ExportedProgram:
     """The same program with blocks such as no_grad inlined, and without operations that write to memory."""
     program = _inlined(program)
-    while apart := {node.target for node in program.graph.nodes if _is_written_out(node)}:
-        program = _decomposed(program, {target: _written_out(target) for target in apart})
+    sharing: set[Any] = set()
+    if any(_is_seen(node) for node in program.graph.nodes):
+        views, sharing = undeclared_views(program, call)
+        program = _without(program, views)
+    while apart := sharing | {node.target for node in program.graph.nodes if _is_written_out(node)}:
+        program, sharing = _decomposed(program, {target: _written_out(target) for target in apart}), set()
     if any(_is_seen(node) for node in program.graph.nodes):
         with torch._C._AutoDispatchBelowAutograd():  # above it torch writes out some, such as softshrink
             program = _decomposed(program, {})
@@ -110,7 +116,7 @@ def _is_fresh(node: FxNode) -> bool:
     if schema.is_mutable:
         return functional_variant(node.target) is not None and isinstance(node.args[0], FxNode) and _is_fresh(node.args[0])
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd")
-    aliases = len(schema.returns) != 1 or schema.returns[0].alias_info is not None
+    aliases = len(schema.returns) != 1 or schema.returns[0].alias_info is not None or "unsafe" in schema.name
     return not aliases and node.target.namespace == "aten" and (not composite or operation_name(node.target) in COMPUTING)
 
 
@@ -130,14 +136,34 @@ def _inlined(program: ExportedProgram) -> ExportedProgram:
     """The program with the bodies of no_grad and autocast blocks in place of the blocks: the same function."""
     if not _wrappers(program):
         return program
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch's own about a class in its own copy
-        program = copy.deepcopy(program)
+    program = _copied(program)
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
         while wrappers := _wrappers(program):
             _inline(module, wrappers[0])
     return program
+
+
+def _without(program: ExportedProgram, same: dict[str, str]) -> ExportedProgram:
+    """The program without nodes that return an argument itself, each given with that argument by name."""
+    if not same:
+        return program
+    program = _copied(program)
+    module = program.graph_module
+    nodes = {node.name: node for node in module.graph.nodes}
+    with module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        for name, source in same.items():
+            while source in same:
+                source = same[source]
+            nodes[name].replace_all_uses_with(nodes[source])
+            module.graph.erase_node(nodes[name])
+    return program
+
+
+def _copied(program: ExportedProgram) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's own about a class in its own copy
+        return copy.deepcopy(program)
 
 
 def _wrappers(program: ExportedProgram) -> list[FxNode]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -37,18 +38,18 @@ class Running(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             if id(tensor) not in self.views and memory(tensor) not in self.made:
                 self.held.setdefault(id(tensor), weakref.ref(tensor))
                 self.old.add(memory(tensor))
-        written = [*_written(function, args, kwargs)]
+        written = [*written_by(function, args, kwargs)]
         for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
                 self.written.setdefault(span(tensor), operation_name(function))
-        if written and self.overlap is None and _reads_what_it_writes(written, _tensors((args, kwargs))):
+        if written and self.overlap is None and _reads_what_it_writes(written, tensors_in((args, kwargs))):
             self.overlap = operation_name(function)
         result = function(*args, **kwargs)
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             if memory(tensor) in self.old:
                 if is_view(function):
                     self.views[id(tensor)] = tensor
@@ -78,35 +79,31 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors_in(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
 
 
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
 def _reads_what_it_writes(written: list[torch.Tensor], read: list[torch.Tensor]) -> bool:
     """Whether an argument shares entries with one that is written, and is not that very tensor, read before it is written."""
-    own = {id(tensor) for tensor in written}
-    others = [tensor for tensor in read if id(tensor) not in own]
-    return any(
-        memory(one) == memory(other) and not (len(written) == 1 and _is_same_view(one, other)) and share_entries(one, other)
-        for one in written
-        for other in others
-    )
+    if len(written) > 1:  # one after another
+        return any(share_entries(*pair) for pair in combinations(read, 2) if not {*map(id, written)}.isdisjoint(map(id, pair)))
+    return any(not is_same_view(written[0], other) and share_entries(written[0], other) for other in read)
 
 
-def _is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (other.data_ptr(), other.shape, other.stride(), other.dtype)
 
 
 def share_entries(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one memory have an entry in common; of types of different sizes, whether their addresses mix."""
+    """Whether two tensors have an entry of memory in common; of types of different sizes, whether their addresses mix."""
     (start, stop), (begin, end) = span(one), span(other)
-    if not (one.numel() and other.numel() and start < end and begin < stop):
+    if not (one.numel() and other.numel() and start < end and begin < stop) or memory(one) != memory(other):
         return False
     if one.element_size() != other.element_size():
         return True

@@ -111,7 +111,7 @@ class Conversion:
     """One pass over an exported program: constants folded, identities dropped, arguments completed."""
 
     def __init__(self, program: ExportedProgram, call: Call, mode: str, output: str | int | None = None, ids: bool = False) -> None:
-        program = functional(program)
+        program = functional(program, call)
         self.program, self.call, self.mode, self.wanted, self.ids = program, call, mode, output, ids
         stored = reversed(program.state_dict.items())
         self.first_names = {id(tensor): name for name, tensor in stored}  # of tied tensors, as in `named_parameters()`

@@ -172,3 +172,52 @@ def test_a_write_to_a_weight_is_seen():
     model = Clipped(4, 4)
     found = ns.lipschitz(model, torch.randn(2, 4))
     assert float(found.upper) == pytest.approx(float(torch.linalg.matrix_norm(model.weight.detach().clamp(-0.1, 0.1), 2)), rel=1e-6)
+
+
+UNSAID = {
+    "dropout": lambda y: nn.functional.dropout(y, 0.5, False).mul_(3),
+    "dropout twice": lambda y: nn.functional.dropout(nn.functional.dropout(y, 0.5, False), 0.1, False).mul_(3),
+    "einsum": lambda y: torch.einsum("ij->ji", y)[1].mul_(3),
+    "type_as": lambda y: y.type_as(y * 1).mul_(3),
+    "atleast_2d": lambda y: torch.atleast_2d(y)[:, :2].mul_(3),
+    "unsafe_chunk": lambda y: torch.unsafe_chunk(y, 2, 1)[0].mul_(3),
+    "unsafe_split": lambda y: torch.unsafe_split(y, 2, 1)[0].mul_(3),
+    "broadcast_tensors": lambda y: torch.broadcast_tensors(y, y * 1)[0].mul_(3),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_memory_that_is_shared_unsaid_is_followed_or_refused(name):
+    """Far away alone: at the points that are compared, ReLU hides what is lost."""
+
+    def forward(x: Tensor) -> Tensor:
+        y = x * 2
+        UNSAID[name](y)
+        return nn.functional.relu(y - 1e5)
+
+    model, x = Function(forward), torch.randn(2, 4, dtype=torch.float64)
+    try:
+        bound = float(ns.lipschitz(model, x).upper)
+    except ns.Refusal as error:
+        assert "unsafe" in name and "without saying so" in str(error)
+    else:
+        assert bound >= 6 * (1 - 1e-12) and "unsafe" not in name
+
+
+def test_a_residual_added_in_place_to_what_dropout_returns_is_read():
+    """`y += f(x)` behind dropout changes x too in eval mode."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.linear = nn.Dropout(0.5), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.linear(x)
+            y = self.drop(z)
+            y += x
+            return z + y
+
+    block, x = Block().eval(), torch.randn(2, 4)
+    exact = 2 * torch.linalg.matrix_norm(block.linear.weight.detach().double() + torch.eye(4, dtype=torch.float64), 2)
+    assert float(exact) in ns.lipschitz(block, x)
