@@ -58,6 +58,7 @@ def untouched(model: torch.nn.Module, tensors: bool = True, before: Snapshot | N
 def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
     """What puts back each object that a model holds, containers before what is in them."""
     seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
+    kept: dict[int, Any] = {}  # containers around functions, which are not looked into
     waiting: list[tuple[Any, int]] = [(model, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -65,7 +66,9 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
             continue
         seen[id(value)] = value
         if isinstance(value, (types.FunctionType, types.MethodType, partial)):
-            yield from map(_container, _around(value))
+            around = {id(held): held for held in _around(value) if id(held) not in kept}
+            kept |= around  # many hooks may share a container
+            yield from map(_container, around.values())
             continue
         if isinstance(value, torch.Tensor):
             if tensors and not is_lazy(value) and value.device.type != "meta":

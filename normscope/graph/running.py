@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from normscope.graph.naming import is_view, operation_name
 
+# they may read the very tensor that they write, as entrywise operations may
+ROW_BY_ROW = ("copy", "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod")
+
 
 class Running(TorchDispatchMode):
     """dtype: the least precise floating-point type that is computed in.
@@ -46,7 +49,7 @@ class Running(TorchDispatchMode):
         for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
                 self.written.setdefault(span(tensor), operation_name(function))
-        if written and self.overlap is None and _reads_what_it_writes(written, tensors_in((args, kwargs))):
+        if written and self.overlap is None and _reads_what_it_writes(function, written, args, kwargs):
             self.overlap = operation_name(function)
         result = function(*args, **kwargs)
         for tensor in tensors_in(result):
@@ -83,17 +86,29 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
 
 
-def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    return _arguments(function, args, kwargs, written=True)
+
+
+def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: bool) -> list[torch.Tensor]:
+    """The tensors among the arguments that an operation writes to, or among the others."""
+    found: list[torch.Tensor] = []
     for place, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
+        if (argument.alias_info is not None and argument.alias_info.is_write) == written:
+            found += tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
+    return found
 
 
-def _reads_what_it_writes(written: list[torch.Tensor], read: list[torch.Tensor]) -> bool:
-    """Whether an argument shares entries with one that is written, and is not that very tensor, read before it is written."""
-    if len(written) > 1:  # one after another
-        return any(share_entries(*pair) for pair in combinations(read, 2) if not {*map(id, written)}.isdisjoint(map(id, pair)))
-    return any(not is_same_view(written[0], other) and share_entries(written[0], other) for other in read)
+def _reads_what_it_writes(function: Any, written: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what it writes to shares entries with what it reads beside, or with something else that it writes to."""
+    if function is torch.ops.aten.set_.source_Tensor:  # from now on both are the same memory
+        return True
+    entrywise = len(written) == 1 and (torch.Tag.pointwise in function.tags or operation_name(function) in ROW_BY_ROW)
+    return any(share_entries(*pair) for pair in combinations(written, 2)) or any(
+        share_entries(one, other) and not (entrywise and is_same_view(one, other))
+        for one in written
+        for other in _arguments(function, args, kwargs, written=False)
+    )
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -219,6 +219,8 @@ READS_WHAT_IT_WRITES = {
     "out": lambda y: torch.mul(y[:, 1:5], y[:, :4], out=y[:, 2:6]),
     "a transpose": lambda y: y[:, :4].view(-1, 2, 2).copy_(y[:, :4].view(-1, 2, 2).mT),
     "several": lambda y: torch._foreach_add_([y[:, :3], y[:, 3:6]], [y[:, 3:6], y[:, :3]]),
+    "a product": lambda y: torch.mm(y, torch.full((8, 8), 2.0), out=y),
+    "memory of another": lambda y: torch.zeros_like(y).set_(y).mul_(5.0),
     "several of the same": lambda y: (lambda a, b: torch._foreach_add_([a, b], [b, a]))(*y.chunk(2, 1)),
     "several that overlap": lambda y: torch._foreach_mul_([y[:, :2], y[:, :6]], 3),
 }
@@ -238,6 +240,7 @@ APART = {
     "even and odd": lambda y: y[:, ::2].add_(y[:, 1::2]),
     "itself": lambda y: y[:, ::2].mul_(y[:, ::2]),
     "a copy": lambda y: y[:, 1:].copy_(y[:, :-1].clone()),
+    "rows": lambda y: torch.softmax(y, 1, out=y),
     "halves": lambda y: torch.mul(y[:, :4], 2.0, out=y[:, 4:]),
 }
 
