@@ -76,16 +76,9 @@ def half_exported(x: Tensor) -> Tensor:
     return nn.functional.relu(x) if torch.compiler.is_exporting() else nn.functional.relu(x) * (x > 3)
 
 
-def through_eval_dropout(x: Tensor) -> Tensor:
-    y = x * 1
-    functional.dropout(y, 0.5, training=False).mul_(100)
-    return y
-
-
 DIFFERENT = {  # and words of the refusal
     "compiled": (Function(lambda x: x if torch.compiler.is_compiling() else 100 * x), ["not the model", "(a)", "(c)"]),
     "in a module": (nn.Sequential(nn.Linear(4, 4), Function(half_exported), nn.ReLU()), ["not the model"]),
-    "an alias that torch.export does not know": (Function(through_eval_dropout), ["not the model"]),
     "batch size": (Function(lambda x: x * (100.0 if x.shape[0] > 1 else 1.0)), ["samples", "batch of 2"]),
     "three samples": (Function(lambda x: x * (100.0 if x.shape[0] == 3 else 1.0)), ["samples", "batch of 3"]),
     "the example's size": (Function(lambda x: x * (100.0 if x.shape[0] == 7 else 1.0)), ["samples", "batch of 7"]),

@@ -201,7 +201,7 @@ def test_memory_that_is_shared_unsaid_is_followed_or_refused(name):
     except ns.Refusal as error:
         assert "unsafe" in name and "without saying so" in str(error)
     else:
-        assert bound >= 6 * (1 - 1e-12) and "unsafe" not in name
+        assert bound >= 6 * (1 - 1e-12) and "unsafe" not in name and (bound < 6.1 or name not in ("dropout", "dropout twice"))
 
 
 def test_a_residual_added_in_place_to_what_dropout_returns_is_read():
