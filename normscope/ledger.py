@@ -238,7 +238,7 @@ def _update(statistics: InputStatistics, node: Node, value: torch.Tensor) -> Non
 
 
 def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) -> dict[str, Any]:
-    """The normalizer's gain by each definition of docs/audit.md."""
+    """The normalizer's gain by each definition of docs/audit.md; None where its input is no number or beyond all numbers."""
     if normalizer.fixed:
         variance = normalizer.running_variance
     elif normalizer.kind == "batch":
@@ -250,8 +250,8 @@ def gains_of(node: Node, normalizer: Normalizer, statistics: InputStatistics) ->
     by_channel = normalizer.fixed or normalizer.kind in ("batch", "instance")
     mean = variance.mean() if by_channel else torch.tensor(statistics.total / max(statistics.sets, 1), dtype=torch.float64)
     width = 1 if normalizer.kind == "group" else math.prod(node.shape[axis] for axis in normalizer.axes)
-    found = gains(normalizer, variance, mean, width)
-    return {column: Magnitude(float(gain)) for column, gain in zip(GAIN_COLUMNS, found, strict=True)}
+    found = map(float, gains(normalizer, variance, mean, width))
+    return {column: None if math.isnan(gain) else Magnitude(gain) for column, gain in zip(GAIN_COLUMNS, found, strict=True)}
 
 
 # shares --------------------------------------------------------------------------------------------------------------

@@ -345,3 +345,9 @@ def test_vectors_without_a_batch_axis_have_the_same_rows():
             assert (getattr(row, gain) is None) == (getattr(expected, gain) is None)
             if getattr(row, gain) is not None:
                 assert float(getattr(row, gain)) == pytest.approx(float(getattr(expected, gain)), **CLOSE)
+
+
+def test_the_gain_at_an_input_beyond_all_numbers_is_none():
+    model = Holding(lambda x: functional.layer_norm(x * 1e30 * 1e30, (4,)))
+    (row,) = ns.audit(model, torch.randn(2, 4)).layers
+    assert row.kind == "layer_norm" and row.gain is None

@@ -206,6 +206,12 @@ class Agreement:
                     [f"{running.overlap} writes to a tensor that overlaps with another one it reads"],
                     "Read from a copy: `y[:, 1:] += y[:, :-1].clone()`.",
                 )
+            if running.exchanged is not None:
+                raise Refusal(
+                    "the model gives a tensor other memory, which a graph does not show",
+                    [f"as `.data =` and `set_` do, before {running.exchanged}"],
+                    "Write a new tensor instead, or copy with `copy_`.",
+                )
             if self.is_random:
                 return
             if returned is None or not bool(returned.isfinite().all()):

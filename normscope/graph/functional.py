@@ -40,6 +40,7 @@ COMPUTING = {"linear", "matmul", "batch_norm", "conv1d", "conv2d", "conv3d", "la
 def functional(program: ExportedProgram, call: Call) -> ExportedProgram:
     """The same program with blocks such as no_grad inlined, and without operations that write to memory."""
     program = _inlined(program)
+    _check_lifted(program)
     sharing: set[Any] = set()
     if any(_is_seen(node) for node in program.graph.nodes):
         views, sharing = undeclared_views(program, call)
@@ -57,6 +58,19 @@ def functional(program: ExportedProgram, call: Call) -> ExportedProgram:
             "Write a new tensor instead of changing one in place.",
         )
     return program
+
+
+def _check_lifted(program: ExportedProgram) -> None:
+    """Refuse what is lifted but constants: the operation returns its argument itself, and torch.export writes a copy instead."""
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+    lifting = [node for node in program.graph.nodes if operation_name(node.target).startswith("lift")]
+    others = [
+        label(node)
+        for node in lifting
+        if any(source.op != "get_attr" and source.name not in constants for source in node.all_input_nodes)
+    ]
+    if others:
+        raise Refusal("the model lifts a tensor that is no constant, which torch.export takes for a copy", others, "Leave it out.")
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:

@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 
 DEPTH = 4  # how many objects inside of each other are looked into, beside modules and containers
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
-OPAQUE = (types.ModuleType, types.BuiltinFunctionType)
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, partial)
 CONTAINERS = (list, deque, dict, set)
+MANY = 10_000  # entries of a container around functions: what is in a larger one is not looked into
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Restore = Callable[[], Any]
@@ -27,7 +28,7 @@ Restore = Callable[[], Any]
 class Snapshot:
     """A model as it is now: its attributes, parameters and buffers, containers, generators and plain objects.
 
-    Of its functions, such as hooks, the containers that they write to: see `_around`.
+    Of its functions, such as hooks, what they write to: see `_around`.
     tensors: whether what is in tensors may change, which nothing on fake ones does.
     """
 
@@ -58,17 +59,15 @@ def untouched(model: torch.nn.Module, tensors: bool = True, before: Snapshot | N
 def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
     """What puts back each object that a model holds, containers before what is in them."""
     seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
-    kept: dict[int, Any] = {}  # containers around functions, which are not looked into
+    around: dict[int, Any] = {}  # what is around functions
     waiting: list[tuple[Any, int]] = [(model, 0)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, (*LEAVES, *OPAQUE)) or id(value) in seen:
+        if isinstance(value, (*LEAVES, types.ModuleType)) or id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, (types.FunctionType, types.MethodType, partial)):
-            around = {id(held): held for held in _around(value) if id(held) not in kept}
-            kept |= around  # many hooks may share a container
-            yield from map(_container, around.values())
+        if isinstance(value, FUNCTIONS):
+            yield from _around(value, around)
             continue
         if isinstance(value, torch.Tensor):
             if tensors and not is_lazy(value) and value.device.type != "meta":
@@ -93,25 +92,39 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
         waiting += [(item, depth) for item in inside]
 
 
-def _around(function: Any) -> Iterator[Any]:
-    """Containers that a function may write to: in its closure or among its arguments, or global under a name that it uses.
+def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
+    """What puts back what a function may write to: its variables and global names, and containers in them or among its arguments.
 
-    What is in them is not looked into: they may hold a whole training.
+    Of functions that it wraps too. Objects in containers are not looked into: they may hold a whole training.
     """
-    held: list[Any] = []
-    if isinstance(function, partial):
-        yield from _around(function.func)
-        held += [*function.args, *function.keywords.values()]
-    elif isinstance(function, types.MethodType):
-        yield from _around(function.__func__)
-        attributes = getattr(function.__self__, "__dict__", {})
-        held += [attributes, *attributes.values()]
-    elif isinstance(function, types.FunctionType):
-        held += [*(function.__defaults__ or ()), *map(function.__globals__.get, function.__code__.co_names)]
-        for cell in function.__closure__ or ():
-            with suppress(ValueError):  # it is empty
-                held.append(cell.cell_contents)
-    yield from (value for value in held if isinstance(value, CONTAINERS))
+    waiting = [function]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
+            continue
+        seen[id(value)] = value  # many hooks may share a container
+        if isinstance(value, CONTAINERS):
+            yield _container(value)
+            waiting += [part for part in _parts(value) if isinstance(part, CONTAINERS)] if len(value) <= MANY else []
+        elif isinstance(value, partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.BuiltinMethodType):
+            waiting.append(value.__self__)  # as of `kept.append`
+        elif isinstance(value, types.MethodType):
+            waiting += [value.__func__, getattr(value.__self__, "__dict__", None)]
+        else:
+            cells = list(_filled(value.__closure__ or ()))
+            names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+            yield partial(value.__globals__.update, names)
+            yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
+            waiting += [content for _, content in cells] + [held for held in names.values() if isinstance(held, CONTAINERS)]
+
+
+def _filled(cells: tuple[types.CellType, ...]) -> Iterator[tuple[types.CellType, Any]]:
+    for cell in cells:
+        with suppress(ValueError):  # it is empty
+            yield cell, cell.cell_contents
 
 
 def _tensor(tensor: torch.Tensor) -> Restore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ class Running(TorchDispatchMode):
 
     overlap: the first operation that writes to memory which it also reads as another tensor, as `y[:, 1:] += y[:, :-1]` does:
     what it reads depends on the order in which a kernel writes.
+
+    exchanged: the first operation on a tensor that was given other memory since it was seen, as `w.data = y` does.
     """
 
     def __init__(self) -> None:
@@ -38,6 +41,8 @@ class Running(TorchDispatchMode):
         self.held: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were there before
         self.written: dict[tuple[int, int], str] = {}  # which memory, and by which operation
         self.overlap: str | None = None
+        self.storages: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # of each tensor, as it was first seen
+        self.exchanged: str | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -45,6 +50,8 @@ class Running(TorchDispatchMode):
             if id(tensor) not in self.views and memory(tensor) not in self.made:
                 self.held.setdefault(id(tensor), weakref.ref(tensor))
                 self.old.add(memory(tensor))
+            if self.exchanged is None and self._is_exchanged(tensor):
+                self.exchanged = operation_name(function)
         written = [*written_by(function, args, kwargs)]
         for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
@@ -58,9 +65,18 @@ class Running(TorchDispatchMode):
                     self.views[id(tensor)] = tensor
             else:
                 self.made.add(memory(tensor))
+            self._is_exchanged(tensor)
             if tensor.is_floating_point():
                 self.dtype = max(self.dtype, tensor.dtype, key=lambda dtype: torch.finfo(dtype).eps)
         return result
+
+    def _is_exchanged(self, tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()._cdata
+        seen, before = self.storages.get(id(tensor), (None, storage))
+        if seen is None or seen() is not tensor:  # the id may have been another tensor's
+            self.storages[id(tensor)] = weakref.ref(tensor), storage
+            return False
+        return storage != before
 
     def shared_write(self) -> str | None:
         held = [span(tensor) for reference in self.held.values() if (tensor := reference()) is not None and tensor.numel()]
@@ -101,8 +117,6 @@ def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wri
 
 def _reads_what_it_writes(function: Any, written: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what it writes to shares entries with what it reads beside, or with something else that it writes to."""
-    if function is torch.ops.aten.set_.source_Tensor:  # from now on both are the same memory
-        return True
     entrywise = len(written) == 1 and (torch.Tag.pointwise in function.tags or operation_name(function) in ROW_BY_ROW)
     return any(share_entries(*pair) for pair in combinations(written, 2)) or any(
         share_entries(one, other) and not (entrywise and is_same_view(one, other))
@@ -116,16 +130,21 @@ def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def share_entries(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have an entry of memory in common; of types of different sizes, whether their addresses mix."""
+    """Whether two tensors have a byte of memory in common."""
     (start, stop), (begin, end) = span(one), span(other)
     if not (one.numel() and other.numel() and start < end and begin < stop) or memory(one) != memory(other):
         return False
-    if one.element_size() != other.element_size():
-        return True
-    first = min(one.storage_offset(), other.storage_offset())
-    entries = torch.zeros((max(stop, end) - min(start, begin)) // one.element_size(), dtype=torch.bool)
-    entries.as_strided(one.shape, one.stride(), one.storage_offset() - first).fill_(True)
-    return bool(entries.as_strided(other.shape, other.stride(), other.storage_offset() - first).any())
+    unit = math.gcd(one.element_size(), other.element_size())
+    marks = torch.zeros((max(stop, end) - min(start, begin)) // unit, dtype=torch.bool)
+    first, second = (_marked(marks, tensor, (tensor.data_ptr() - min(start, begin)) // unit, unit) for tensor in (one, other))
+    first.fill_(True)
+    return bool(second.any())
+
+
+def _marked(marks: torch.Tensor, tensor: torch.Tensor, offset: int, unit: int) -> torch.Tensor:
+    """Where a tensor lies in memory of which each unit of bytes has a mark."""
+    units = tensor.element_size() // unit
+    return marks.as_strided((*tensor.shape, units), (*[units * stride for stride in tensor.stride()], 1), offset)
 
 
 @contextmanager

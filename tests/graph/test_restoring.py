@@ -7,7 +7,7 @@ import copy
 import functools
 import operator
 import random
-from collections import deque
+from collections import defaultdict, deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,6 +181,7 @@ class Recorder:
 def hooks():
     """Where hooks that keep activations put them, and the hooks."""
     kept, recorder, named = [], Recorder(), {}
+    inner, wrapped, bound, only, own = defaultdict(list), [], [], [], []
 
     def closed(module, args, output):
         kept.append(output)
@@ -191,7 +192,32 @@ def hooks():
     def by_name(name, into, module, args, output):
         into[name] = output
 
+    def nested(module, args, output):
+        inner["layer"].append(output)
+
+    inner["layer"] = []
+
+    def keeping(module, args, output):
+        wrapped.append(output)
+
+    @functools.wraps(keeping)
+    def around(*args):
+        return keeping(*args)
+
+    def with_keyword(module, args, output, *, into=only):
+        into.append(output)
+
+    def with_attribute(module, args, output):
+        with_attribute.kept.append(output)
+
+    with_attribute.kept = own
+
     return {
+        "nested": (inner["layer"], nested),
+        "wrapped": (wrapped, around),
+        "append": (bound, functools.partial(lambda add, module, args, output: add(output), bound.append)),
+        "keyword": (only, with_keyword),
+        "attribute": (own, with_attribute),
         "closure": (kept, closed),
         "global": (SEEN, lambda module, args, output: SEEN.append(output)),
         "default": (with_default.__defaults__[0], with_default),
@@ -210,3 +236,22 @@ def test_what_hooks_keep_is_as_it_was(name):
     for look in (ns.lipschitz, ns.audit, ns.symmetries):
         look(model, torch.randn(2, 4))
     assert len(before) == 1 and all(map(operator.is_, kept, before)) and len(kept) == 1
+
+
+CALLS = 0
+
+
+def test_numbers_that_hooks_count_are_as_they_were():
+    calls = 0
+
+    def counted(module, args, output):
+        nonlocal calls
+        global CALLS
+        calls, CALLS = calls + 1, CALLS + 1
+
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(counted)
+    model(torch.randn(2, 4))
+    before = calls, CALLS
+    ns.lipschitz(model, torch.randn(2, 4))
+    assert before[0] == 1 and (calls, CALLS) == before

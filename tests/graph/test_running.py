@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import normscope as ns
 from normscope.certify.certifiable import certifiable_graph
+from normscope.graph.running import share_entries
 from normscope.graph.trace import trace
 from tests.cases import Function, randn
 from tests.graph.test_agreement import Shifted
@@ -220,7 +221,6 @@ READS_WHAT_IT_WRITES = {
     "a transpose": lambda y: y[:, :4].view(-1, 2, 2).copy_(y[:, :4].view(-1, 2, 2).mT),
     "several": lambda y: torch._foreach_add_([y[:, :3], y[:, 3:6]], [y[:, 3:6], y[:, :3]]),
     "a product": lambda y: torch.mm(y, torch.full((8, 8), 2.0), out=y),
-    "memory of another": lambda y: torch.zeros_like(y).set_(y).mul_(5.0),
     "several of the same": lambda y: (lambda a, b: torch._foreach_add_([a, b], [b, a]))(*y.chunk(2, 1)),
     "several that overlap": lambda y: torch._foreach_mul_([y[:, :2], y[:, :6]], 3),
 }
@@ -234,6 +234,42 @@ def test_memory_that_is_read_while_it_is_written_is_refused(name, mode):
         ns.Refusal, match=r"reads memory while it writes to it|single memory location"
     ):  # torch raises for some of one sample
         trace(model, randn(2, 8), mode)
+
+
+def exchanged(y: Tensor) -> None:
+    w = torch.zeros_like(y)
+    w.data = y
+    w.mul_(5)
+
+
+OTHER_MEMORY = {
+    "data": exchanged,
+    "set_": lambda y: torch.zeros_like(y).set_(y).mul_(5.0),
+    "lift_fresh": lambda y: torch.ops.aten.lift_fresh(y).mul_(5),
+    "lift": lambda y: torch.ops.aten.lift(y.view(-1)).mul_(5),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MEMORY)
+def test_a_tensor_that_is_given_the_memory_of_another_is_refused(name):
+    with pytest.raises(ns.Refusal, match=r"gives a tensor other memory|lifts a tensor"):
+        trace(written(OTHER_MEMORY[name]), randn(2, 8))
+
+
+def test_constants_are_lifted_and_written_to():
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = torch.tensor([1.0, 2.0, 3.0, 4.0]).mul_(3)
+        return x * scale
+
+    assert float(ns.lipschitz(Function(forward), randn(2, 4)).upper) == pytest.approx(12)
+
+
+def test_entries_of_different_sizes_share_bytes():
+    real = torch.zeros(8)
+    as_complex = torch.view_as_complex(real.view(4, 2))
+    assert share_entries(as_complex[1:2], real[2:3]) and share_entries(real[3:4], as_complex[1:2])
+    assert not share_entries(as_complex[::2], real[2:4]) and not share_entries(real[:2], as_complex[1:])
 
 
 APART = {

@@ -342,6 +342,11 @@ def test_batch_statistics_are_named():
         ns.lipschitz(model, torch.randn(3, 4))
 
 
+def test_an_output_whose_shape_grows_with_the_batch_is_refused():
+    with pytest.raises(Refusal, match="changes with the size of its batch"):
+        ns.lipschitz(Net(lambda x: torch.relu(x.clone().view(-1)[None] - 1e4)), torch.randn(3, 4))
+
+
 def test_what_was_probed_is_noted_and_what_was_proved_is_not():
     x = torch.randn(3, 4)
     assert not any("probed" in note for note in ns.audit(nn.Linear(4, 4), x).notes)
