@@ -95,7 +95,8 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
 def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
     """What puts back what a function may write to: its variables and global names, and containers in them or among its arguments.
 
-    Of functions that it wraps too. Objects in containers are not looked into: they may hold a whole training.
+    Of functions that it wraps too, and of those of its own module that it calls by name. Objects in containers are not looked into:
+    they may hold a whole training.
     """
     waiting = [function]
     while waiting:
@@ -118,7 +119,8 @@ def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
             yield partial(value.__globals__.update, names)
             yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
             waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
-            waiting += [content for _, content in cells] + [held for held in names.values() if isinstance(held, CONTAINERS)]
+            waiting += [content for _, content in cells]
+            waiting += [held for held in names.values() if getattr(held, "__globals__", value.__globals__) is value.__globals__]
 
 
 def _filled(cells: tuple[types.CellType, ...]) -> Iterator[tuple[types.CellType, Any]]:

@@ -166,7 +166,11 @@ def test_what_is_kept_for_batches_of_every_size_is_of_the_model_s_own_type():
     assert model(x).dtype == torch.float32
 
 
-SEEN = []
+SEEN, CALLED = [], []
+
+
+def keep(output):
+    CALLED.append(output)
 
 
 class Recorder:
@@ -213,6 +217,7 @@ def hooks():
     with_attribute.kept = own
 
     return {
+        "called": (CALLED, lambda module, args, output: keep(output)),
         "nested": (inner["layer"], nested),
         "wrapped": (wrapped, around),
         "append": (bound, functools.partial(lambda add, module, args, output: add(output), bound.append)),
