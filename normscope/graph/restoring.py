@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 DEPTH = 4  # how many objects inside of each other are looked into, beside modules and containers
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, partial)
-CONTAINERS = (list, deque, dict, set)
+CONTAINERS = (list, deque, OrderedDict, dict, set)
 MANY = 10_000  # entries of a container around functions: what is in a larger one is not looked into
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -93,17 +93,19 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
 
 
 def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
-    """What puts back what a function may write to: its variables and global names, and containers in them or among its arguments.
+    """What puts back what a function may write to: its variables and global names, and attributes and containers in them or among
+    its arguments. Of functions that it wraps too, and of those of its own module that it calls by name.
 
-    Of functions that it wraps too, and of those of its own module that it calls by name. Objects in containers are not looked into:
-    they may hold a whole training.
+    Objects in containers are not looked into: they may hold a whole training.
     """
     waiting = [function]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
+        if isinstance(value, (*LEAVES, types.ModuleType)) or id(value) in seen:
             continue
         seen[id(value)] = value  # many hooks may share a container
+        if not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
+            value = getattr(value, "__dict__", None)
         if isinstance(value, CONTAINERS):
             yield _container(value)
             waiting += [part for part in _parts(value) if isinstance(part, CONTAINERS)] if len(value) <= MANY else []
@@ -112,8 +114,8 @@ def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
         elif isinstance(value, types.BuiltinMethodType):
             waiting.append(value.__self__)  # as of `kept.append`
         elif isinstance(value, types.MethodType):
-            waiting += [value.__func__, getattr(value.__self__, "__dict__", None)]
-        else:
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, types.FunctionType):
             cells = list(_filled(value.__closure__ or ()))
             names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
             yield partial(value.__globals__.update, names)
@@ -154,25 +156,30 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _container(held: Any) -> Restore:
-    before = _parts(held)
+    """Through the methods of its base, which a class of one's own may have changed."""
+    before, base = _parts(held), _base(held)
 
     def restore() -> None:
         present = _parts(held)
         if len(present) == len(before) and all(map(operator.is_, present, before)):
             return
-        held.clear()
-        if isinstance(held, dict):
-            held.update(zip(before[::2], before[1::2], strict=True))
-        elif isinstance(held, set):
-            held.update(before)
+        base.clear(held)
+        if issubclass(base, dict):
+            for key, value in zip(before[::2], before[1::2], strict=True):
+                base.__setitem__(held, key, value)
         else:
-            held.extend(before)
+            (base.update if base is set else base.extend)(held, before)
 
     return restore
 
 
 def _parts(held: Any) -> list[Any]:
-    return [part for item in held.items() for part in item] if isinstance(held, dict) else list(held)
+    base = _base(held)
+    return [part for item in base.items(held) for part in item] if issubclass(base, dict) else list(base.__iter__(held))
+
+
+def _base(held: Any) -> Any:
+    return next(base for base in CONTAINERS if isinstance(held, base))
 
 
 def _state(value: Any) -> Restore | None:

@@ -20,11 +20,17 @@ from normscope.core.randomness import preserved_random_state
 from normscope.graph.naming import is_view, label
 from normscope.graph.running import is_same_view, memory, tensors_in, written_by
 
+VMAP = "torch._functorch.predispatch"  # of operations that change what all others do, which nothing may run alone
+ADVICE = "Write a new tensor instead of changing one in place."
+
 
 def undeclared_views(program: ExportedProgram, call: Call) -> tuple[dict[str, str], set[Any]]:
     """Where memory that is written is shared unsaid: nodes that return an argument itself, with that argument by name, and other
     operations, which torch can write as operations that say so. Refuses those that it cannot.
     """
+    mapped = [label(node) for node in program.graph.nodes if getattr(node.target, "__module__", "") == VMAP]
+    if mapped:
+        raise Refusal("the model uses torch.vmap and writes to memory, which a graph of values cannot show", mapped[:1], ADVICE)
     found = _Memory(program.graph_module)
     try:
         with torch.no_grad(), preserved_random_state():
@@ -39,7 +45,7 @@ def undeclared_views(program: ExportedProgram, call: Call) -> tuple[dict[str, st
         raise Refusal(
             "the model writes to memory that an operation shares without saying so, which a graph of values cannot show",
             unsaid,
-            "Write a new tensor instead of changing one in place.",
+            ADVICE,
         )
     return same, {node.target for node in risky}
 

@@ -7,7 +7,7 @@ import copy
 import functools
 import operator
 import random
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,7 +216,10 @@ def hooks():
 
     with_attribute.kept = own
 
+    held = Recorder()
+
     return {
+        "object": (held.seen, lambda module, args, output: held.hook(module, args, output)),
         "called": (CALLED, lambda module, args, output: keep(output)),
         "nested": (inner["layer"], nested),
         "wrapped": (wrapped, around),
@@ -260,3 +263,17 @@ def test_numbers_that_hooks_count_are_as_they_were():
     before = calls, CALLS
     ns.lipschitz(model, torch.randn(2, 4))
     assert before[0] == 1 and (calls, CALLS) == before
+
+
+def raising(*args):
+    raise RuntimeError
+
+
+@pytest.mark.parametrize("base", [dict, OrderedDict], ids=lambda base: base.__name__)
+def test_a_container_with_methods_of_its_own_is_as_it_was(base):
+    kept = type("Kept", (base,), dict.fromkeys(("update", "items", "clear", "__iter__"), raising))()
+    base.__setitem__(kept, "a", 1)
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, output: base.__setitem__(kept, "b", output))
+    ns.lipschitz(model, torch.randn(2, 4))
+    assert list(base.items(kept)) == [("a", 1)]

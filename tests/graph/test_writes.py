@@ -221,3 +221,14 @@ def test_a_residual_added_in_place_to_what_dropout_returns_is_read():
     block, x = Block().eval(), torch.randn(2, 4)
     exact = 2 * torch.linalg.matrix_norm(block.linear.weight.detach().double() + torch.eye(4, dtype=torch.float64), 2)
     assert float(exact) in ns.lipschitz(block, x)
+
+
+def test_writes_beside_vmap_are_refused_and_leave_torch_as_it_was():
+    def forward(x: Tensor) -> Tensor:
+        y = x * 2
+        torch.vmap(lambda row: row.view(-1))(y).mul_(5)
+        return nn.functional.relu(y - 1e5)
+
+    with pytest.raises(ns.Refusal, match=r"torch\.vmap and writes"):
+        ns.lipschitz(Function(forward), torch.randn(2, 4))
+    assert torch.randn(2).shape == (2,)
