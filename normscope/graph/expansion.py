@@ -39,6 +39,8 @@ def expanded(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return reduce(lambda product, factor: make(aten.matmul.default, product, factor), args[0])
     if op == "scaled_dot_product_attention":
         return _biased_attention(args, kwargs, make)
+    if op in ("addmm", "baddbmm", "addmv") and isinstance(args[0], Node):
+        return _added_product(args, kwargs, make)
     return _each(op.removeprefix(FOREACH), args, kwargs, make) if op.startswith(FOREACH) else None
 
 
@@ -63,6 +65,14 @@ def _biased_attention(args: tuple[Any, ...], kwargs: dict[str, Any], make: Make)
     scores = make(aten.matmul.default, query, make(aten.transpose.int, key, -2, -1))
     scores = make(aten.mul.Tensor, scores, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     return make(aten.matmul.default, make(aten.softmax.int, make(aten.add.Tensor, scores, bias), -1), value)
+
+
+def _added_product(args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> Any:
+    """β A + α B C, where A depends on the input, as in a low-rank update `torch.addmm(y, x @ down, up)`."""
+    product, term = make(aten.matmul.default, *args[1:3]), args[0]
+    if kwargs.get("beta", 1) != 1:
+        term = make(aten.mul.Tensor, term, kwargs["beta"])
+    return make(aten.add.Tensor, term, product, alpha=kwargs.get("alpha", 1))
 
 
 def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> list[Any] | None:

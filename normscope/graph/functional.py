@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from normscope.core.data import Call
 from normscope.core.errors import Refusal
 from normscope.graph.naming import label, operation_name
-from normscope.graph.sharing import undeclared_views
+from normscope.graph.sharing import is_transform, undeclared_views
 
 WRAPPERS = {"wrap_with_set_grad_enabled", "wrap_with_autocast"}
 MOVING = {"batch_norm": (3, 4), "instance_norm": (3, 4)}  # running statistics, which train mode moves without saying so
@@ -38,7 +38,7 @@ COMPUTING = {"linear", "matmul", "batch_norm", "conv1d", "conv2d", "conv3d", "la
 
 
 def functional(program: ExportedProgram, call: Call) -> ExportedProgram:
-    """The same program with blocks such as no_grad inlined, and without operations that write to memory."""
+    """The same program without blocks such as no_grad, transforms such as vmap, and operations that write to memory."""
     program = _inlined(program)
     _check_lifted(program)
     sharing: set[Any] = set()
@@ -47,7 +47,7 @@ def functional(program: ExportedProgram, call: Call) -> ExportedProgram:
         program = _without(program, views)
     while apart := sharing | {node.target for node in program.graph.nodes if _is_written_out(node)}:
         program, sharing = _decomposed(program, {target: _written_out(target) for target in apart}), set()
-    if any(_is_seen(node) for node in program.graph.nodes):
+    if any(_is_seen(node) or is_transform(node) for node in program.graph.nodes):
         with torch._C._AutoDispatchBelowAutograd():  # above it torch writes out some, such as softshrink
             program = _decomposed(program, {})
     left = [label(node) for node in program.graph.nodes if _is_seen(node)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import operator
 import random
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +21,10 @@ DEPTH = 4  # how many objects inside of each other are looked into, beside modul
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, partial)
 CONTAINERS = (list, deque, OrderedDict, dict, set)
-MANY = 10_000  # entries of a container around functions: what is in a larger one is not looked into
+MANY = 10_000  # entries of containers around functions that are looked into, in all
+LARGE = 2**22  # entries of tensors and arrays around functions that are copied, in all
+SHARED = {"queue", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "logging", "socket"}  # with others
+STATEFUL = (torch.Tensor, np.ndarray, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Restore = Callable[[], Any]
@@ -28,7 +33,7 @@ Restore = Callable[[], Any]
 class Snapshot:
     """A model as it is now: its attributes, parameters and buffers, containers, generators and plain objects.
 
-    Of its functions, such as hooks, what they write to: see `_around`.
+    Of its functions, such as hooks, what they write to: see `_Around`.
     tensors: whether what is in tensors may change, which nothing on fake ones does.
     """
 
@@ -59,15 +64,15 @@ def untouched(model: torch.nn.Module, tensors: bool = True, before: Snapshot | N
 def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
     """What puts back each object that a model holds, containers before what is in them."""
     seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
-    around: dict[int, Any] = {}  # what is around functions
+    around = _Around()
     waiting: list[tuple[Any, int]] = [(model, 0)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, (*LEAVES, types.ModuleType)) or id(value) in seen:
+        if _is_left(value) or id(value) in seen:
             continue
         seen[id(value)] = value
         if isinstance(value, FUNCTIONS):
-            yield from _around(value, around)
+            yield from around(value)
             continue
         if isinstance(value, torch.Tensor):
             if tensors and not is_lazy(value) and value.device.type != "meta":
@@ -84,7 +89,7 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
             inside += value
         elif isinstance(value, dict):
             inside += dict.values(value)
-        held = getattr(value, "__dict__", None)
+        held = _attributes(value)
         if isinstance(held, dict) and (isinstance(value, torch.nn.Module) or depth < DEPTH):
             yield _container(held)
             depth += not isinstance(value, torch.nn.Module)
@@ -92,37 +97,90 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
         waiting += [(item, depth) for item in inside]
 
 
-def _around(function: Any, seen: dict[int, Any]) -> Iterator[Restore]:
-    """What puts back what a function may write to: its variables and global names, and attributes and containers in them or among
-    its arguments. Of functions that it wraps too, and of those of its own module that it calls by name.
+class _Around:
+    """What puts back what functions may write to: their variables, the global names that they assign, and tensors, generators,
+    attributes and containers in them or among their arguments. Of functions that they wrap too, and of those of their own module
+    that they call by name.
 
-    Objects in containers are not looked into: they may hold a whole training.
+    What is near comes first, up to a number of entries: objects in containers or in objects are not looked into, since they may
+    hold a whole training. Containers that another thread fills meanwhile lose what it put there.
     """
-    waiting = [function]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, (*LEAVES, types.ModuleType)) or id(value) in seen:
-            continue
-        seen[id(value)] = value  # many hooks may share a container
-        if not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
-            value = getattr(value, "__dict__", None)
-        if isinstance(value, CONTAINERS):
-            yield _container(value)
-            waiting += [part for part in _parts(value) if isinstance(part, CONTAINERS)] if len(value) <= MANY else []
-        elif isinstance(value, partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, types.BuiltinMethodType):
-            waiting.append(value.__self__)  # as of `kept.append`
-        elif isinstance(value, types.MethodType):
-            waiting += [value.__func__, value.__self__]
-        elif isinstance(value, types.FunctionType):
-            cells = list(_filled(value.__closure__ or ()))
-            names = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
-            yield partial(value.__globals__.update, names)
-            yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
-            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
-            waiting += [content for _, content in cells]
-            waiting += [held for held in names.values() if getattr(held, "__globals__", value.__globals__) is value.__globals__]
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Any] = {}  # many hooks may share a container
+        self.room, self.memory = MANY, LARGE
+
+    def __call__(self, function: Any) -> Iterator[Restore]:
+        waiting = deque([function])
+        while waiting:
+            value = waiting.popleft()
+            if _is_left(value) or id(value) in self.seen:
+                continue
+            self.seen[id(value)] = value
+            if isinstance(value, STATEFUL):
+                yield from self._content(value)
+                continue
+            if not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
+                value = _attributes(value)
+            if isinstance(value, CONTAINERS):
+                yield _container(value)
+                parts = _parts(value)
+                self.room -= len(parts)
+                kinds = (*CONTAINERS, *STATEFUL)
+                waiting += [part for part in parts if not _is_left(part) and isinstance(part, kinds)] if self.room > 0 else []
+            elif isinstance(value, partial):
+                waiting += [value.func, *value.args, *value.keywords.values()]
+            elif isinstance(value, types.BuiltinMethodType):
+                waiting.append(value.__self__)  # as of `kept.append`
+            elif isinstance(value, types.MethodType):
+                waiting += [value.__func__, value.__self__]
+            elif isinstance(value, types.FunctionType):
+                cells = list(_filled(value.__closure__ or ()))
+                used, assigned = _global_names(value.__code__)
+                yield from (_named(value.__globals__, name) for name in assigned)
+                yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
+                waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
+                waiting += [content for _, content in cells]
+                held = [value.__globals__[name] for name in used if name in value.__globals__]
+                waiting += [
+                    one for one in held if _is_left(one) or getattr(one, "__globals__", value.__globals__) is value.__globals__
+                ]
+
+    def _content(self, value: Any) -> Iterator[Restore]:
+        if isinstance(value, torch.Tensor) and (is_lazy(value) or value.device.type == "meta"):
+            return
+        self.memory -= value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 0)
+        restore = None if self.memory <= 0 else _tensor(value) if isinstance(value, torch.Tensor) else _state(value)
+        if restore is not None:
+            yield restore
+
+
+def _is_left(value: Any) -> bool:
+    """What has nothing to put back, or what other threads may change meanwhile."""
+    kind = type(value)
+    return (
+        kind in weakref.ProxyTypes or kind.__module__.partition(".")[0] in SHARED or isinstance(value, (*LEAVES, types.ModuleType))
+    )
+
+
+def _attributes(value: Any) -> Any:
+    with suppress(Exception):  # of an object's own making
+        return value.__dict__
+    return None
+
+
+def _global_names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Those that a function names, the functions inside of it included, and those of them that it assigns."""
+    used = set(code.co_names)
+    assigned = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            used, assigned = (mine | its for mine, its in zip((used, assigned), _global_names(inner), strict=True))
+    return used, assigned
+
+
+def _named(names: dict[str, Any], name: str) -> Restore:
+    return partial(names.__setitem__, name, names[name]) if name in names else partial(names.pop, name, None)
 
 
 def _filled(cells: tuple[types.CellType, ...]) -> Iterator[tuple[types.CellType, Any]]:
@@ -133,6 +191,8 @@ def _filled(cells: tuple[types.CellType, ...]) -> Iterator[tuple[types.CellType,
 
 def _tensor(tensor: torch.Tensor) -> Restore:
     memory, content, needs_gradient = tensor.detach(), tensor.detach().clone(), tensor.requires_grad
+    gradient = tensor.grad if tensor.is_leaf else None
+    restore_gradient = None if gradient is None else _tensor(gradient)
 
     def restore() -> None:
         if not same_bits(memory, content):
@@ -141,6 +201,10 @@ def _tensor(tensor: torch.Tensor) -> Restore:
             tensor.data = memory
         if tensor.is_leaf and tensor.requires_grad != needs_gradient:
             tensor.requires_grad_(needs_gradient)
+        if tensor.is_leaf and tensor.grad is not gradient:
+            tensor.grad = gradient
+        if restore_gradient is not None:
+            restore_gradient()
 
     return restore
 
@@ -149,6 +213,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same: a NaN is equal to itself, and 0 is not −0."""
     if one.layout != torch.strided or one.is_quantized:
         return False
+    one, other = one.resolve_neg(), other.resolve_neg()
     if one.is_complex():
         one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     bits = BITS[one.element_size()]

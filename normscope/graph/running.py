@@ -15,8 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from normscope.graph.naming import is_view, operation_name
 
-# they may read the very tensor that they write, as entrywise operations may
-ROW_BY_ROW = ("copy", "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod")
+# they may read the very tensor that they write, as entrywise operations may; of some of these torch does not say that they are
+ROW_BY_ROW = (
+    "copy", "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "where", "tril", "triu", "floor_divide",
+    "copysign", "heaviside",
+)  # fmt: skip
 
 
 class Running(TorchDispatchMode):
@@ -117,11 +120,15 @@ def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wri
 
 def _reads_what_it_writes(function: Any, written: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what it writes to shares entries with what it reads beside, or with something else that it writes to."""
-    entrywise = len(written) == 1 and (torch.Tag.pointwise in function.tags or operation_name(function) in ROW_BY_ROW)
+    read = _arguments(function, args, kwargs, written=False)
+    if operation_name(function).startswith("_foreach_"):  # place by place of lists as long as each other
+        entrywise = bool(written) and len(read) % len(written) == 0
+    else:
+        entrywise = len(written) == 1 and (torch.Tag.pointwise in function.tags or operation_name(function) in ROW_BY_ROW)
     return any(share_entries(*pair) for pair in combinations(written, 2)) or any(
-        share_entries(one, other) and not (entrywise and is_same_view(one, other))
-        for one in written
-        for other in _arguments(function, args, kwargs, written=False)
+        share_entries(one, other) and not (entrywise and is_same_view(one, other) and place % len(written) == number)
+        for number, one in enumerate(written)
+        for place, other in enumerate(read)
     )
 
 

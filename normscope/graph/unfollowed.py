@@ -11,18 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 from normscope.core.errors import ExportError, NormscopeError, Refusal
 from normscope.graph.exporting import described
-from normscope.graph.graph import Constant, Node
+from normscope.graph.graph import Node
 from normscope.graph.naming import label
 
 
 def unfollowed(fx: FxNode, values: Mapping[FxNode, Any], error: Exception) -> NormscopeError:
     """For whatever torch raised for one operation."""
     given = [values.get(node) for node in fx.all_input_nodes]
-    if any(isinstance(value, Constant) and torch._C._functorch.is_batchedtensor(value.value) for value in given):
-        return ExportError(
-            f"{label(fx)} is inside torch.vmap, which torch.export does not follow here: compute without vmap, or pass what it "
-            "computes, such as an attention mask, as an input"
-        )
     if any(_is_count(node) and isinstance(value, Node) for node, value in zip(fx.all_input_nodes, given, strict=True)):
         return _of_no_fixed_size(fx)
     return ExportError(f"{label(fx)} cannot be part of a graph: {described(error)}")

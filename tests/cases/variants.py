@@ -35,6 +35,7 @@ VARIANTS: dict[str, Case] = {
             "var: var_mean": within(-1, 1, lambda x: torch.var_mean(x[:, :2], 1, unbiased=False)[0]),
             "mean: var_mean": lambda x: torch.var_mean(x, 1)[1],
             "matmul: multi_dot": lambda x: torch.linalg.multi_dot([x, MATRIX[:3, :2], MATRIX[:2, :3]]),
+            "add: addmm": lambda x: torch.addmm(x, x.flip(1), torch.eye(3), beta=0.5, alpha=2),
             "mul: of lists": lambda x: torch.cat(torch._foreach_mul([x, 2 * x], 3.0), 1),
             "mul: of lists in place": lambda x: torch.cat(tripled([x + 1, x.flip(1)]), 1),
             "add: of lists": lambda x: torch.cat(torch._foreach_add([x, x.flip(1)], [x, x.flip(1)], alpha=2), 1),

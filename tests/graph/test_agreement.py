@@ -230,10 +230,6 @@ def counted(x: Tensor) -> Tensor:
     return torch.cat([2 * piece for piece in x.flatten()[: sum(sizes)].split(sizes)])
 
 
-def in_vmap() -> Tensor:
-    return torch.vmap(lambda place: place.new_ones((), dtype=torch.bool) & (place >= 2))(torch.arange(4))
-
-
 REFUSED = {
     "bits": (lambda x: x.half().view(torch.bfloat16).float(), "bits"),
     "memory of another tensor": (lambda x: x[:, 2:].as_strided((x.shape[0], 2), (4, 1), 0), "as_strided"),
@@ -241,7 +237,6 @@ REFUSED = {
     "no entries": (lambda x: x[:, :0], "no entries"),
     "entries chosen by values": (lambda x: x[x > 0].sum().expand(1) + x, "how many entries"),
     "pieces of a counted size": (counted, "how many entries"),
-    "a constant inside vmap": (lambda x: x * in_vmap(), "torch.vmap"),
 }
 
 

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import functools
 import operator
+import queue
 import random
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.graph.restoring import untouched
+from normscope.graph.restoring import MANY, Snapshot, untouched
 
 
 class Writing(nn.Module):
@@ -277,3 +279,111 @@ def test_a_container_with_methods_of_its_own_is_as_it_was(base):
     model.register_forward_hook(lambda module, args, output: base.__setitem__(kept, "b", output))
     ns.lipschitz(model, torch.randn(2, 4))
     assert list(base.items(kept)) == [("a", 1)]
+
+
+TOTAL = 0
+
+
+class Inner:
+    def __init__(self):
+        self.total, self.numbers = torch.zeros(()), np.zeros(2)
+
+
+def writing_hooks():
+    """What hooks write to in place, as a function that shows it, and the hooks."""
+    tensor, array, chance, table, held = torch.zeros(2), np.zeros(2), random.Random(0), {"a": torch.zeros(2)}, Inner()
+
+    def add(module, args, output):
+        tensor.add_(1)
+
+    def count(module, args, output):
+        array[:] += 1
+
+    def nested(module, args, output):
+        def inner():
+            global TOTAL
+            TOTAL += 1
+
+        inner()
+
+    def created(module, args, output):
+        global CREATED
+        CREATED = output
+
+    def both(module, args, output):
+        held.total += 1
+        held.numbers += 1
+
+    return {
+        "tensor": (lambda: tensor.tolist(), add),
+        "array": (lambda: array.tolist(), count),
+        "generator": (lambda: chance.getstate(), lambda module, args, output: (chance.random(), None)[1]),
+        "tensor in a dictionary": (lambda: table["a"].tolist(), lambda module, args, output: (table["a"].add_(1), None)[1]),
+        "tensor and array of an object": (lambda: (held.total.item(), held.numbers.tolist()), both),
+        "global of a function inside": (lambda: TOTAL, nested),
+        "new global": (lambda: "CREATED" in globals(), created),
+    }
+
+
+@pytest.mark.parametrize("name", writing_hooks())
+def test_what_hooks_write_to_in_place_is_as_it_was(name):
+    shown, hook = writing_hooks()[name]
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[0].register_forward_hook(hook)
+    before = shown()
+    with untouched(model):
+        model(torch.randn(2, 4))
+        assert shown() != before
+    for look in (ns.lipschitz, ns.audit, ns.symmetries):
+        look(model, torch.randn(2, 4))
+    assert shown() == before
+
+
+@pytest.mark.parametrize("forget", [lambda model: model.zero_grad(), lambda model: model.zero_grad(set_to_none=False)])
+def test_gradients_are_as_they_were(forget):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model(torch.randn(2, 4)).sum().backward()
+    gradient = model[0].weight.grad
+    before = gradient.clone()
+    model.register_forward_pre_hook(lambda module, args: forget(module))
+    with contextlib.suppress(ns.ExportError, ns.Refusal):
+        ns.lipschitz(model, torch.randn(2, 4))
+    assert model[0].weight.grad is gradient and torch.equal(gradient, before)
+
+
+def test_what_hooks_only_read_is_left_to_others():
+    """A name that no hook assigns, and what threads pass to each other."""
+    global SEEN
+    filled, before, own = queue.Queue(), SEEN, []
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, output: own.append((SEEN, filled)))
+    with untouched(model):
+        SEEN = None
+        filled.put(1)
+        model(torch.randn(2, 4))
+    assert SEEN is None and filled.qsize() == 1 and own == []
+    SEEN = before
+
+
+def test_only_what_is_near_is_looked_into():
+    """However containers are nested."""
+    large = [[[1] for _ in range(300)] for _ in range(300)]
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, output: (large, None)[1])
+    assert len(Snapshot(model).kept) < MANY + 100
+
+
+class Gone:
+    pass
+
+
+class Odd(list):
+    __len__ = __iter__ = raising
+
+
+def test_objects_that_cannot_be_asked_are_no_reason_to_refuse():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    model.register_buffer("mirrored", torch.ones(3, dtype=torch.complex64).conj().imag)
+    gone, odd = weakref.proxy(Gone()), Odd([1])
+    model.register_forward_hook(lambda module, args, output: ((gone, odd), None)[1])
+    assert ns.lipschitz(model, x).upper.finite

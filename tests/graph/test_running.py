@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import normscope as ns
 from normscope.certify.certifiable import certifiable_graph
-from normscope.graph.running import share_entries
+from normscope.graph.running import ROW_BY_ROW, share_entries
 from normscope.graph.trace import trace
 from tests.cases import Function, randn
 from tests.graph.test_agreement import Shifted
@@ -272,12 +272,36 @@ def test_entries_of_different_sizes_share_bytes():
     assert not share_entries(as_complex[::2], real[2:4]) and not share_entries(real[:2], as_complex[1:])
 
 
+IN_PLACE = {  # operations that may read what they write, as torch does not say: on what is long enough for vectors and threads
+    "where": lambda y, out: torch.where(y > 0, 2 * y, y, out=out),
+    "tril": lambda y, out: torch.tril(y, out=out),
+    "triu": lambda y, out: torch.triu(y, out=out),
+    "floor_divide": lambda y, out: torch.floor_divide(y, 0.3, out=out),
+    "copysign": lambda y, out: torch.copysign(y.abs(), y, out=out) if out is not y else torch.copysign(y, y, out=out),
+    "heaviside": lambda y, out: torch.heaviside(torch.ones_like(y), y, out=out),
+    "softmax": lambda y, out: torch.softmax(y, 0, out=out),
+    "cumsum": lambda y, out: torch.cumsum(y, 0, out=out),
+    "cumprod": lambda y, out: torch.cumprod(y, 1, out=out),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_operations_that_may_read_what_they_write(name):
+    assert name in ROW_BY_ROW
+    y = torch.randn(300, 500)
+    expected = IN_PLACE[name](y, torch.empty_like(y))
+    assert torch.equal(IN_PLACE[name](y, y), expected)
+
+
 APART = {
     "even and odd": lambda y: y[:, ::2].add_(y[:, 1::2]),
     "itself": lambda y: y[:, ::2].mul_(y[:, ::2]),
     "a copy": lambda y: y[:, 1:].copy_(y[:, :-1].clone()),
     "rows": lambda y: torch.softmax(y, 1, out=y),
     "halves": lambda y: torch.mul(y[:, :4], 2.0, out=y[:, 4:]),
+    "one of two": lambda y: torch.where(torch.ones(8) > 0, y, 2 * y, out=y),
+    "a triangle": lambda y: torch.tril(y, out=y),
+    "several, each itself": lambda y: (lambda a, b: torch._foreach_add_([a, b], [a, b]))(*y.chunk(2, 1)),
 }
 
 

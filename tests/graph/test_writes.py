@@ -223,12 +223,56 @@ def test_a_residual_added_in_place_to_what_dropout_returns_is_read():
     assert float(exact) in ns.lipschitz(block, x)
 
 
-def test_writes_beside_vmap_are_refused_and_leave_torch_as_it_was():
+def halved(row: Tensor) -> Tensor:
+    row = row / 2
+    row[:2] += 1
+    return row
+
+
+def mask() -> Tensor:
+    """As `transformers` makes them."""
+    return torch.vmap(lambda place: place.new_ones((), dtype=torch.bool) & (place >= 2))(torch.arange(4))
+
+
+MAPPED = {  # with the constant where it is exact
+    "no write": (lambda y: torch.vmap(lambda row: 3 * row)(y), 6),
+    "constants inside": (lambda y: y * mask(), 2),
+    "several uses": (lambda y: torch.vmap(lambda row: row + row.flip(0))(y), 4),
+    "a write before": (lambda y: torch.vmap(lambda row: 3 * row)(y.mul_(5)), 30),
+    "a write behind": (lambda y: torch.vmap(lambda row: 3 * row)(y).mul_(5), 30),
+    "a write beside": (lambda y: torch.vmap(lambda row: 3 * row)(y) + y.mul_(5), 16),
+    "a write inside, to what is new": (lambda y: torch.vmap(halved)(y), None),
+    "maps inside of maps": (lambda y: torch.vmap(torch.vmap(lambda entry: 3 * entry))(y.mul_(5)), 30),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_what_vmap_does_is_written_out(name):
+    apply, exact = MAPPED[name]
+    model, x = Function(lambda x: apply(x * 2)), torch.randn(2, 4, dtype=torch.float64)
+    found = ns.lipschitz(model, x)
+    assert exact is None or float(found.upper) == pytest.approx(exact)
+    assert torch.linalg.matrix_norm(torch.func.jacrev(model)(x[:1])[0, :, 0], 2) <= float(found.upper) * (1 + 1e-12)
+
+
+LEAVING = {
+    "a view": lambda y: torch.vmap(lambda row: row.view(-1))(y).mul_(5),
+    "itself": lambda y: torch.vmap(lambda row: nn.functional.dropout(row, 0.5, False))(y).mul_(5),
+    "a write inside": lambda y: torch.vmap(lambda row: row.mul_(5))(y),
+    "a write to a view inside": lambda y: torch.vmap(lambda row: row.view(2, 2)[0].mul_(5))(y),
+    "inside of a map inside": lambda y: torch.vmap(torch.vmap(lambda entry: entry.mul_(5)))(y),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_writes_that_pass_the_border_of_vmap_are_refused_and_leave_torch_as_it_was(name):
+    """Far away alone they are seen."""
+
     def forward(x: Tensor) -> Tensor:
         y = x * 2
-        torch.vmap(lambda row: row.view(-1))(y).mul_(5)
+        LEAVING[name](y)
         return nn.functional.relu(y - 1e5)
 
-    with pytest.raises(ns.Refusal, match=r"torch\.vmap and writes"):
+    with pytest.raises(ns.Refusal, match=r"without saying so.*torch\.vmap"):
         ns.lipschitz(Function(forward), torch.randn(2, 4))
-    assert torch.randn(2).shape == (2,)
+    assert torch.randn(2).shape == (2,) and torch._C._functorch.get_dynamic_layer_stack_depth() == 0
