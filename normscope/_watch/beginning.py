@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -65,11 +64,8 @@ def _clear(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def say_resumed(run: Path, before: Earlier, step: int, note: Callable[[str], None], aloud: bool) -> None:
-    """That a recording goes on, as a note and on stderr."""
-    said = f"{run} holds {before.rows:,} rows of an earlier recording ({before.life}): this one goes on after step {step:,}"
-    for message in filter(None, [said, before.problem]):
-        note(message)
-    if aloud:
-        with suppress(OSError, ValueError):  # a broken stderr is no reason not to train
-            print(f"normscope: {said}", file=sys.stderr)
+def say_resumed(run: Path, before: Earlier, step: int, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+    """That a recording goes on. say: writes a note and prints it. note: only writes it."""
+    say(f"{run} holds {before.rows:,} rows of an earlier recording ({before.life}): this one goes on after step {step:,}")
+    if before.problem:
+        note(before.problem)

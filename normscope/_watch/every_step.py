@@ -19,13 +19,14 @@ import torch
 
 from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.layers import WatchedLayer, is_plain
+from normscope._watch.scaling import may_skip, scale_left_to
+from normscope._watch.transfer import HOST
 from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import local, norms
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle
 from normscope.findings.rows import STEP_RULES
 
-HOST = ("cpu",)  # devices whose numbers can be read without waiting
 KEPT = 50  # steps, for when something happens
 CALM = 8  # readings on the host that are judged together
 TOGETHER = 32  # readings that are copied from an accelerator at once
@@ -40,6 +41,7 @@ class Reading:
     value: torch.Tensor
     names: list[str] | None = None  # of gradients
     learning_rate: float = math.nan
+    skippable: bool = False  # the optimizer made no step if one of them is NaN
     time: float = field(default_factory=time.time)
 
 
@@ -73,9 +75,10 @@ class EveryStep:
         """Whether the gradients of this step are looked at: always, unless that takes more than its share of a long time."""
         return self.budget.dense_now or BESIDE * self._spent <= FREE + SHARE * self.budget.share * self.budget.elapsed
 
-    def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], learning_rate: Any) -> None:
-        """Of a step that is about to be made, as the optimizer is given them: after clipping and unscaling."""
+    def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """Of a step that is about to be made, as the optimizer uses them: after clipping and unscaling."""
         start = self.budget.clock()
+        learning_rate, scale, skippable = optimizer.param_groups[0].get("lr"), scale_left_to(optimizer), may_skip(optimizer)
         names, found = [], []
         for name, parameter in parameters.items():
             gradient = parameter.grad
@@ -85,9 +88,13 @@ class EveryStep:
         if found:
             with unrecorded():
                 vector = norms([local(gradient) for gradient in found])
+                if scale is not None:
+                    vector = vector / torch.as_tensor(scale).to(vector.device, non_blocking=True)
+                if skippable:
+                    vector = vector.where(vector.isfinite(), math.nan)
             rate = float(learning_rate) if isinstance(learning_rate, (int, float)) else math.nan  # a tensor would have to be read
             self.latest = step, vector
-            self._read(Reading(step, vector, names, rate))
+            self._read(Reading(step, vector, names, rate, skippable))
         self._spent += self.budget.clock() - start
 
     def loss(self, step: int, value: Any) -> None:
@@ -158,6 +165,8 @@ class EveryStep:
 
     def _judge(self, reading: Reading, values: np.ndarray) -> float:
         """The loss, or the norm of all gradients."""
+        if reading.skippable and np.isnan(values).any():
+            return -math.inf
         row: dict[str, Any] = {"step": reading.step}
         if reading.names is None:
             self.losses_read += 1

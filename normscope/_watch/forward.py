@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ from normscope._watch.statistics import input_statistics
 from normscope._watch.unrecorded import unrecorded
 
 OWN_HOOKS: set[int] = set()  # on all modules, of every recording that is under way
+CALL = nn.Module._call_impl.__code__
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -45,11 +49,22 @@ def is_traced() -> bool:
     return bool(torch._C._get_tracing_state()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def calls_under_way(module: nn.Module) -> int:
+    """How many calls of a module this thread is in. A call that raised is not among them, although no hook saw its end."""
+    frame: FrameType | None = sys._getframe(1)
+    found = 0
+    while frame is not None:
+        found += frame.f_code is CALL and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return found
+
+
 class ForwardView:
     """Statistics of what enters every normalizer and activation in the first training pass of a step.
 
     Later passes of the step (micro-batches, recomputation under checkpointing), passes without gradients (evaluation) and those
-    of other threads are not looked at. look: called as look(what, function, *args) so that the caller can guard and time it.
+    of other threads are not looked at. A pass that raised is forgotten when the next begins. look: called as
+    look(what, function, *args) so that the caller can guard and time it.
     """
 
     def __init__(self, model: nn.Module, look: Callable[..., None]) -> None:
@@ -65,19 +80,24 @@ class ForwardView:
 
     def start(self, guarded: Callable[..., Any], spans: bool = False) -> None:
         """Look at the next training pass. spans: note what each call added to autograd's graph, in all passes until `stop`."""
-        self.seen, self._spans = FirstForward(), spans
-        self.forget()
-        self._guarded, self._made, self._open = guarded, list[ModuleCall](), list[tuple[str, int, int]]()
-        self._calls: Counter[str] = Counter()
+        self.seen, self._spans, self._guarded = FirstForward(), spans, guarded
+        self._begin_pass()
         self._began: dict[str, int] = {}
         self._over = False  # the first training pass
         self._pass = threading.local()  # inside: a training pass of the whole model; outside: one without gradients
         self._thread: int | None = None  # the first that trains
-        self._channel_axis = 1
         self._handles.append(register_module_forward_pre_hook(guarded(self._entering)))
         self._handles.append(register_module_forward_hook(guarded(self._leaving)))
         _global_forward_hooks.move_to_end(self._handles[-1].id, last=False)  # others may change what a module returns
         OWN_HOOKS.update(handle.id for handle in self._handles)
+
+    def _begin_pass(self) -> None:
+        """Nothing was seen yet, or what was seen is of a pass that failed."""
+        self.seen = replace(self.seen, calls=[], training={})
+        self.forget()
+        self._made, self._open = list[ModuleCall](), list[tuple[str, int, int]]()
+        self._calls: Counter[str] = Counter()
+        self._channel_axis = 1
 
     def stop(self) -> None:
         self._open, self._made = [], []
@@ -108,9 +128,13 @@ class ForwardView:
         if self._over:
             return
         training = torch.is_grad_enabled()
-        if path == "":
-            self._pass.inside, self._pass.outside = training, not training
         inside, outside = getattr(self._pass, "inside", False), getattr(self._pass, "outside", False)
+        if path == "":
+            if inside and self._thread == threading.get_ident() and calls_under_way(module) < 2:  # the last one raised
+                self._begin_pass()
+            self._pass.inside, self._pass.outside = inside, outside = training, not training
+        elif inside and not training and not calls_under_way(self.model):
+            inside = self._pass.inside = False
         if outside or not (training or inside):  # inside, checkpointed parts run without gradients
             return
         self._thread = self._thread or threading.get_ident()

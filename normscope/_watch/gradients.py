@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -14,8 +14,6 @@ from torch.autograd import Variable
 from normscope._watch.layers import is_plain
 from normscope._watch.unrecorded import unrecorded
 from normscope._watch.weights import dots, local, norms
-
-FRAMES = 40  # how far up a GradScaler is looked for
 
 
 class GradientView:
@@ -32,8 +30,9 @@ class GradientView:
         self._handles: list[Any] = []
 
     def start(self, guarded: Callable[..., Any]) -> None:
-        self.names, self.values, self._queued = [], None, False
+        self.names, self.values = [], None
         self.passes = Counter()
+        self._queued: Callable[[], Any] = lambda: None  # what waits for the end of a pass; if the pass fails, torch drops it
         self._guarded = guarded
         for name, parameter in self.parameters.items():
             if parameter.requires_grad and parameter.is_leaf:
@@ -55,16 +54,16 @@ class GradientView:
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         self.passes[name] += 1
-        if not self._queued:
-            self._queued = True
+        if self._queued() is None:
             engine = Variable._execution_engine
             ended = self._guarded(self._ended)
+            self._queued, self.values = weakref.ref(ended), None
             # queued again when called: behind all that waits for the end of this pass, such as DDP's reduction
             engine.queue_callback(self._guarded(partial(engine.queue_callback, ended)))
             self.began()
 
     def _ended(self) -> None:
-        self._queued = False
+        self._queued = lambda: None
         self.look(self._read)
 
     def _read(self) -> None:
@@ -74,16 +73,3 @@ class GradientView:
         with unrecorded():
             self.names = list(found)
             self.values = torch.stack([norms(gradients), dots(gradients, weights).to(torch.float64)])
-
-
-def active_scaler() -> torch.amp.GradScaler | None:
-    """The GradScaler whose `step` called the optimizer, if one did: the backward pass ran on a loss of that scale."""
-    frame = sys._getframe(1)
-    for _ in range(FRAMES):
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("step", "_maybe_opt_step") else None
-        if isinstance(owner, torch.amp.GradScaler):
-            return owner
-    return None

@@ -100,8 +100,9 @@ def batch_layout(header: bytes) -> MessageLayout:
         rows = _number(metadata, batch, 0, "<q")
         if _slot(metadata, batch, 3):
             raise InputError("a run's stream is not compressed")
-        place, count = _vector(metadata, batch, 2, 4 * MOST_COLUMNS)
-        numbers = struct.unpack_from(f"<{2 * count}q", metadata, place)
+        if any(_pairs(metadata, batch, 1, 2 * MOST_COLUMNS)[1::2]):  # entries and nulls of each column, and of each list's content
+            raise InputError("a record batch holds nulls, and a run has none")
+        numbers = _pairs(metadata, batch, 2, 4 * MOST_COLUMNS)
     except struct.error as error:
         raise InputError(f"the header of a message is damaged: {error}") from error
     buffers = tuple(zip((len(header) + start for start in numbers[::2]), numbers[1::2], strict=True))
@@ -195,6 +196,13 @@ def _vector(data: bytes, table: int, number: int, most: int) -> tuple[int, int]:
     if count > min(most, len(data)):
         raise struct.error(f"a vector of {count} entries")
     return place + 4, count
+
+
+def _pairs(data: bytes, table: int, number: int, most: int) -> tuple[int, ...]:
+    """The entries of a vector of pairs of numbers, one after another."""
+    place, count = _vector(data, table, number, most)
+    found: tuple[int, ...] = struct.unpack_from(f"<{2 * count}q", data, place)
+    return found
 
 
 def _tables(data: bytes, table: int, number: int, most: int) -> list[int]:

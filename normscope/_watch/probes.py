@@ -12,6 +12,7 @@ from normscope.core.errors import InputError
 from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.exporting import in_mode
 
+PROBED = "a probe runs the model's own forward between steps: what counts calls or draws from its own generators goes on"
 Tensors = tuple[torch.Tensor, ...]
 
 

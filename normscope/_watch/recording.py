@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,42 +19,27 @@ from normscope._watch.account import account, in_words
 from normscope._watch.beginning import earlier, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
-from normscope._watch.completion import Completion, OnRow
+from normscope._watch.completion import Completion
 from normscope._watch.distributed import TrainingProcesses
 from normscope._watch.every_step import EveryStep
 from normscope._watch.forward import is_compiled
 from normscope._watch.guard import Guard, warn
 from normscope._watch.layers import is_plain
 from normscope._watch.life import Life, ending
+from normscope._watch.options import Options
 from normscope._watch.pairing import listed
 from normscope._watch.preparation import LayerTable, manifest
-from normscope._watch.probes import Probe
+from normscope._watch.probes import PROBED, Probe
 from normscope._watch.reaction import Action, Reaction
 from normscope._watch.sampler import Sampler
-from normscope._watch.sinks import Sink, Sinks
+from normscope._watch.scaling import skips
+from normscope._watch.sinks import Sinks
 from normscope._watch.store import Writer
+from normscope._watch.unseen import UnseenSteps
 from normscope.core.errors import InputError
 from normscope.core.wrapping import stepping, unwrapped
 from normscope.findings.finding import Finding
-from normscope.symmetry.report import SymmetryReport, check_report
-
-PROBED = "a probe runs the model's own forward between steps: what counts calls or draws from its own generators goes on"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `watch` was asked for, beside the cadence."""
-
-    layers: str | None = None
-    symmetries: SymmetryReport | None = None
-    scaler: torch.amp.GradScaler | None = None
-    probe: Probe | None = None
-    on_row: OnRow | None = None
-    start_step: int | None = None
-    quiet: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    sinks: Sequence[tuple[str, Sink]] = ()
+from normscope.symmetry.report import check_report
 
 
 class Watch:
@@ -82,6 +67,7 @@ class Watch:
         self.reaction = Reaction(self.guard)
         self.sinks = Sinks(options.sinks, self.guard)
         self.sampler = Sampler(self.model, self.parameters, optimizer, self.processes, self.guard, budget, self._note)
+        self.unseen = UnseenSteps(self.parameters, self._say)
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
@@ -128,8 +114,7 @@ class Watch:
         self.budget.elsewhere = lambda: writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
         if before.rows:
-            aloud = not options.quiet and self.processes.rank == 0
-            say_resumed(self.run, before, self.step_number, lambda message: self._event("note", message=message), aloud)
+            say_resumed(self.run, before, self.step_number, self._say, self._note)
         if self.processes.problem:
             self._event("note", message=self.processes.problem)
         if self._foreign:
@@ -224,6 +209,7 @@ class Watch:
         self.guard.outermost(self._give, loss, accuracy)
 
     def _give(self, loss: Any, accuracy: Any) -> None:
+        self.guard.run("unseen steps", self.unseen.called)
         if self._given_after is None:
             self._given_after = self.steps > 0
         if loss is not None:
@@ -236,7 +222,8 @@ class Watch:
             self._given = given
         elif self._pending is not None and self._pending["step"] == self.step_number:
             with self.budget.charged():
-                self.guard.run("loss", self._complete, given)
+                for name, value in given.items():
+                    self.guard.run(name, self._complete, name, value)
                 self.guard.run("rows", self._emit)
         if self.reaction.begun:
             self._react()
@@ -249,18 +236,20 @@ class Watch:
             self._early = [loss]
         self.budget.charge(self.budget.clock() - start)
 
-    def _complete(self, given: Mapping[str, Any]) -> None:
+    def _complete(self, name: str, value: Any) -> None:
         assert self._pending is not None
-        self._pending |= {**{name: float(value) for name, value in given.items()}, "loss_given": "loss" in given}
+        self._pending[name] = float(value)
+        self._pending["loss_given"] |= name == "loss"
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if skips(self.optimizer):  # as a GradScaler skips it for others: then there is no step
+            return
         if self.sampler.active:
             with self.budget.charged():
                 self.guard.run("rows", self._look_before)
         if self.every is not None and (self.sampler.active or self.every.affordable()):
             start = self.budget.clock()
-            rate = self.optimizer.param_groups[0].get("lr")
-            self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, rate)
+            self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, self.optimizer)
             self.budget.charge(self.budget.clock() - start)
         if self.reaction.begun:
             with self.budget.charged(once=True):
@@ -297,6 +286,9 @@ class Watch:
         self.sampler.before(self.options.scaler)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if skips(self.optimizer):
+            return
+        self.unseen.seen()
         self.steps += 1
         self.step_number += 1
         if self.sampler.active or self._pending is not None:
@@ -387,6 +379,13 @@ class Watch:
             self._pending = None
 
     # failures and notes ------------------------------------------------------------------------------------------------
+
+    def _say(self, message: str) -> None:
+        """A note that is printed, too."""
+        self._note(message)
+        if not self.options.quiet and self.processes.rank == 0:
+            with suppress(OSError, ValueError):  # a broken stderr is no reason not to train
+                print(f"normscope: {message}", file=sys.stderr)
 
     def _note(self, message: str) -> None:
         self._event("note", step=self.step_number, message=message)

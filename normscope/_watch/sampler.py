@@ -14,13 +14,14 @@ from normscope._watch.backward import Routes, Spans, roots_of_this_pass, routes
 from normscope._watch.budget import Budget
 from normscope._watch.distributed import ShardedSpectra, TrainingProcesses, placement
 from normscope._watch.forward import ForwardView
-from normscope._watch.gradients import GradientView, active_scaler
+from normscope._watch.gradients import GradientView
 from normscope._watch.guard import Guard
 from normscope._watch.layers import weight_names
 from normscope._watch.pairing import listed
 from normscope._watch.preparation import LayerTable, make_table, sharded_spectra
 from normscope._watch.replicas import Replicas
 from normscope._watch.rows import assemble
+from normscope._watch.scaling import active_scaler, scale_left_to
 from normscope._watch.stepping import StepView
 from normscope._watch.transfer import Transfer
 from normscope._watch.unrecorded import unrecorded
@@ -138,6 +139,8 @@ class Sampler:
             self._transfer, self._shards = Transfer(), None
             self.forward.forget()
             self.gradients.read_now()
+            if (scale := scale_left_to(self.optimizer)) is not None:
+                self._transfer.add("loss_scale", torch.as_tensor(scale))
             self.view.before(self._transfer)
             self.active = True
 
@@ -155,9 +158,12 @@ class Sampler:
         if gradients is not None:
             self._transfer.add("total_gradient_norm", torch.linalg.vector_norm(gradients))
         for name, value in given.items():
-            self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
+            self.look(name, self._add_number, name, value)
         row = assemble(self.table.layers, self.view, self._transfer.fetch(), self.gradients.names)
         return row | {"shards": self._shards}
+
+    def _add_number(self, name: str, value: Any) -> None:
+        self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
 
     def _hash(self) -> None:
         with unrecorded():

@@ -59,7 +59,6 @@ class Writer:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.on_failure, self.progress = directory, on_failure, progress
-        self.lock = Lock(directory)
         self.cost, self.failed, self.dropped, self.rows, self.failure = 0.0, False, 0, 0, ""
         self._schema: pa.Schema | None = None
         self._segment: BinaryIO | None = None
@@ -71,7 +70,12 @@ class Writer:
         self._next_beat = 0.0
         self._waiting: queue.Queue[Item] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="normscope-writer", daemon=True)
-        self._thread.start()
+        self.lock = Lock(directory)
+        try:
+            self._thread.start()
+        except BaseException:  # no more threads, or an interrupt
+            self.lock.release()
+            raise
 
     def begin(
         self, manifest: Mapping[str, Any], schema: pa.Schema, complete: OfRow = lambda row: None, written: OfRow = lambda row: None

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+HOST = ("cpu",)  # devices whose numbers can be read without waiting
+
 
 class Transfer:
     """Collects vectors under keys; `fetch` concatenates those of each device and copies once a device."""

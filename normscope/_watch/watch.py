@@ -12,8 +12,9 @@ from torch import nn
 from normscope._watch.beginning import numbered
 from normscope._watch.budget import Budget
 from normscope._watch.completion import OnRow
+from normscope._watch.options import Options
 from normscope._watch.probes import Probe
-from normscope._watch.recording import Options, Watch
+from normscope._watch.recording import Watch
 from normscope._watch.sinks import Sink, opened
 from normscope.core.data import Example
 from normscope.core.deprecation import earlier

@@ -267,6 +267,23 @@ def test_loss_is_found_before_and_after_the_step_and_not_needed(tmp_path: Path) 
         np.testing.assert_allclose(table["loss"].to_numpy(), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["loss", "accuracy"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_is_no_single_number_switches_off_only_itself(place: str, name: str, tmp_path: Path) -> None:
+    loop, (wrong, right) = Loop(mlp), (name, "accuracy" if name == "loss" else "loss")
+    with pytest.warns(UserWarning, match=f"no longer records {name}"), loop.watch(tmp_path) as watch:
+        for _ in range(3):
+            given = {wrong: torch.ones(3), right: torch.tensor(0.5)}
+            if place == "before":
+                watch.step(**given)
+            loop.step()
+            if place == "after":
+                watch.step(**given)
+    table = ns.load_run(tmp_path).table()
+    assert np.isnan(table[wrong].to_numpy()).all() and table[right].to_pylist() == [0.5] * 3
+    assert np.isfinite(table["total_gradient_norm"].to_numpy()).all()
+
+
 def test_the_optimizer_of_another_model_is_noted(tmp_path: Path) -> None:
     watched, other = nn.Linear(3, 2), nn.Linear(3, 2)
     for name, trained in {"own": watched, "foreign": other}.items():

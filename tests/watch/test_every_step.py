@@ -143,8 +143,10 @@ def test_nothing_is_read_by_the_host(tmp_path: Path) -> None:
     )
     with pytest.raises(RuntimeError):
         float(torch.zeros((), device="meta"))
+    optimizer = torch.optim.SGD(layer.parameters())
+    optimizer.param_groups[0]["lr"] = torch.zeros((), device="meta")
     for step in range(1, 14):
-        every.gradients(step, dict(layer.named_parameters()), torch.zeros((), device="meta"))
+        every.gradients(step, dict(layer.named_parameters()), optimizer)
         every.loss(step, torch.zeros((), device="meta"))
     assert len(every._waiting) == 26 and every.losses_read == 0
 
@@ -252,11 +254,12 @@ def test_gradients_are_read_within_their_share(monkeypatch: pytest.MonkeyPatch) 
     every = EveryStep([], [], budget, lambda finding: None)
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
     for step in range(1, 2001):
         now += 1.0
         if every.affordable():
             read.append(step)
-            every.gradients(step, {"weight": parameter}, 0.1)
+            every.gradients(step, {"weight": parameter}, optimizer)
     at_once = next(step for step in read if step + 1 not in read)
     spent = 0.05 * len(read)
     assert 10 <= at_once <= 20 and spent <= 1.0 + every_step.SHARE * 0.01 * now and len(read) > 1.5 * at_once

@@ -239,6 +239,21 @@ def test_compressed_batches_are_refused_unread(tmp_path: Path) -> None:
     assert "not compressed" in damage.why
 
 
+@pytest.mark.parametrize("column", ["loss", "spectral_norm"])
+def test_batches_with_nulls_are_refused_unread(column: str, tmp_path: Path) -> None:
+    """What lies below a null is any number; a run has NaN."""
+    kind = schema(LAYERS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, kind) as writer:
+        for step in range(3):
+            batch = record_batch([row(step)], kind)
+            null = pa.nulls(1, kind.field(column).type)
+            writer.write_batch(batch.set_column(kind.get_field_index(column), kind.field(column), null) if step == 1 else batch)
+    found = refreshed(laid(tmp_path, sink.getvalue().to_pybytes()))
+    (damage,) = found.damage
+    assert "nulls" in damage.why and found.table(["loss"])["step"].to_pylist() == [0, 2]
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.float32()), pa.dictionary(pa.int8(), pa.string())], ids=str)
 def test_columns_that_no_run_has_are_refused(kind: pa.DataType, tmp_path: Path) -> None:
     with pytest.raises(ns.InputError, match="not a run's stream"):

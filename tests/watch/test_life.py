@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,21 @@ def test_a_call_that_was_refused_keeps_no_lock(tmp_path: Path) -> None:
             Loop(convolutional).watch(tmp_path)
     assert ns.load_run(tmp_path).status == "finished"
     list(Loop(mlp).watched(tmp_path, 1))
+
+
+def test_a_writer_whose_thread_cannot_start_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gc.disable()  # the thread and its writer know one another
+    try:
+        with monkeypatch.context() as patch, pytest.warns(UserWarning, match="can't start new thread"):
+            patch.setattr(threading.Thread, "start", refused)
+            Loop(mlp).watch(tmp_path).close()
+        list(Loop(mlp).watched(tmp_path, 1))
+    finally:
+        gc.enable()
+    assert len(ns.load_run(tmp_path).table()) == 1
 
 
 def test_a_second_recording_under_the_same_name_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
