@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import torch
+from torch._C import _functorch as functorch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
@@ -120,7 +121,7 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
 @contextmanager
 def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -> Iterator[None]:
     """The model as its own `train()` or `eval()` makes it, and then as it was; `before`: see `untouched`."""
-    with untouched(model, before=before):
+    with untouched(model, before=before), transforms_closed():
         if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
             model.training = mode != "eval"
         elif mode == "eval":
@@ -128,6 +129,16 @@ def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -
         else:
             model.train()
         yield
+
+
+@contextmanager
+def transforms_closed() -> Iterator[None]:
+    """Close what a failure inside of torch.vmap or torch.func.grad left open: all of torch would go on as if inside of it."""
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.data import Call
 from normscope.core.errors import Refusal
+from normscope.graph.exporting import quiet
 from normscope.graph.naming import label, operation_name
 from normscope.graph.sharing import is_transform, undeclared_views
 
@@ -74,8 +75,7 @@ def _check_lifted(program: ExportedProgram) -> None:
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    with warnings.catch_warnings():  # torch warns of what it does itself
-        warnings.simplefilter("ignore")
+    with quiet():
         return program.run_decompositions(table)
 
 

@@ -18,13 +18,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 DEPTH = 4  # how many objects inside of each other are looked into, beside modules and containers
+NEAR = 2  # likewise around functions
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, partial)
 CONTAINERS = (list, deque, OrderedDict, dict, set)
 MANY = 10_000  # entries of containers around functions that are looked into, in all
 LARGE = 2**22  # entries of tensors and arrays around functions that are copied, in all
 SHARED = {"queue", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "logging", "socket"}  # with others
-STATEFUL = (torch.Tensor, np.ndarray, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+STATEFUL = (torch.Tensor, np.ndarray, bytearray, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Restore = Callable[[], Any]
@@ -90,10 +91,12 @@ def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Restore]:
         elif isinstance(value, dict):
             inside += dict.values(value)
         held = _attributes(value)
-        if isinstance(held, dict) and (isinstance(value, torch.nn.Module) or depth < DEPTH):
-            yield _container(held)
+        if isinstance(value, torch.nn.Module) or depth < DEPTH:
+            if isinstance(held, dict):
+                yield _container(held)
+                inside += held.values()
+            yield from _slots(value, inside)
             depth += not isinstance(value, torch.nn.Module)
-            inside += held.values()
         waiting += [(item, depth) for item in inside]
 
 
@@ -102,8 +105,8 @@ class _Around:
     attributes and containers in them or among their arguments. Of functions that they wrap too, and of those of their own module
     that they call by name.
 
-    What is near comes first, up to a number of entries: objects in containers or in objects are not looked into, since they may
-    hold a whole training. Containers that another thread fills meanwhile lose what it put there.
+    What is near comes first, up to a number of entries and two objects inside of each other, since there may be a whole training.
+    Containers that another thread fills meanwhile lose what it put there.
     """
 
     def __init__(self) -> None:
@@ -111,40 +114,47 @@ class _Around:
         self.room, self.memory = MANY, LARGE
 
     def __call__(self, function: Any) -> Iterator[Restore]:
-        waiting = deque([function])
-        while waiting:
-            value = waiting.popleft()
+        waiting = deque([(function, 0)])
+        while waiting and self.room > 0:
+            value, depth = waiting.popleft()
             if _is_left(value) or id(value) in self.seen:
                 continue
             self.seen[id(value)] = value
+            inside: list[Any] = []
             if isinstance(value, STATEFUL):
                 yield from self._content(value)
-                continue
-            if not isinstance(value, (*FUNCTIONS, *CONTAINERS)):
-                value = _attributes(value)
-            if isinstance(value, CONTAINERS):
+            elif isinstance(value, FUNCTIONS):
+                yield from self._function(value, inside)
+            elif isinstance(value, tuple):
+                inside += tuple.__iter__(value)
+            elif isinstance(value, CONTAINERS):
                 yield _container(value)
-                parts = _parts(value)
-                self.room -= len(parts)
-                kinds = (*CONTAINERS, *STATEFUL)
-                waiting += [part for part in parts if not _is_left(part) and isinstance(part, kinds)] if self.room > 0 else []
-            elif isinstance(value, partial):
-                waiting += [value.func, *value.args, *value.keywords.values()]
-            elif isinstance(value, types.BuiltinMethodType):
-                waiting.append(value.__self__)  # as of `kept.append`
-            elif isinstance(value, types.MethodType):
-                waiting += [value.__func__, value.__self__]
-            elif isinstance(value, types.FunctionType):
-                cells = list(_filled(value.__closure__ or ()))
-                used, assigned = _global_names(value.__code__)
-                yield from (_named(value.__globals__, name) for name in assigned)
-                yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
-                waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), value.__dict__]
-                waiting += [content for _, content in cells]
-                held = [value.__globals__[name] for name in used if name in value.__globals__]
-                waiting += [
-                    one for one in held if _is_left(one) or getattr(one, "__globals__", value.__globals__) is value.__globals__
-                ]
+                inside += _parts(value)
+            elif depth < NEAR:
+                depth += 1
+                if isinstance(held := _attributes(value), dict):
+                    yield _container(held)
+                    inside += held.values()
+                yield from _slots(value, inside)
+            self.room -= len(inside)
+            waiting += [(one, depth) for one in inside if not _is_left(one)] if self.room > 0 else []
+
+    def _function(self, function: Any, inside: list[Any]) -> Iterator[Restore]:
+        if isinstance(function, partial):
+            inside += [function.func, *function.args, *function.keywords.values()]
+        elif isinstance(function, types.BuiltinMethodType):
+            inside.append(function.__self__)  # as of `kept.append`
+        elif isinstance(function, types.MethodType):
+            inside += [function.__func__, function.__self__]
+        else:
+            cells, names = list(_filled(function.__closure__ or ())), function.__globals__
+            used, assigned = _global_names(function.__code__)
+            yield from (_named(names, name) for name in assigned)
+            yield from (partial(setattr, cell, "cell_contents", content) for cell, content in cells)
+            inside += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__]
+            inside += [content for _, content in cells]
+            held = [names[name] for name in used if name in names]
+            inside += [one for one in held if _is_left(one) or getattr(one, "__globals__", names) is names]
 
     def _content(self, value: Any) -> Iterator[Restore]:
         if isinstance(value, torch.Tensor) and (is_lazy(value) or value.device.type == "meta"):
@@ -161,6 +171,21 @@ def _is_left(value: Any) -> bool:
     return (
         kind in weakref.ProxyTypes or kind.__module__.partition(".")[0] in SHARED or isinstance(value, (*LEAVES, types.ModuleType))
     )
+
+
+def _slots(value: Any, inside: list[Any]) -> Iterator[Restore]:
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            with suppress(Exception):  # it is empty, or private to its class
+                content = getattr(value, name)
+                inside.append(content)
+                yield partial(_set_slot, value, name, content)
+
+
+def _set_slot(value: Any, name: str, content: Any) -> None:
+    if getattr(value, name, None) is not content:
+        object.__setattr__(value, name, content)  # it may be frozen
 
 
 def _attributes(value: Any) -> Any:
@@ -193,10 +218,13 @@ def _tensor(tensor: torch.Tensor) -> Restore:
     memory, content, needs_gradient = tensor.detach(), tensor.detach().clone(), tensor.requires_grad
     gradient = tensor.grad if tensor.is_leaf else None
     restore_gradient = None if gradient is None else _tensor(gradient)
+    version = None if tensor.is_inference() else tensor._version
 
     def restore() -> None:
         if not same_bits(memory, content):
             memory.copy_(content)
+        if version is not None and memory._version != version:  # else a backward pass that is still to come would be refused
+            torch._C._autograd._unsafe_set_version_counter((memory,), (version,))
         if tensor.shape != memory.shape or (tensor.layout == torch.strided and tensor.data_ptr() != memory.data_ptr()):
             tensor.data = memory
         if tensor.is_leaf and tensor.requires_grad != needs_gradient:
@@ -255,6 +283,8 @@ def _state(value: Any) -> Restore | None:
         return partial(value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if isinstance(value, bytearray):
+        return partial(value.__setitem__, slice(None), bytes(value))
     if isinstance(value, np.ndarray):
         content = value.copy()
         return lambda: None if not value.flags.writeable or value.tobytes() == content.tobytes() else np.copyto(value, content)

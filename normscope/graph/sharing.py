@@ -5,8 +5,6 @@ torch takes their results for new tensors where it makes a program functional: a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ def undeclared_views(program: ExportedProgram, call: Call) -> tuple[dict[str, st
     """
     found = _Memory(program.graph_module)
     try:
-        with torch.no_grad(), preserved_random_state(), _transforms_undone():
+        with torch.no_grad(), preserved_random_state():
             found.run(*_given(program, call))
     except Exception as error:  # torch raises for some writes to memory that is read, and the model's own operations for anything
         raise Refusal("what the model does with its memory cannot be seen on one sample", [first_line(error)]) from error
@@ -96,16 +94,6 @@ def _given(program: ExportedProgram, call: Call) -> list[Any]:
 def is_transform(node: FxNode) -> bool:
     """Whether a node begins or ends a transform such as torch.vmap, under which all others mean something else."""
     return getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
-
-
-@contextmanager
-def _transforms_undone() -> Iterator[None]:
-    """Leave every transform that an exception left open."""
-    depth = functorch.get_dynamic_layer_stack_depth()
-    try:
-        yield
-    finally:
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ from normscope.graph.canonical import CASTS, FUNCTIONAL_BATCH_NORMS, canonical, 
 from normscope.graph.complex_numbers import Pairs, in_pairs
 from normscope.graph.double import in_double
 from normscope.graph.expansion import expanded
-from normscope.graph.exporting import described, export, module_of
+from normscope.graph.exporting import described, export, module_of, transforms_closed
 from normscope.graph.functional import functional, functional_variant
 from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
@@ -82,7 +82,8 @@ def trace(
 def in_one_line(model: Any) -> Iterator[None]:
     """No exception of torch or of a model leaves a trace: what is not ours already becomes an error of one line."""
     try:
-        yield
+        with transforms_closed():
+            yield
     except NormscopeError:
         raise
     except Exception as error:

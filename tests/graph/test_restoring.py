@@ -19,6 +19,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.graph.restoring import MANY, Snapshot, untouched
+from tests.networks import Function
 
 
 class Writing(nn.Module):
@@ -289,9 +290,21 @@ class Inner:
         self.total, self.numbers = torch.zeros(()), np.zeros(2)
 
 
+class Slotted:
+    __slots__ = ("seen", "total")
+
+    def __init__(self):
+        self.total, self.seen = torch.zeros(()), 0
+
+    def __call__(self, module, args, output):
+        self.seen += 1
+        self.total += 1
+
+
 def writing_hooks():
     """What hooks write to in place, as a function that shows it, and the hooks."""
     tensor, array, chance, table, held = torch.zeros(2), np.zeros(2), random.Random(0), {"a": torch.zeros(2)}, Inner()
+    slotted, meters, outer, raw = Slotted(), {"a": Inner()}, SimpleNamespace(inner=SimpleNamespace(seen=0)), bytearray(b"a")
 
     def add(module, args, output):
         tensor.add_(1)
@@ -310,6 +323,10 @@ def writing_hooks():
         global CREATED
         CREATED = output
 
+    def metered(module, args, output):
+        meters["a"].seen = output
+        outer.inner.seen += 1
+
     def both(module, args, output):
         held.total += 1
         held.numbers += 1
@@ -320,6 +337,9 @@ def writing_hooks():
         "generator": (lambda: chance.getstate(), lambda module, args, output: (chance.random(), None)[1]),
         "tensor in a dictionary": (lambda: table["a"].tolist(), lambda module, args, output: (table["a"].add_(1), None)[1]),
         "tensor and array of an object": (lambda: (held.total.item(), held.numbers.tolist()), both),
+        "slots": (lambda: (slotted.seen, slotted.total.item()), slotted),
+        "objects in objects and dictionaries": (lambda: ([*vars(meters["a"])], outer.inner.seen), metered),
+        "bytes": (lambda: bytes(raw), lambda module, args, output: raw.append(1)),
         "global of a function inside": (lambda: TOTAL, nested),
         "new global": (lambda: "CREATED" in globals(), created),
     }
@@ -349,6 +369,36 @@ def test_gradients_are_as_they_were(forget):
     with contextlib.suppress(ns.ExportError, ns.Refusal):
         ns.lipschitz(model, torch.randn(2, 4))
     assert model[0].weight.grad is gradient and torch.equal(gradient, before)
+
+
+def test_a_backward_pass_that_is_still_to_come_is_not_disturbed():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.randn(8, 4)
+    model.register_buffer("scale", torch.ones(4))
+    model.register_forward_hook(lambda module, args, output: module.scale.mul_(2).div_(2) * output)
+    loss = (model(x) * model.scale).sum()
+    for look in (ns.doctor, ns.symmetries, ns.lipschitz, ns.audit):
+        with contextlib.suppress(ns.NormscopeError):
+            look(model, x)
+    loss.backward()
+
+
+FAILING = {
+    "in a gradient": lambda x: torch.func.grad(lambda z: torch.vmap(lambda row: row.relu().square().sum())(z).sum())(x),
+    "caught by the model": lambda x: (_caught(x), 2 * x)[1],
+}
+
+
+def _caught(x):
+    with contextlib.suppress(RuntimeError):
+        torch.vmap(lambda row: torch.ones(3) @ row)(x)
+
+
+@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("look", [ns.lipschitz, ns.audit, ns.doctor, ns.symmetries])
+def test_no_transform_of_torch_stays_open(name, look):
+    with contextlib.suppress(ns.NormscopeError):
+        look(Function(FAILING[name]), torch.randn(2, 4))
+    assert torch.randn(2).shape == (2,)
 
 
 def test_what_hooks_only_read_is_left_to_others():
