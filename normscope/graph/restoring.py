@@ -22,7 +22,7 @@ NEAR = 2  # likewise around functions
 LEAVES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinMethodType, partial)
 CONTAINERS = (list, deque, OrderedDict, dict, set)
-MANY = 10_000  # entries of containers around functions that are looked into, in all
+MANY = 10_000  # entries of containers around a function that are looked into, in all
 LARGE = 2**22  # entries of tensors and arrays around functions that are copied, in all
 SHARED = {"queue", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "logging", "socket"}  # with others
 STATEFUL = (torch.Tensor, np.ndarray, bytearray, torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -105,17 +105,17 @@ class _Around:
     attributes and containers in them or among their arguments. Of functions that they wrap too, and of those of their own module
     that they call by name.
 
-    What is near comes first, up to a number of entries and two objects inside of each other, since there may be a whole training.
+    Up to a number of entries and two objects inside of each other, since there may be a whole training.
     Containers that another thread fills meanwhile lose what it put there.
     """
 
     def __init__(self) -> None:
         self.seen: dict[int, Any] = {}  # many hooks may share a container
-        self.room, self.memory = MANY, LARGE
+        self.memory = LARGE
 
     def __call__(self, function: Any) -> Iterator[Restore]:
-        waiting = deque([(function, 0)])
-        while waiting and self.room > 0:
+        waiting, room = deque([(function, 0)]), MANY
+        while waiting:
             value, depth = waiting.popleft()
             if _is_left(value) or id(value) in self.seen:
                 continue
@@ -136,8 +136,9 @@ class _Around:
                     yield _container(held)
                     inside += held.values()
                 yield from _slots(value, inside)
-            self.room -= len(inside)
-            waiting += [(one, depth) for one in inside if not _is_left(one)] if self.room > 0 else []
+            if len(inside) <= room:
+                room -= len(inside)
+                waiting += [(one, depth) for one in inside if not _is_left(one)]
 
     def _function(self, function: Any, inside: list[Any]) -> Iterator[Restore]:
         if isinstance(function, partial):

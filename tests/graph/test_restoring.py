@@ -416,11 +416,15 @@ def test_what_hooks_only_read_is_left_to_others():
 
 
 def test_only_what_is_near_is_looked_into():
-    """However containers are nested."""
-    large = [[[1] for _ in range(300)] for _ in range(300)]
+    """However containers are nested; what is beside a large one is."""
+    nested, large, kept = [[[1] for _ in range(300)] for _ in range(300)], [*range(10 * MANY)], []
     model = nn.Linear(4, 4)
-    model.register_forward_hook(lambda module, args, output: (large, None)[1])
+    model.register_forward_hook(lambda module, args, output: (nested, large, kept.append(output))[2])
     assert len(Snapshot(model).kept) < MANY + 100
+    with untouched(model):
+        model(torch.randn(2, 4))
+        assert kept
+    assert not kept
 
 
 class Gone:
