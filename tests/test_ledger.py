@@ -230,7 +230,7 @@ UNLISTED = {
     "an einsum with two weights": Holding(lambda x, w, v: torch.einsum("bi,ij,jk->bk", x, w, v), (4, 3), (3, 2)),
     "a row of a matrix": Holding(lambda x, w, v: x + w[0] + v.sum(0), (3, 4), (2, 4)),
     "a product of two weights": Holding(lambda x, w, v: x * (w @ v), (4, 2), (2, 4)),
-    "a bias that depends on the input": Holding(lambda x, w, v: torch.addmm(x * v.sum(0), x, w), (4, 4), (4, 4)),
+    "a bias that depends on the input": Holding(lambda x, w, v: nn.functional.linear(x, w, x * v.sum(0)), (4, 4), (4, 4)),
 }
 
 
@@ -238,6 +238,13 @@ UNLISTED = {
 def test_every_weight_that_no_row_shows_is_found(name):
     graph = certifiable_graph(UNLISTED[name], randn(1, 4), "eval", None)
     assert set(weights_without_row(graph)) == {"w0", "w1"} and not any(weight_of(node) for node in graph)
+
+
+def test_the_matrix_of_an_update_that_is_added_has_a_row():
+    """As in low-rank adapters: `addmm` of what depends on the input is a sum and a product."""
+    model = Holding(lambda x, w, v: torch.addmm(x * v.sum(0), x, w), (4, 4), (4, 4))
+    graph = certifiable_graph(model, randn(1, 4), "eval", None)
+    assert set(weights_without_row(graph)) == {"w1"} and sum(weight_of(node) is not None for node in graph) == 1
 
 
 def test_products_say_over_how_many_layers_they_run():
