@@ -98,6 +98,15 @@ def test_what_runs_differently_is_refused(name):
     assert [word for word in words if word not in str(caught.value)] == [] and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_runs_differently_is_refused_in_large_models_too(monkeypatch, name):
+    monkeypatch.setattr("normscope.graph.agreement.LARGE", 1)
+    model, words = DIFFERENT[name]
+    with pytest.raises(ns.Refusal) as caught:
+        trace(model, 4 * randn(7, 4))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
 class Tripled(nn.Module):
     """Many operations, of which export sees one in another way."""
 
@@ -295,7 +304,7 @@ def moved(graph: Graph, factor: float) -> Graph:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_graph_that_is_wrong_by_little_is_noticed(dtype):
+def test_a_graph_that_is_wrong_by_little_is_noticed(monkeypatch, dtype):
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
     example = randn(3, 4).to(dtype)
     graph = trace(model, example)
@@ -305,8 +314,10 @@ def test_a_graph_that_is_wrong_by_little_is_noticed(dtype):
         return Agreement(changed, model, "eval", partial(float_inputs, ids=False), partial(chosen_output, wanted=None))
 
     assert agreement(graph).per_sample(call) is graph
-    with pytest.raises(ns.Refusal, match="not the model"):
-        agreement(moved(graph, 1 + 1e-9)).per_sample(call)
+    for large in (10**9, 1):  # entries of the graph; a large one is seen on the example in float64
+        monkeypatch.setattr("normscope.graph.agreement.LARGE", large)
+        with pytest.raises(ns.Refusal, match="not the model"):
+            agreement(moved(graph, 1 + 1e-9)).per_sample(call)
 
 
 # every case ----------------------------------------------------------------------------------------------------------------

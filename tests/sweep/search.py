@@ -20,6 +20,7 @@ Region = ns.Ball | ns.Box | None
 Pair = tuple[Tensor, Tensor]
 GENERATOR = torch.Generator().manual_seed(0)
 SAFETY = 100
+TINY = 1e-303  # below it numbers have too few digits
 SHARES = (1.0, 0.3, 0.05)  # of a pair's distance, that its ends may move at once
 
 
@@ -74,7 +75,7 @@ def quotients(function: Function, first: Tensor, second: Tensor) -> Tensor:
     with torch.no_grad():
         one, other = _values(function, torch.cat([first, second])).chunk(2)
     change, distance = _sizes(one - other), _sizes(first - second)
-    resolved = (1e-7 * torch.maximum(_sizes(one), _sizes(other)) < change) & (change > 1e-290) & (distance > 1e-290)
+    resolved = (1e-7 * torch.maximum(_sizes(one), _sizes(other)) < change) & (change > TINY) & (distance > TINY)
     apart = distance > 1e-9 * torch.maximum(_sizes(first), _sizes(second))
     return torch.where(change.isfinite() & resolved & apart, change / distance, 0.0)
 
