@@ -193,25 +193,7 @@ class Agreement:
                 exported = Steps(self.model)
                 self._eager(call, double=False, circumstance=as_if_exported, observers=(exported,))
                 self.asks = returned is not None and exported.made != steps.made
-            operation = running.shared_write()
-            if operation is not None:
-                raise Refusal(
-                    "the model writes to memory that several of its tensors share, which a graph does not show",
-                    [f"{operation} writes to one of them"],
-                    "Let the model hold one tensor, and make the others from it in its forward.",
-                )
-            if running.overlap is not None:
-                raise Refusal(
-                    "the model reads memory while it writes to it, so its answer depends on the order in which a kernel does both",
-                    [f"{running.overlap} writes to a tensor that overlaps with another one it reads"],
-                    "Read from a copy: `y[:, 1:] += y[:, :-1].clone()`.",
-                )
-            if running.exchanged is not None:
-                raise Refusal(
-                    "the model gives a tensor other memory, which a graph does not show",
-                    [f"as `.data =` and `set_` do, before {running.exchanged}"],
-                    "Write a new tensor instead, or copy with `copy_`.",
-                )
+            running.check()
             if self.is_random:
                 return
             if returned is None or not bool(returned.isfinite().all()):

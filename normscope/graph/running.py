@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from normscope.core.errors import Refusal
 from normscope.graph.naming import is_view, operation_name
 
 # they may read the very tensor that they write, as entrywise operations may; of some of these torch does not say that they are
@@ -80,6 +81,28 @@ class Running(TorchDispatchMode):
             self.storages[id(tensor)] = weakref.ref(tensor), storage
             return False
         return storage != before
+
+    def check(self) -> None:
+        """Refuse what a graph does not show."""
+        shared = self.shared_write()
+        if shared is not None:
+            raise Refusal(
+                "the model writes to memory that several of its tensors share, which a graph does not show",
+                [f"{shared} writes to one of them"],
+                "Let the model hold one tensor, and make the others from it in its forward.",
+            )
+        if self.overlap is not None:
+            raise Refusal(
+                "the model reads memory while it writes to it, so its answer depends on the order in which a kernel does both",
+                [f"{self.overlap} writes to a tensor that overlaps with another one it reads"],
+                "Read from a copy: `y[:, 1:] += y[:, :-1].clone()`.",
+            )
+        if self.exchanged is not None:
+            raise Refusal(
+                "the model gives a tensor other memory, which a graph does not show",
+                [f"as `.data =` and `set_` do, before {self.exchanged}"],
+                "Write a new tensor instead, or copy with `copy_`.",
+            )
 
     def shared_write(self) -> str | None:
         held = [span(tensor) for reference in self.held.values() if (tensor := reference()) is not None and tensor.numel()]
