@@ -42,6 +42,8 @@ ROADS = {
     "local_brackets": lambda model: ns.certify.local_brackets(model, X, X, radius=0.1),
     "certify_radius": lambda model: ns.certify.certify_radius(model, X, (X, model(X).argmax(1))),
     "normalizer_ablation": lambda model: ns.certify.normalizer_ablation(model, X),
+    "wrt weights": lambda model: ns.lipschitz(model, X, region=ns.Ball(X[0], 0.1), wrt="weights"),
+    "generalization": lambda model: ns.generalization(model, "ramp", (X, LABELS), domain=ns.Ball(X[0], 3.0)),
     "training_cost": lambda model: ns.bounds.training_cost(model, X),
     "a bound alone": lambda model: upper(certifiable_graph(model, X, "eval", None)),
 }
@@ -51,6 +53,12 @@ ROADS = {
 def test_a_wrong_rule_is_caught(tripled, road):
     with pytest.raises(InternalError, match=r"bug of normscope.*please report it"):
         ROADS[road](tripled)
+
+
+def test_a_wrong_operator_norm_is_caught(tripled, monkeypatch):
+    monkeypatch.setattr(type(ns.rules.registry.rules["mul"]), "linear", lambda *_: True, raising=False)
+    with pytest.raises(InternalError, match="please report it"):
+        ns.certify.operator_norm(tripled[0], 3)
 
 
 def test_a_wrong_sensitivity_is_caught(monkeypatch):

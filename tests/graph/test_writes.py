@@ -107,6 +107,39 @@ def test_no_write_is_lost(name):
         )  # some run in bfloat16
 
 
+class Halves(nn.Module):
+    """Scores of two classes, one of them a hundredfold by a write through a view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(4, dtype=x.dtype)
+        scale.chunk(2)[0].mul_(100)
+        return (x * scale)[:, :2] + torch.tensor([1.0, 0.0])
+
+
+def test_no_radius_rests_on_a_lost_write():
+    """The classes tie at a distance of 1/(100 √2)."""
+    x, label = torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)
+    assert ns.certify.certify_radius(Halves(), x, (x, label)).radius[0] == pytest.approx(0.5**0.5 / 100)
+
+
+class Shifted(nn.Module):
+    """What a block without gradients adds to one unit depends on the size of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.n = nn.Linear(4, 6, bias=False), nn.LayerNorm(6, eps=1e-12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.l(x)
+        with torch.no_grad():
+            y[:, 0] = y[:, 0] + 3.0
+        return self.n(y)
+
+
+def test_no_symmetry_rests_on_a_lost_write():
+    assert not any("l.weight" in group.parameters and "scale" in group.kind for group in ns.symmetries(Shifted(), randn(8, 4)))
+
+
 def test_a_custom_operation_that_writes_is_named():
     with pytest.raises(ns.Refusal, match=r"normscope_tests\.store, which writes to an argument"):
         ns.lipschitz(Function(custom_write), randn(3, 4))
