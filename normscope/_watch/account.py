@@ -35,7 +35,7 @@ def in_words(watch: Watch) -> str:
     if not budget.dense_now:
         shares.append(f"{100 * found['overhead']:.2f} % {'after them ' if shares else ''}({allowed})")
     cost = ", ".join([*shares, f"{budget.total + budget.dense_cost:.2g} s in all"])
-    failed = f"; not all of it is recorded: {watch.writer.failure}" if watch.writer is not None and watch.writer.failed else ""
+    failed = f"; not all of it is recorded: {watch.writer.failure}" if watch.writer.failed else ""
     return (
         f"normscope: {found['sampled_steps']} of {found['steps']} steps sampled, {found['losses_read']} losses and "
         f"{found['gradients_read']} gradient norms read; overhead {cost}, "

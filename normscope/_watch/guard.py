@@ -23,7 +23,8 @@ class Guard:
 
     def __init__(self, report: Callable[..., None] = lambda *a, **k: None, stop: Callable[[], None] = lambda: None) -> None:
         self.report, self.stop, self.off = report, stop, set[str]()
-        self.process, self.over = os.getpid(), False
+        self.process: int | None = os.getpid()  # none: of a recording that could not begin
+        self.over = False
 
     def hook(self, function: Callable[..., None]) -> Callable[..., None]:
         """The function as torch may call it: whatever fails in it ends the recording and nothing else."""

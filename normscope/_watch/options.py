@@ -26,4 +26,4 @@ class Options:
     quiet: bool = False
     resume: bool = False
     overwrite: bool = False
-    sinks: Sequence[tuple[str, Sink]] = ()
+    sinks: Sequence[str | Sink] = ()

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normscope._watch.unrecorded import unrecorded
 from normscope.core.errors import InputError
 from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.exporting import in_mode
+from normscope.graph.restoring import Snapshot
 
-PROBED = "a probe runs the model's own forward between steps: what counts calls or draws from its own generators goes on"
+PROBED = (
+    "a probe runs the model and the loss between steps, and then puts back what they changed, except iterators; attributes of "
+    "classes other than those of modules, parameters and the loss; what functions from other files write to or draw from; hooks on "
+    "all modules; objects nested deeply; what other threads share; files and prints"
+)
 Tensors = tuple[torch.Tensor, ...]
 
 
@@ -24,8 +33,13 @@ class Probe:
     sharpness: the largest eigenvalue, in size, of the Hessian in train mode, by `iterations` of the power method, followed
     from one measurement to the next. gradient_predictiveness: ‖∇L(w) − ∇L(w − η∇L(w))‖/‖∇L(w)‖ with η the learning rate
     (Santurkar et al. 2018). jacobian_norm: the largest ‖∂output/∂input‖ of the batch's samples, in eval mode.
-    It runs the live model, hooks included, which nothing else of `ns.watch` does: parameters, buffers, gradients and global random
-    state stay as they are, but what counts calls or draws from a generator of its own goes on. `cost`: seconds spent so far.
+    `cost`: seconds spent so far.
+
+    It runs the live model, hooks included, which nothing else of `ns.watch` does, and then puts back what the model and the loss
+    changed: tensors, gradients, counters, containers, generators. Not put back are (a) iterators that were advanced, such as
+    `itertools.count`; (b) attributes assigned on classes other than those of modules, parameters and the loss; (c) what functions
+    from other files write to or draw from, and what hooks on all modules do; (d) objects more than three deep inside of a module
+    (containers count), or two inside of a function's variables; (e) what other threads share; (f) files and prints.
     """
 
     def __init__(
@@ -45,31 +59,38 @@ class Probe:
     def measure(self, model: nn.Module, learning_rate: float) -> dict[str, float]:
         """All three numbers, of the model as it is now."""
         start = time.perf_counter()
-        with preserved_random_state(), in_mode(model, "train"):
-            sharpness, predictiveness = self._landscape(model, learning_rate)
-        with preserved_random_state(), in_mode(model, "eval"):
-            jacobian = self._jacobian_norm(model)
+        twice = sdpa_kernel(SDPBackend.MATH)  # the other kernels of attention have no second derivative
+        with preserved_random_state(), unrecorded(), torch.inference_mode(False), twice:
+            run = partial(_run, model, self._snapshot(model))
+            weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+            sharpness, slope = run("train", weights, self._curvature, tuple(weights.values()))
+            moved = {n: (w - learning_rate * g).detach().requires_grad_() for (n, w), g in zip(weights.items(), slope, strict=True)}
+            there = run("train", moved, self._gradient, tuple(moved.values()))
+            change = _norm(tuple(a - b for a, b in zip(there, slope, strict=True))) / _norm(slope)
+            jacobian = run("eval", {}, self._jacobian_norm)
         self.cost += time.perf_counter() - start
-        return {"sharpness": sharpness, "gradient_predictiveness": predictiveness, "jacobian_norm": jacobian}
+        return {"sharpness": sharpness, "gradient_predictiveness": float(change), "jacobian_norm": jacobian}
 
-    def _landscape(self, model: nn.Module, learning_rate: float) -> tuple[float, float]:
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        weights = tuple(dict(model.named_parameters())[name].detach().clone().requires_grad_() for name in names)
+    def _snapshot(self, model: nn.Module) -> Snapshot:
+        """Of all that runs, and of what the methods of its classes write to."""
+        modules, parts = list(model.modules()), (*model.parameters(), self.loss)
+        kinds = {kind for part in (*modules, *parts) for kind in type(part).__mro__}
+        classes = {kind: dict(vars(kind)) for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "torch")}
+        everything = nn.Module()
+        everything.held = [list(classes.values()), *parts, *modules]  # inside of each other, modules would be too deep for it
+        snapshot = Snapshot(everything)
+        snapshot.kept += [partial(_restore_class, *item) for item in classes.items()]
+        return snapshot
 
-        def gradient(at: Tensors, graph: bool = False) -> Tensors:
-            seed_generators(0)  # the same dropout masks at every point; the caller restores the generator
-            state = _state(model, dict(zip(names, at, strict=True)))
-            value = self.loss(torch.func.functional_call(model, state, (self.inputs,)), self.targets)
-            found = torch.autograd.grad(value, at, create_graph=graph, allow_unused=True)
-            return tuple(torch.zeros_like(w) if g is None else g for w, g in zip(at, found, strict=True))
+    def _gradient(self, model: nn.Module, at: Tensors, graph: bool = False) -> Tensors:
+        value = self.loss(model(self.inputs.clone()), self.targets.clone())
+        found = torch.autograd.grad(value, at, create_graph=graph, allow_unused=True)
+        return tuple(torch.zeros_like(w) if g is None else g for w, g in zip(at, found, strict=True))
 
-        with torch.enable_grad():
-            slope = gradient(weights, graph=True)
-            flat = tuple(g.detach() for g in slope)
-            moved = tuple((w - learning_rate * g).detach().requires_grad_() for w, g in zip(weights, flat, strict=True))
-            change = tuple(a - b for a, b in zip(gradient(moved), flat, strict=True))
-            sharpness = self._largest_curvature(slope, weights)
-        return sharpness, float(_norm(change) / _norm(flat))
+    def _curvature(self, model: nn.Module, at: Tensors) -> tuple[float, Tensors]:
+        """The Hessian's largest eigenvalue, and the gradient."""
+        slope = self._gradient(model, at, graph=True)
+        return self._largest_curvature(slope, at), tuple(g.detach() for g in slope)
 
     def _largest_curvature(self, slope: Tensors, weights: Tensors) -> float:
         generator = torch.Generator().manual_seed(0)
@@ -91,21 +112,46 @@ class Probe:
         inputs = self.inputs.detach().clone().requires_grad_()
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(inputs.shape, generator=generator).to(inputs)
-        with torch.enable_grad():
-            outputs = torch.func.functional_call(model, _state(model, {}), (inputs,))
-            dual = torch.zeros_like(outputs, requires_grad=True)
-            pulled = torch.autograd.grad(outputs, inputs, dual, create_graph=True)[0]  # Jᵀu, linear in u
-            for _ in range(self.iterations):
-                vector = vector / _per_sample(vector).clamp(min=torch.finfo(vector.dtype).tiny)
-                image = torch.autograd.grad(pulled, dual, vector, retain_graph=True)[0]  # Jv
-                vector = torch.autograd.grad(outputs, inputs, image, retain_graph=True)[0]  # JᵀJv
+        outputs = model(inputs.clone())
+        dual = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(outputs, inputs, dual, create_graph=True)[0]  # Jᵀu, linear in u
+        for _ in range(self.iterations):
+            vector = vector / _per_sample(vector).clamp(min=torch.finfo(vector.dtype).tiny)
+            image = torch.autograd.grad(pulled, dual, vector, retain_graph=True)[0]  # Jv
+            vector = torch.autograd.grad(outputs, inputs, image, retain_graph=True)[0]  # JᵀJv
         return float(_per_sample(image).max())
 
 
-def _state(model: nn.Module, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters and copies of buffers for a call that leaves the model's own alone."""
+class _Given(nn.Module):
+    """Calls a function with a model, so that `functional_call` covers its backward pass too: checkpointed parts run again in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self.model, *args)
+
+
+def _run(
+    model: nn.Module, before: Snapshot, mode: str, weights: dict[str, torch.Tensor], function: Callable[..., Any], *args: Any
+) -> Any:
+    """The function of the model with other weights; each begins with the same state and dropout masks, and leaves no trace."""
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return {**own, **parameters, **{name: buffer.detach().clone() for name, buffer in model.named_buffers()}}
+    state = {**own, **weights, **{name: buffer.detach().clone() for name, buffer in model.named_buffers()}}
+    with in_mode(model, mode, before):
+        seed_generators(0)
+        given = {f"model.{name}": value for name, value in state.items()}
+        return torch.func.functional_call(_Given(model), given, (function, *args))
+
+
+def _restore_class(kind: type, before: dict[str, Any]) -> None:
+    now = dict(vars(kind))
+    for name in now.keys() - before.keys():
+        delattr(kind, name)
+    for name, value in before.items():
+        if now.get(name) is not value:
+            setattr(kind, name, value)
 
 
 def _norm(tensors: Tensors) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,24 +20,25 @@ KINDS = {  # what a user may wait for, and the rules that say so
 AFTER = 3  # steps that are sampled after something happened
 
 
+def checked(kind: str, action: Action) -> tuple[str, Action]:
+    if kind not in KINDS:
+        raise InputError(f"no kind {kind!r}: choose from {', '.join(KINDS)}")
+    if not callable(action):
+        raise InputError(f"an action must be a function that takes a finding, got {type(action).__name__}")
+    return kind, action
+
+
 class Reaction:
     """Findings that began and were not reacted to yet, and what to do about them.
 
     Findings come from the loop and from the writer's thread; actions are called in the loop, each once for every finding.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
-        self.actions: list[tuple[str, Action]] = []
+    def __init__(self, guard: Guard, actions: Sequence[tuple[str, Action]]) -> None:
+        """actions: with the kind that each waits for; more may come at any time."""
+        self.guard, self.actions = guard, actions
         self.begun: deque[Finding] = deque()
         self.samples = 0  # still to be taken
-
-    def on(self, kind: str, action: Action) -> None:
-        if kind not in KINDS:
-            raise InputError(f"no kind {kind!r}: choose from {', '.join(KINDS)}")
-        if not callable(action):
-            raise InputError(f"an action must be a function that takes a finding, got {type(action).__name__}")
-        self.actions.append((kind, action))
 
     def note(self, finding: Finding) -> None:
         """From any thread."""

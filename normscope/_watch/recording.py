@@ -6,7 +6,7 @@ import atexit
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from normscope._watch.account import account, in_words
-from normscope._watch.beginning import earlier, say_resumed
+from normscope._watch.beginning import earlier, numbered, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
 from normscope._watch.completion import Completion
@@ -30,7 +30,7 @@ from normscope._watch.options import Options
 from normscope._watch.pairing import listed
 from normscope._watch.preparation import LayerTable, manifest
 from normscope._watch.probes import PROBED, Probe
-from normscope._watch.reaction import Action, Reaction
+from normscope._watch.reaction import Action, Reaction, checked
 from normscope._watch.sampler import Sampler
 from normscope._watch.scaling import skips
 from normscope._watch.sinks import Sinks
@@ -45,29 +45,16 @@ from normscope.symmetry.report import check_report
 class Watch:
     """A recording in progress: a context manager; `close` ends it, `findings` holds its early warnings."""
 
+    writer: Writer
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, budget: Budget, options: Options) -> None:
-        if not isinstance(model, nn.Module):
-            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        self.model, compiled = unwrapped(model), any(is_compiled(module) for module in model.modules())
-        named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
-        self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
-        self._foreign = sorted(named.keys() - self.parameters.keys())
-        self.optimizer = optimizer = stepping(optimizer)
-        self.run, self.budget, self.options = run, budget, options
-        if options.symmetries is not None:
-            check_report(options.symmetries, self.model)
+        """Raises what is wrong with the arguments; where anything else fails, nothing is recorded."""
+        self.model, self.optimizer, self.run, self.budget, self.options = model, optimizer, run, budget, options
         self.steps = self.sampled_steps = self.step_number = 0
         self.closed = False
+        self.actions: list[tuple[str, Action]] = []
         self._life: Life | None = None  # how it ended
         self.every: EveryStep | None = None
-        self.processes = TrainingProcesses.here(self.model, run)
-        self.guard = Guard(self._event, self._stop)
-        self.reaction = Reaction(self.guard)
-        self.sinks = Sinks(options.sinks, self.guard)
-        self.sampler = Sampler(self.model, self.parameters, optimizer, self.processes, self.guard, budget, self._note)
-        self.unseen = UnseenSteps(self.parameters, self._say)
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
         self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
         self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
@@ -75,22 +62,48 @@ class Watch:
         self._written = 0  # the last step of which there is a row
         self._probed: dict[str, float] = {}
         self._handles: list[Any] = []
-        self.writer: Writer | None = None
+        self.guard = Guard(self._event, self._stop)
+        undo = ExitStack()
         try:
-            self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
-            self._begin(self.writer, compiled)
+            self._make(undo)
+            self._begin()
         except BaseException as error:
-            self.guard.run("end of hooks", self._detach)
-            self.guard.run("other processes", self.processes.leave)
-            if self.writer is not None:
-                self.writer.close(None)  # and with it the lock: the next call may be right
+            self.closed, self.guard.process = True, None
+            with suppress(Exception):
+                undo.close()  # hooks, the lock and what else was taken: the next call may be right
             if isinstance(error, InputError) or not isinstance(error, Exception):
                 raise
             self._recording_failed(error)
 
+    def _make(self, undo: ExitStack) -> None:
+        """All parts. undo: takes them away again."""
+        options, self.run = self.options, numbered(self.run, self.model)
+        self.model, self._compiled = unwrapped(self.model), any(is_compiled(module) for module in self.model.modules())
+        named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
+        self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}
+        self._foreign = sorted(named.keys() - self.parameters.keys())
+        self.optimizer = stepping(self.optimizer)
+        if options.symmetries is not None:
+            check_report(options.symmetries, self.model)
+        self.processes = TrainingProcesses.here(self.model, self.run)
+        undo.callback(self.processes.leave)
+        self.reaction = Reaction(self.guard, self.actions)
+        self.sinks = Sinks(self.guard)
+        undo.callback(self.sinks.close)
+        self.sinks.open(options.sinks, self.run)
+        self.sampler = Sampler(self.model, self.parameters, self.optimizer, self.processes, self.guard, self.budget, self._note)
+        self.unseen = UnseenSteps(self.parameters, self._say)
+        self.writer = Writer(self.processes.directory, self._recording_failed, lambda: self.step_number)
+        undo.callback(self.writer.close, None)
+        undo.callback(self._detach)
+        undo.callback(atexit.unregister, self._left)
+
     @property
     def findings(self) -> list[Finding]:
         """The early warnings so far, each with the steps at which it was seen first and last."""
+        return self.guard.outermost(self._found_so_far) or []
+
+    def _found_so_far(self) -> list[Finding]:
         if self.every is None:
             return []
         self.guard.run("losses", self.every.catch_up)
@@ -99,19 +112,19 @@ class Watch:
 
     def on(self, kind: str, action: Action) -> None:
         """Call a function of yours with each finding of a kind ("spike", "not-finite", "finding") when it begins, in the loop."""
-        self.reaction.on(kind, action)
+        self.actions.append(checked(kind, action))
 
     # life --------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, writer: Writer, compiled: bool) -> None:
-        options = self.options
+    def _begin(self) -> None:
+        options, register = self.options, self._handles.append
         goes_on = options.resume or bool(options.start_step)
         before = earlier(self.run, self.processes, self.parameters, goes_on, options.overwrite)
         self._recorded_layers = before.layers
         self.step_number = self.processes.agree((before.life.step or 0) if options.start_step is None else options.start_step)
         self.budget.begun = self._written = self.step_number
         self.schedule = self.processes.schedule(self.budget)
-        self.budget.elsewhere = lambda: writer.cost
+        self.budget.elsewhere = lambda: self.writer.cost
         self._event("started", step=self.step_number, process=self.processes.rank)
         if before.rows:
             say_resumed(self.run, before, self.step_number, self._say, self._note)
@@ -120,16 +133,15 @@ class Watch:
         if self._foreign:
             what = "parameters whose tensor type runs code of its own, so they are not recorded"
             self._event("note", message=f"{what}: {listed(self._foreign)}")
-        if compiled:
+        if self._compiled:
             self.sampler.without_inputs("the model is compiled")
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)),
-            self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)),
-        ]
+        register(self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)))
+        register(self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)))
         atexit.register(self._left)
         if options.probe is not None:
             self._event("note", message=PROBED)
         self.sampler.start()
+        self.sinks.start()
 
     def __enter__(self) -> Watch:
         return self
@@ -143,8 +155,7 @@ class Watch:
 
     def close(self, error: BaseException | None = None) -> None:
         """Take all hooks away, write what is left, and say what it cost. error: what ended the training, if anything did."""
-        self.guard.outermost(self._close, error)
-        if not self.closed:
+        for _ in range(2):
             self.guard.outermost(self._close, error)
 
     def _close(self, error: BaseException | None) -> None:
@@ -156,13 +167,13 @@ class Watch:
         self.guard.run("last row", self._emit)
         self.guard.run("last steps", self._say_until)
         if self._life is not None and not again:
-            self.guard.run("summary", self._say_closed, self._life)
-        if self.writer is not None:
-            self.guard.insist("end of the run", self.writer.close, self._life, self._end)
+            told = {"step": self.step_number, "state": self._life.state, "error": self._life.error}
+            self.guard.run("summary", lambda: self._event("closed", **told, **account(self)))
+        self.guard.insist("end of the run", self.writer.close, self._life, self._end)
         self.guard.run("sinks", self.sinks.close)  # where nothing could be written
         self.closed = True  # only now: whoever interrupts it may close it again
         atexit.unregister(self._left)
-        if self.writer is not None and not self.options.quiet and self.processes.rank == 0:
+        if not self.options.quiet and self.processes.rank == 0:
             self.guard.run("summary", lambda: print(in_words(self), file=sys.stderr))
 
     def _end(self) -> None:
@@ -179,14 +190,12 @@ class Watch:
             for finding in self.every.chronicle.untold():
                 self._event("finding", **finding.to_dict())
 
-    def _say_closed(self, life: Life) -> None:
-        self._event("closed", step=self.step_number, state=life.state, error=life.error, **account(self))
-
     def _stop(self) -> None:
         """End the recording before the training's end."""
         self.guard.over = True
         self.guard.insist("end of hooks", self._detach)
-        self.guard.run("other processes", self._leave)
+        self.guard.run("other processes", self.processes.leave)
+        self.guard.run("end of the schedule", self.schedule.end)
 
     def _detach(self) -> None:
         while self._handles:
@@ -196,11 +205,11 @@ class Watch:
     @property
     def table(self) -> LayerTable | None:
         """The layers, once the first batch has been seen."""
-        return self.sampler.table
+        return self.guard.outermost(lambda: self.sampler.table)
 
     def summary(self) -> dict[str, Any]:
         """Steps, samples and cost so far."""
-        return self.guard.outermost(account, self) or {}
+        return self.guard.run("summary", account, self) or {}
 
     # the loop ----------------------------------------------------------------------------------------------------------
 
@@ -223,7 +232,7 @@ class Watch:
         elif self._pending is not None and self._pending["step"] == self.step_number:
             with self.budget.charged():
                 for name, value in given.items():
-                    self.guard.run(name, self._complete, name, value)
+                    self.guard.run(name, self._complete, self._pending, name, value)
                 self.guard.run("rows", self._emit)
         if self.reaction.begun:
             self._react()
@@ -236,10 +245,10 @@ class Watch:
             self._early = [loss]
         self.budget.charge(self.budget.clock() - start)
 
-    def _complete(self, name: str, value: Any) -> None:
-        assert self._pending is not None
-        self._pending[name] = float(value)
-        self._pending["loss_given"] |= name == "loss"
+    @staticmethod
+    def _complete(row: dict[str, Any], name: str, value: Any) -> None:
+        row[name] = float(value)
+        row["loss_given"] |= name == "loss"
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if skips(self.optimizer):  # as a GradScaler skips it for others: then there is no step
@@ -269,7 +278,7 @@ class Watch:
 
     def _write_kept(self, before: int) -> None:
         """The last steps that were not sampled, as rows."""
-        if self.every is not None and self.writer is not None and self._pending is None:
+        if self.every is not None and self._pending is None:
             for row in self.every.kept(self._written, before):
                 self.writer.row({**row, "samples": self.sampled_steps})
                 self._written = row["step"]
@@ -280,9 +289,9 @@ class Watch:
         self.reaction.note(finding)
 
     def _look_before(self) -> None:
-        if self.table is None and self.writer is not None:  # once, when the first batch has been seen
+        if self.sampler.table is None:  # once, when the first batch has been seen
             with self.budget.charged(once=True):
-                self._prepare(self.writer)
+                self._prepare()
         self.sampler.before(self.options.scaler)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -313,10 +322,7 @@ class Watch:
             self.budget.end_dense()
 
     def _begin_step(self) -> None:
-        gone = self.writer is not None and not self.writer.failed and not self.writer._thread.is_alive()
-        if gone:
-            self._recording_failed(RuntimeError("the thread that writes has ended"))
-        if gone or self.writer is None or self.writer.failed or "rows" in self.guard.off:
+        if self.writer.over() or "rows" in self.guard.off:
             self._stop()
         elif self.guard.run("schedule", self.schedule.sampled, self.step_number + 1) or (
             self.reaction.samples > 0 and self.sampler.spectra is None
@@ -324,17 +330,12 @@ class Watch:
             self.reaction.samples = max(0, self.reaction.samples - 1)
             self.sampler.start()
 
-    def _leave(self) -> None:
-        """Tell the other processes that no sample will come from here."""
-        self.processes.leave()
-        self.schedule.end()
-
     def _run_probe(self, probe: Probe) -> None:
         with torch._C._EnableTorchFunction():
             self._probed = probe.measure(self.model, float(self.optimizer.param_groups[0]["lr"]))
         self._event("probe", step=self.step_number, **self._probed)
 
-    def _prepare(self, writer: Writer) -> None:
+    def _prepare(self) -> None:
         table = self.sampler.layers(self.options.symmetries, self.options.layers).as_recorded(self._recorded_layers, self.run)
         note = self.sampler.settle(table)
         every = EveryStep(table.layers, table.rows, self.budget, self._found, self.budget.begun)
@@ -345,7 +346,7 @@ class Watch:
         content = manifest(
             self.model, self.parameters, self.optimizer, self.budget, self.processes, table, self.options.probe is not None
         )
-        writer.begin(content, schema(table.rows), self._completion, self._show)
+        self.writer.begin(content, schema(table.rows), self._completion, self._show)
         self.every = every
         for loss in self._early:
             self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
@@ -373,7 +374,7 @@ class Watch:
 
     def _emit(self) -> None:
         """Hand the pending row to the writer."""
-        if self._pending is not None and self.writer is not None:
+        if self._pending is not None:
             self._written = self._pending["step"]
             self.writer.row(self._pending)
             self._pending = None
@@ -391,8 +392,7 @@ class Watch:
         self._event("note", step=self.step_number, message=message)
 
     def _event(self, kind: str, **content: Any) -> None:
-        if self.writer is not None:
-            self.writer.event(kind, **content)
+        self.writer.event(kind, **content)
 
     def _recording_failed(self, error: BaseException) -> None:
         warn(f"normscope.watch stopped recording; training continues: {error}")

@@ -13,6 +13,7 @@ import re
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -150,36 +151,35 @@ class Webhook:
 NAMED: dict[str, Callable[[Path], Sink]] = {"wandb": WandB, "trackio": Trackio, "mlflow": MLflow, "tensorboard": Board}
 
 
-def opened(wanted: Sequence[str | Sink], run: Path) -> list[tuple[str, Sink]]:
-    """The sinks of the first process, by name; a name that means nothing, or a package that is not there, is refused."""
-    for one in wanted:
-        if isinstance(one, str) and one not in NAMED and not one.startswith(("http://", "https://")):
-            raise InputError(f"no sink {one!r}: choose from {', '.join(NAMED)}, or give a web address for findings")
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        return []
-    found: list[tuple[str, Sink]] = []
-    for one in wanted:
-        try:
-            if not isinstance(one, str):
-                found.append((type(one).__name__, one))
-            else:
-                found.append((one, NAMED[one](run) if one in NAMED else Webhook(one, run)))
-        except InputError:
-            raise
-        except Exception as error:  # a service that does not answer is no reason not to train
-            warn(f"normscope.watch continues without {one}: {type(error).__name__}: {error}")
-    return found
-
-
 class Sinks:
     """Hands rows and findings to all sinks, in order, on a thread of its own."""
 
-    def __init__(self, sinks: Sequence[tuple[str, Sink]], guard: Guard) -> None:
-        self.sinks, self.guard = sinks, guard
+    def __init__(self, guard: Guard) -> None:
+        self.guard, self.sinks = guard, list[tuple[str, Sink]]()
         self.dropped, self._told, self._closed = 0, set[str](), False
+        self._own: list[tuple[str, Sink]] = []  # objects of the user's, which are closed only if the recording began
         self._waiting: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="normscope sinks", daemon=True)
-        if sinks:
+
+    def open(self, wanted: Sequence[str | Sink], run: Path) -> None:
+        """In the first process; a name that means nothing, or a package that is not there, is refused."""
+        for one in wanted:
+            if isinstance(one, str) and one not in NAMED and not one.startswith(("http://", "https://")):
+                raise InputError(f"no sink {one!r}: choose from {', '.join(NAMED)}, or give a web address for findings")
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+            return
+        self._own = [(type(one).__name__, one) for one in wanted if not isinstance(one, str)]
+        for name in (one for one in wanted if isinstance(one, str)):
+            try:
+                self.sinks.append((name, NAMED[name](run) if name in NAMED else Webhook(name, run)))
+            except InputError:
+                raise
+            except Exception as error:  # a service that does not answer is no reason not to train
+                warn(f"normscope.watch continues without {name}: {type(error).__name__}: {error}")
+
+    def start(self) -> None:
+        self.sinks += self._own
+        if self.sinks:
             self._thread.start()
 
     def row(self, row: Row, layers: Sequence[str]) -> None:
@@ -193,9 +193,12 @@ class Sinks:
 
     def close(self) -> None:
         """Wait for what is still to be sent, but not for long."""
-        if self._closed or not self._thread.is_alive():
+        if self._closed:
             return
         self._closed = True
+        if not self._thread.is_alive():
+            self._end()
+            return
         self._put(None)
         self._thread.join(PATIENCE)
         left = self._waiting.qsize() + self.dropped
@@ -213,7 +216,10 @@ class Sinks:
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
             for name, sink in self.sinks:
-                self.guard.run(f"sink {name}", getattr(sink, item[0]), *item[1])
+                self.guard.run(f"sink {name}", methodcaller(item[0], *item[1]), sink)
+        self._end()
+
+    def _end(self) -> None:
         for name, sink in self.sinks:
             self.guard.run(f"end of sink {name}", sink.close)
 

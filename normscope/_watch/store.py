@@ -97,6 +97,12 @@ class Writer:
         else:
             self._waiting.put(lambda: self._append(line))
 
+    def over(self) -> bool:
+        """Whether it writes no more; that its thread has ended is noticed here."""
+        if not self.failed and not self._thread.is_alive():
+            self._fail(RuntimeError("the thread that writes has ended"))
+        return self.failed
+
     def close(self, life: Life | None = FINISHED, last: Callable[[], None] | None = None, timeout: float = 60.0) -> None:
         """Write what is waiting, what `last` says, and how it ended (nothing if None); then let go of the directory."""
         if self.dropped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from normscope._watch.beginning import numbered
 from normscope._watch.budget import Budget
 from normscope._watch.completion import OnRow
 from normscope._watch.options import Options
 from normscope._watch.probes import Probe
 from normscope._watch.recording import Watch
-from normscope._watch.sinks import Sink, opened
+from normscope._watch.sinks import Sink
 from normscope.core.data import Example
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
@@ -89,10 +89,14 @@ def watch(
             DeprecationWarning,
             stacklevel=3,
         )
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if not isinstance(run, str | os.PathLike):
+        raise InputError(f"run must be the path of a directory, got {type(run).__name__}")
     if resume and overwrite:
         raise InputError("resume=True continues a run and overwrite=True replaces it: pass only one of them")
-    directory = numbered(run, model)
-    opened_sinks = opened(sinks, directory)
-    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, opened_sinks)
+    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, sinks)
     first = (0 if every else DENSE) if dense is None else dense
-    return Watch(model, optimizer, directory, Budget(budget, every, dense=first), options)
+    return Watch(model, optimizer, Path(run), Budget(budget, every, dense=first), options)

@@ -26,7 +26,7 @@ from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.codec import logarithm, plain
 from normscope.core.data import Call, Example
 from normscope.core.deprecation import earlier
-from normscope.core.errors import InputError, boundary
+from normscope.core.errors import InputError, Refusal, boundary, first_line
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square, total
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
@@ -195,7 +195,12 @@ class _Derivative:
             noise = torch.randn(place.shape, generator=self.generator, dtype=torch.float64)
             return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
 
-        outputs = twin(*map(generic, call.args), **{name: generic(value) for name, value in call.kwargs.items()})
+        args, kwargs = [generic(value) for value in call.args], {name: generic(value) for name, value in call.kwargs.items()}
+        try:
+            outputs = twin(*args, **kwargs)
+        except Exception as error:  # the model's own code
+            causes = [f"in float64 the model raises {type(error).__name__}: {first_line(error)}"]
+            raise Refusal("no bound in the weights: its check is the model's derivative in float64", causes) from error
         self.output = chosen_output(outputs, output).reshape(-1)
 
     def along(self, ways: int) -> dict[str, torch.Tensor]:

@@ -88,17 +88,17 @@ ENTRY_POINTS = {
 
 
 def answer(call, *arguments, **settings) -> object:
-    """The result, or None for an error of ours in one line; a contradiction of ours is not an answer."""
+    """The result, or None for an error in one line that says what is wrong; no case may be unforeseen."""
     try:
         return call(*arguments, **settings)
-    except InternalError:
+    except (InternalError, UnforeseenError):
         raise
     except ns.NormscopeError as error:
         assert str(error) and "\n" not in str(error)
         return None
 
 
-QUICK = ("everywhere", "a ball", "a box at the end")
+QUICK = ("everywhere", "a ball", "a box", "a box at the end")
 
 
 @pytest.mark.quick(40)
@@ -113,22 +113,6 @@ def test_brackets_of_awkward_models(name, region):
 @pytest.mark.parametrize("name", ["digits that cancel", "a clamp by a value", "a constant mask", "no output entry", "times NaN"])
 def test_entry_points_on_awkward_models(name, entry):
     answer(ENTRY_POINTS[entry], MODELS[name], SAMPLE[None])
-
-
-COVERED = [
-    "a clamp by a value", "copies before a normalizer", "a weight from the input", "a kernel from the input", "the power infinity",
-    "times NaN", "limits of more entries", "no output entry", "a quotient", "digits that cancel", "a negative variance",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COVERED)
-@pytest.mark.parametrize("region", ["everywhere", "a box"])
-def test_these_are_foreseen(name, region):
-    """An answer, or an error that says what is wrong with the model."""
-    try:
-        ns.lipschitz(MODELS[name], SAMPLE[None], region=REGIONS[region], effort=0.01)
-    except ns.NormscopeError as error:
-        assert not isinstance(error, UnforeseenError)
 
 
 @pytest.mark.full

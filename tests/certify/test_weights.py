@@ -192,6 +192,12 @@ def test_what_cannot_be_asked_is_refused(settings):
         ns.lipschitz(nn.Linear(4, 2), torch.zeros(1, 4), **settings)
 
 
+def test_a_model_that_does_not_run_in_float64_is_refused():
+    model = nn.Sequential(nn.Linear(3, 3), Function(lambda x: x.nanquantile(torch.tensor([0.2, 0.5]), 1).T))
+    with pytest.raises(ns.Refusal, match="in float64 the model raises"):
+        ns.certify.weight_sensitivities(model, torch.zeros(1, 3), region=ns.Ball(torch.zeros(3), 0.1))
+
+
 def test_notes_of_the_graph_reach_the_bracket():
     model = nn.Sequential(nn.Linear(4, 3), Function(torch.Tensor.float)).to(torch.bfloat16)
     found = ns.lipschitz(model, torch.zeros(1, 4, dtype=torch.bfloat16), wrt="weights")

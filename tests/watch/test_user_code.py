@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import normscope as ns
-from tests.watch.awkward import CASES, Net, Record, Spectral, plain_loss
+from tests.watch.awkward import CASES, Loss, Net, Record, Spectral, plain_loss
 
 STEPS = 6
 NOTED = {"a parameter of a subclass": "second.weight"}
 
 
-def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
+def train(
+    case: str, run: Path | None, probe_of: Callable[[nn.Module, Loss], ns.Probe] | None = None, **options: Any
+) -> tuple[list[Tensor], dict[str, Any]]:
     """Everything that training leaves: tensors, and what the user's code counted or drew."""
     record: Record = {}
     torch.manual_seed(0)
@@ -25,6 +28,8 @@ def train(case: str, run: Path | None, **options: Any) -> tuple[list[Tensor], di
     model, loss_of = CASES[case](record)
     data = torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if probe_of is not None:
+        options["probe"] = probe_of(model, loss_of)
     watch = None if run is None else ns.watch(model, optimizer, run=run, quiet=True, **options)
     for _ in range(STEPS):
         optimizer.zero_grad()
