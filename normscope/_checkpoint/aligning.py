@@ -8,6 +8,7 @@ one that leaves the fewest entries, and of these for the smallest change: one ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,13 +78,20 @@ def aligned(
         gap = (values[name] - other[name]).abs()
         size_of = torch.maximum(values[name].abs(), other[name].abs())
         scale = size_of + float(size_of.square().mean().sqrt()) if name in mixed else size_of
-        if bool((gap > max(FITTED, MARGIN * roundoff) * scale).any()) or (
-            alike is not None and name not in went and name not in alike
-        ):
+        same = (values[name] == other[name]) | (values[name].isnan() & other[name].isnan())
+        near = gap.isfinite() & (gap <= max(FITTED, MARGIN * roundoff) * scale)
+        if not bool((same | near).all()) or (alike is not None and name not in went and name not in alike):
             left.append(name)
         elif roundoff > (FINE_SUMS if name in mixed else FINE) and bool((gap > FITTED * scale).any()):
             hiding.append(name)
     return Alignment(values, tuple(left), hiding[0] if hiding else None)
+
+
+def shrinking(start: float, end: float) -> list[float]:
+    """start · FACTOR, start · FACTOR², … until one is at most `end`; none where start is, or is not finite."""
+    if not end < start < math.inf:
+        return []
+    return [start * FACTOR**turn for turn in range(1, 1 + math.ceil((math.log(end) - math.log(start)) / math.log(FACTOR)))]
 
 
 def _comparable(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -156,10 +164,8 @@ class _Fit:
         """As many entries as possible agree, those that are held before all, and others as little as they like."""
         for power in (0.25, 0.5):  # the sum of all gaps, which has no false minima; then their number
             gap = self._residual()
-            delta = float(np.abs(gap).max())
-            while delta > 0.1 * self.tolerance:
-                delta *= FACTOR
-                weights = (gap**2 + delta**2) ** -power
+            for delta in shrinking(float(np.abs(gap).max()), 0.1 * self.tolerance):
+                weights = np.hypot(gap, delta) ** (-2 * power)
                 gap = self._step(np.where(held, HOLDS * weights.max(), weights))
 
     def _residual(self) -> np.ndarray:

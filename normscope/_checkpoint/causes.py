@@ -9,6 +9,7 @@ from torch import nn
 
 from normscope._checkpoint.running import INPUTS, Outputs, inputs_like, plain_attention, ran
 from normscope.core.data import Call
+from normscope.core.rounding import euclidean_norm
 from normscope.core.twins import twin_of
 
 MOST_INPUTS = 40  # random ones beside the example
@@ -61,13 +62,13 @@ def cause_of(
 def _explained(model: nn.Module, calls: list[Call], name: str, wanted: torch.Tensor) -> tuple[float, float]:
     """(‖J δ − d‖/‖d‖, ‖δ‖/‖θ‖) of the best δ that was found."""
     value = dict(model.named_parameters())[name].detach()
-    scale = float(value.norm()) or 1.0
+    scale = float(euclidean_norm(value)) or 1.0
 
     def forward(at: torch.Tensor) -> torch.Tensor:
         return torch.cat([out.flatten() for call in calls for out in ran(model, call, {name: at})])
 
     def product(step: torch.Tensor) -> torch.Tensor:
-        size = float(step.norm())
+        size = float(euclidean_norm(step))
         width = 1e-5 * scale / size
         with torch.no_grad():
             return (forward(value + width * step) - forward(value - width * step)) / (2 * width)
@@ -82,18 +83,18 @@ def _explained(model: nn.Module, calls: list[Call], name: str, wanted: torch.Ten
 
         step, residual = torch.zeros_like(value), wanted.clone()
         gradient = adjoint(residual)
-        direction, square = gradient.clone(), float(gradient.square().sum())
+        direction, square = gradient.clone(), float(gradient.double().square().sum())
         for done in range(STEPS):
-            left = float(residual.norm()) / float(wanted.norm())
+            left = float(euclidean_norm(residual) / euclidean_norm(wanted))
             if square == 0 or left <= ENOUGH or (done >= HOPELESS[0] and left > HOPELESS[1]):
                 break
             image = product(direction)
-            length = square / float(image.square().sum())
+            length = square / float(image.double().square().sum())
             step, residual = step + length * direction, residual - length * image
             gradient = adjoint(residual)
-            new = float(gradient.square().sum())
+            new = float(gradient.double().square().sum())
             direction, square = gradient + new / square * direction, new
-    return float(residual.norm() / wanted.norm()), float(step.norm()) / scale
+    return float(euclidean_norm(residual) / euclidean_norm(wanted)), float(euclidean_norm(step)) / scale
 
 
 def layer_note(one: nn.Module, other: nn.Module, call: Call) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ def adding(one: nn.Module, other: nn.Module, call: Call) -> str | None:
             if found or not isinstance(output, torch.Tensor) or not output.is_floating_point():
                 return
             again = twin_of(mine[path])(*args, **kwargs)
-            if float((again - output).norm()) > ADDS * max(float(output.norm()), 1e-300):
+            if float(euclidean_norm(again - output)) > ADDS * float(euclidean_norm(output)):
                 found.append(path)
 
         return hook

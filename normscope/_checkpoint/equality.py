@@ -8,7 +8,7 @@ import torch
 
 from normscope._checkpoint.norms import MOST_GRAM, Matrix
 from normscope._checkpoint.views import View
-from normscope.core.rounding import gamma
+from normscope.core.rounding import euclidean_norm, gamma
 from normscope.operators.dense import gram_norm
 
 COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
@@ -56,8 +56,8 @@ def change(one: View, other: View) -> dict[str, float | None]:
     if not bool(x.isfinite().all()) or not bool(y.isfinite().all()) or not len(x):
         return {}
     step = y - x
-    size, moved = float(x.norm()), float(step.norm())
-    cosine = float(x @ y) / (size * float(y.norm())) if size and float(y.norm()) else 1.0
+    size, other_size, moved = (float(euclidean_norm(values)) for values in (x, y, step))
+    cosine = float((x / size) @ (y / other_size)) if size and other_size else 1.0
     found: dict[str, float | None] = {
         "change": moved / size if size else math.inf if moved else 0.0,
         "rotation": math.degrees(math.acos(max(-1.0, min(1.0, cosine)))),

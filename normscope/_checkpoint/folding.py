@@ -7,6 +7,7 @@ lets every writer be shifted by a constant, their means can go, and then LN is R
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from normscope._checkpoint.structure import Pair
 from normscope.certify.fold import foldable
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, NormscopeError, Refusal, boundary, first_line
+from normscope.core.rounding import euclidean_norm
 from normscope.core.twins import twin_of
 from normscope.graph.graph import Constant, Node
 from normscope.graph.outlining import outline
@@ -310,8 +312,9 @@ def _means(model: nn.Module, norms: Mapping[str, nn.Module], calls: list[Call]) 
 
     def watch(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            x = args[0].detach()
-            ratio = (x.mean(-1).abs() / x.square().mean(-1).sqrt().clamp(min=1e-300)).max()
+            x = args[0].detach().double()
+            size = euclidean_norm(x, -1) / math.sqrt(x.shape[-1])
+            ratio = (x.mean(-1).abs() / torch.where(size > 0, size, 1.0)).max()
             found[path] = max(found.get(path, 0.0), float(ratio))
 
         return hook

@@ -31,9 +31,11 @@ def merged_lora(found: Inquiry) -> None:
                 return  # of a convolution
             product = views[up].value() @ views[name].value()
             step = target.value() - weight.value()
-            if step.shape != product.shape or not float(product.norm()):
+            if step.shape != product.shape or not bool(product.any()):
                 return
-            scale = float((step * product).sum() / product.square().sum())
+            largest = product.abs().max()
+            unit = product / largest
+            scale = float((step / largest * unit).sum() / unit.square().sum())
             made = weight.value() + scale * product
             u = max(target.roundoff, weight.roundoff)
             allowed = 1.01 * (

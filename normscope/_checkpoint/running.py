@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normscope.core.data import Call
 from normscope.core.errors import InputError, first_line
+from normscope.core.rounding import euclidean_norm
 from normscope.core.twins import twin_of
 from normscope.graph.canonical import grouped_mm
 
@@ -110,7 +111,8 @@ def outputs_apart(one: list[Outputs], other: list[Outputs]) -> float:
         for x, y in zip(mine, theirs, strict=True):
             if not bool(x.isfinite().all()) or not bool(y.isfinite().all()):
                 return math.inf
-            worst = max(worst, float((x - y).detach().norm()) / max(float(x.detach().norm()), 1e-300))
+            moved, size = float(euclidean_norm(x.double() - y.double())), float(euclidean_norm(x))
+            worst = max(worst, moved / size if size else math.inf if moved else 0.0)
     return worst
 
 

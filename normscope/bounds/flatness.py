@@ -21,6 +21,7 @@ from normscope.core.errors import InputError, NormscopeError, boundary
 from normscope.core.progress import Progress, shown
 from normscope.core.rendering import Group, RenderableType, Table, Text
 from normscope.core.result import Result
+from normscope.core.rounding import euclidean_norm
 from normscope.curvature.estimators import Estimate, student_interval
 from normscope.curvature.objective import BATCH_SIZE, Loss, Objective
 from normscope.curvature.quotient import named_point, representative, symmetries_of
@@ -265,13 +266,17 @@ def plain_noise(objective: Objective) -> Noise:
 def filter_noise(objective: Objective) -> Noise:
     """Normal, with the root mean square of the filter that an entry belongs to; parameters of one axis or none are held."""
     scales = {
-        name: value.flatten(1).square().mean(1).sqrt().reshape(-1, *[1] * (value.dim() - 1)).expand(value.shape)
+        name: _root_mean_square(value).reshape(-1, *[1] * (value.dim() - 1)).expand(value.shape)
         if value.dim() > 1
         else torch.zeros_like(value)
         for name, value in named_point(objective).items()
     }
     scale = objective.layout.flatten(scales).to(objective.point)
     return objective.point, lambda generator: scale * _normal(objective, generator), None
+
+
+def _root_mean_square(filters: torch.Tensor) -> torch.Tensor:
+    return euclidean_norm(filters.flatten(1), 1).to(filters) / math.sqrt(max(filters[:1].numel(), 1))
 
 
 def quotient_noise(objective: Objective) -> Noise:

@@ -22,9 +22,7 @@ def power_above(value: Magnitude) -> int:
     if value.log <= LEAST_POWER * math.log(RATIO):
         return LEAST_POWER
     k = math.ceil(value.log / math.log(RATIO))
-    while value > on_grid(k):  # rounding of the quotient
-        k += 1
-    return max(k, LEAST_POWER)
+    return next(power for power in range(max(k, LEAST_POWER), k + 3) if value <= on_grid(power))  # the quotient is rounded
 
 
 def on_grid(k: int) -> Magnitude:

@@ -20,6 +20,7 @@ from normscope.certify.upper import checked_pass
 from normscope.core.data import Example
 from normscope.core.errors import Refusal
 from normscope.core.magnitude import ONE, ZERO, Magnitude, product, root_sum_square
+from normscope.core.rounding import length
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.operators.dense import frobenius_norm
 from normscope.rules.activations import homogeneity
@@ -214,8 +215,7 @@ class _Reading:
         frobenius = frobenius_norm(weight.value) * math.sqrt(repeats)
         rows = frobenius * math.sqrt(outputs)  # by Cauchy and Schwarz
         if not transposed:
-            norms = torch.linalg.vector_norm(applied.matrix(), dim=1)
-            rows = min(rows, Magnitude(float(norms.sum()) * repeats))
+            rows = min(rows, Magnitude(float(length(applied.matrix(), 1).sum())) * repeats)
         shift = ZERO
         if isinstance(bias, Constant):
             shift = frobenius_norm(bias.value) * math.sqrt(outputs // bias.value.numel())

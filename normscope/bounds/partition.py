@@ -21,6 +21,7 @@ import torch
 from normscope.bounds.table import NotApplicable
 from normscope.core.errors import InputError
 from normscope.core.region import Ball, Box, Region
+from normscope.core.rounding import euclidean_norm
 
 PAIRS = (10, 100, 1_000, 10_000)  # how many cell–label pairs are tried where only a kind of partition is named
 COVERAGE = 0.95  # the share of held-out points that radii are chosen to hold
@@ -52,7 +53,7 @@ class Cells:
         """The cell of every point (samples, d), and its distance from that cell's centre."""
         candidate = self.index(points)
         places = zip(points.split(ROWS), candidate.split(ROWS), strict=True)
-        distance = torch.cat([torch.linalg.vector_norm(x.double() - self.centers[i].double(), dim=1) for x, i in places])
+        distance = torch.cat([euclidean_norm(x.double() - self.centers[i].double(), 1) for x, i in places])
         return torch.where(distance <= self.radii[candidate], candidate, self.count), distance
 
 

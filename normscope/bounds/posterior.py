@@ -13,6 +13,8 @@ from torch.func import functional_call
 from normscope.bounds.losses import margins
 from normscope.curvature.batches import Batch
 
+HALVINGS = 40  # of [q, 1], to within 1e-12
+
 
 @dataclass(frozen=True)
 class GaussianPosterior:
@@ -69,12 +71,12 @@ def binary_kl(q: float, p: float) -> float:
 
 def kl_inverse(q: float, budget: float) -> float:
     """The largest p with kl(q‖p) ≤ budget, rounded up."""
-    if q >= 1:
+    if not q < 1:
         return 1.0
     low, high = q, 1.0
-    while high - low > 1e-12:
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        low, high = (middle, high) if binary_kl(q, middle) <= budget else (low, middle)
+        low, high = (low, middle) if binary_kl(q, middle) > budget else (middle, high)  # NaN leaves 1
     return high

@@ -17,6 +17,7 @@ from normscope.bounds.table import NotApplicable
 from normscope.core.data import Call
 from normscope.core.errors import InputError
 from normscope.core.progress import Progress, shown
+from normscope.core.rounding import euclidean_norm
 from normscope.curvature.batches import Batch, Batches
 
 
@@ -135,7 +136,7 @@ class Sample:
             slopes = {"slope": _slopes(losses, leaves)} if self.slopes else {}
         losses = losses.detach().double().clamp(0, self.loss.bound)
         points, outputs, target, losses = _at_rest((flat(batch.call), outputs, batch.target, losses))
-        columns = {"loss": losses, "norm": torch.linalg.vector_norm(points.double(), dim=1), **slopes}
+        columns = {"loss": losses, "norm": euclidean_norm(points, 1), **slopes}
         if is_labels(target) and isinstance(outputs, torch.Tensor) and outputs.dim() == 2 and outputs.shape[1] > 1:
             check_classes(outputs, target)
             columns |= {"label": target, "margin": margins(outputs.double(), target)}
@@ -185,12 +186,12 @@ def _with_leaves(call: Call) -> tuple[Call, list[torch.Tensor]]:
 
 def _slopes(losses: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """‖∇_x f‖ of every sample, zero where the loss is locally constant for autograd; infinite where it is NaN."""
-    squares = torch.zeros(len(losses), dtype=torch.float64)
+    found = [torch.zeros(len(losses), dtype=torch.float64)]
     if losses.requires_grad:
         for gradient in torch.autograd.grad(losses.sum(), list(leaves), allow_unused=True):
             if gradient is not None:
-                squares += gradient.double().flatten(1).square().sum(1).cpu()
-    return squares.sqrt().nan_to_num(torch.inf, torch.inf)
+                found.append(euclidean_norm(gradient.flatten(1), 1).cpu())
+    return euclidean_norm(torch.stack(found), 0).nan_to_num(torch.inf, torch.inf)
 
 
 def _at_rest(values: Any) -> Any:
@@ -200,6 +201,6 @@ def _at_rest(values: Any) -> Any:
 
 def _check_same(batch: Batch, norms: torch.Tensor) -> None:
     """A batch that a checkpoint has is the one that it was made from."""
-    own = torch.linalg.vector_norm(flat(batch.call).double(), dim=1).cpu()
+    own = euclidean_norm(flat(batch.call), 1).cpu()
     if own.shape != norms.shape or not torch.allclose(own, norms, rtol=1e-9, atol=0):
         raise InputError("the checkpoint was made from other data or other batches: remove it")

@@ -90,7 +90,7 @@ def effective_learning_rate(norms: torch.Tensor, lr: float, *, kind: str = "sgd"
     """
     if kind not in KINDS:
         raise InputError(f"an update rule must be one of {', '.join(KINDS)}, got {kind!r}")
-    return lr / ((1 - momentum) * norms.square()) if kind == "sgd" else lr / norms
+    return lr / (1 - momentum) / norms / norms if kind == "sgd" else lr / norms  # the square of a norm may not be in its type
 
 
 class Rotation:

@@ -85,6 +85,20 @@ def by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch
     return torch.zeros(count, dtype=torch.float64).index_add_(0, index.reshape(-1), inside.reshape(-1))
 
 
+def log_by_member(numbers: torch.Tensor, logs: torch.Tensor, count: int) -> torch.Tensor:
+    """log Σ exp of the entries of each member, (count,), without overflow; −∞ where there is none."""
+    inside = torch.where(numbers >= 0, logs, -torch.inf)
+    index = numbers.clamp(min=0).expand(logs.shape).reshape(-1)
+    largest = torch.full((count,), -torch.inf, dtype=torch.float64).scatter_reduce(0, index, inside.reshape(-1), "amax")
+    largest = largest.nan_to_num(neginf=0.0)
+    return largest + by_member(numbers, (inside - spread(numbers, largest)).exp(), count).log()
+
+
+def norm_by_member(numbers: torch.Tensor, entries: torch.Tensor, count: int) -> torch.Tensor:
+    """√Σ entry² of each member, (count,), without overflow."""
+    return (log_by_member(numbers, 2 * entries.double().abs().log(), count) / 2).exp()
+
+
 def spread(numbers: torch.Tensor, values: torch.Tensor, elsewhere: float = 0.0) -> torch.Tensor:
     """One value per member → one per entry; broadcasts to the parameter."""
     return torch.where(numbers >= 0, values[numbers.clamp(min=0)], elsewhere)

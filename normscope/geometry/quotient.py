@@ -24,14 +24,17 @@ from normscope.geometry.groups import (
     Tensors,
     by_member,
     members,
+    norm_by_member,
     self_contained,
     shift_speeds,
     spread,
 )
+from normscope.geometry.sphere import norm
 
 TOLERANCE = 1e-13  # of a factor of scale, at which the representative is found
 SETTLED = 1e-10  # of the factors of scale in one round, where biases follow
 MOST_ROUNDS = 100
+LARGEST_STEP = 100.0  # of a logarithm at a time, so that nothing between overflows
 
 
 def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> dict[str, torch.Tensor]:
@@ -46,24 +49,29 @@ def horizontal(symmetries: Symmetries, parameters: Tensors, vector: Tensors) -> 
     layout = VectorLayout({name: parameters[name] for name in names})
     flat = layout.flatten({name: vector.get(name, torch.zeros_like(parameters[name])).double().cpu() for name in names}).numpy()
     counts = [orbit.count for orbit in orbits]
-    scales = [_inverse_norms(orbit) for orbit in orbits]  # unit columns, so that orthogonal orbits take one iteration
+    largest = np.abs(flat).max(initial=0.0) or 1.0
+    flat = flat / largest
 
     def along(amounts: np.ndarray) -> np.ndarray:
         total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in names}
-        for orbit, scale, own in zip(orbits, scales, torch.from_numpy(amounts.copy()).split(counts), strict=True):
-            for name, moved in orbit.move(own * scale).items():
+        for orbit, own in zip(orbits, torch.from_numpy(amounts.copy()).split(counts), strict=True):
+            for name, moved in orbit.move(own).items():
                 total[name] += moved
         return layout.flatten(total).cpu().numpy()
 
     def components(entries: np.ndarray) -> np.ndarray:
         tensors = layout.unflatten(torch.from_numpy(entries))
-        return torch.cat([orbit.components(tensors) * scale for orbit, scale in zip(orbits, scales, strict=True)]).numpy()
+        return torch.cat([orbit.components(tensors) for orbit in orbits]).numpy()
 
     if orbits:
         operator = LinearOperator((len(flat), sum(counts)), matvec=along, rmatvec=components, dtype=np.float64)
         for _ in range(2):  # the second solve removes what rounding left of the first
             flat = flat - along(lsmr(operator, flat, atol=1e-15, btol=1e-15, conlim=0, maxiter=10 * sum(counts))[0])
-    return {name: tensor.to(vector[name]) for name, tensor in layout.unflatten(torch.from_numpy(flat)).items() if name in vector}
+    return {
+        name: tensor.to(vector[name])
+        for name, tensor in layout.unflatten(torch.from_numpy(flat * largest)).items()
+        if name in vector
+    }
 
 
 @earlier(positional=1)
@@ -79,6 +87,9 @@ def canonical(symmetries: Symmetries, parameters: Tensors, *, tolerance: float =
     tolerance: of the factors of scale.
     """
     values = {name: tensor.detach().double() for name, tensor in parameters.items()}
+    moving = (name for group in symmetries.groups for name in group.parameters)
+    if broken := next((name for name in moving if not bool(values[name].isfinite().all())), None):
+        raise InputError(f"{broken} has entries that are NaN or infinite, so its orbit has no representative")
     shifts = [group for group in symmetries.groups if group.kind in SHIFTS]
     for _ in shifts:  # biases that take back are shifted later in turn, and what is zero stays zero
         moved = [_center(group, values) for group in shifts]
@@ -88,15 +99,20 @@ def canonical(symmetries: Symmetries, parameters: Tensors, *, tolerance: float =
     alone = all(self_contained(group, values) for group in scales)
     for _ in range(MOST_ROUNDS):
         logs = preferred_scales(scales, values, tolerance)
-        for group, own in zip(scales, logs, strict=True):
-            values.update(group.scaled(values, own))
+        steps = 1 + int(max((float(own.abs().max()) for own in logs), default=0.0) / LARGEST_STEP)
+        for _ in range(steps):
+            for group, own in zip(scales, logs, strict=True):
+                values.update(group.scaled(values, own / steps))
         if alone or max(float(own.abs().max()) for own in logs) <= max(tolerance, SETTLED):
             return {name: tensor.to(parameters[name]) for name, tensor in values.items()}
     raise InputError(f"no representative after {MOST_ROUNDS} rounds: biases that follow scales and are scaled do not settle")
 
 
 class _Orbit:
-    """Tangents of one group's orbits: amounts of its one-parameter groups ↔ entries of the parameters."""
+    """Tangents of one group's orbits: amounts of its one-parameter groups ↔ entries of the parameters.
+
+    Tangents have unit length, so that orthogonal orbits take one iteration; where nothing moves they are zero.
+    """
 
     def __init__(self, names: Iterable[str], count: int) -> None:
         self.names, self.count = tuple(dict.fromkeys(names)), count
@@ -118,10 +134,6 @@ class _Orbit:
         """D v."""
         raise NotImplementedError
 
-    def squares(self) -> torch.Tensor:
-        """The squared norms of the tangents."""
-        raise NotImplementedError
-
 
 class _MemberOrbit(_Orbit):
     """Every entry moves with one member: by its degree times itself where the group scales, by a speed where it shifts."""
@@ -132,6 +144,9 @@ class _MemberOrbit(_Orbit):
         for name, numbers, degree in zip(group.parameters, members(group, parameters), group.degrees, strict=True):
             value = parameters[name].detach().double()
             self.parts.append((name, numbers, degree * value if group.kind in SCALES else shift_speeds(group, parameters)))
+        lengths = [norm_by_member(numbers, speed, self.count) for _, numbers, speed in self.parts]
+        length = _nonzero(norm(torch.stack(lengths, -1)).squeeze(-1))
+        self.parts = [(name, numbers, speed / spread(numbers, length, elsewhere=1.0)) for name, numbers, speed in self.parts]
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         total: dict[str, torch.Tensor] = {}
@@ -142,9 +157,6 @@ class _MemberOrbit(_Orbit):
     def components(self, vector: Tensors) -> torch.Tensor:
         return torch.stack([by_member(numbers, speed * vector[name], self.count) for name, numbers, speed in self.parts]).sum(0)
 
-    def squares(self) -> torch.Tensor:
-        return torch.stack([by_member(numbers, speed.square(), self.count) for _, numbers, speed in self.parts]).sum(0)
-
 
 class _DenseOrbit(_Orbit):
     """The tangents as the rows of a matrix."""
@@ -153,7 +165,8 @@ class _DenseOrbit(_Orbit):
         super().__init__(group.parameters, group.count)
         double = {name: tensor.detach().double() for name, tensor in parameters.items()}
         self.layout = VectorLayout({name: double[name] for name in self.names})
-        self.rows = group.directions(double).double()
+        rows = group.directions(double).double()
+        self.rows = rows / _nonzero(norm(rows))
 
     def move(self, amounts: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.layout.unflatten(amounts @ self.rows)
@@ -161,13 +174,9 @@ class _DenseOrbit(_Orbit):
     def components(self, vector: Tensors) -> torch.Tensor:
         return self.rows @ self.layout.flatten({name: vector[name].double().cpu() for name in self.names})
 
-    def squares(self) -> torch.Tensor:
-        return self.rows.square().sum(1)
 
-
-def _inverse_norms(orbit: _Orbit) -> torch.Tensor:
-    squares = orbit.squares()
-    return torch.where(squares > 0, squares, 1.0).rsqrt()
+def _nonzero(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.where(lengths > 0, lengths, 1.0)
 
 
 def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> bool:
@@ -180,7 +189,7 @@ def _center(group: SymmetryGroup, values: dict[str, torch.Tensor]) -> bool:
     amounts = torch.where(moving, first / speeds, 0.0)
     counts = by_member(numbers, moving.expand(first.shape).double(), group.count)
     offsets = by_member(numbers, amounts, group.count) / counts.clamp(min=1)
-    size = by_member(numbers, amounts.square(), group.count).sqrt()
+    size = norm_by_member(numbers, amounts, group.count)
     if not bool((offsets.abs() > TOLERANCE * size).any()):
         return False
     for name, moved in group.tangent(values, -offsets).items():

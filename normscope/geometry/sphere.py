@@ -27,8 +27,9 @@ def inner(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def norm(rows: torch.Tensor) -> torch.Tensor:
-    """‖x‖ of every row, (…, 1), without overflow."""
+    """‖x‖ of every row, (…, 1), without overflow or underflow of squares; infinite where an entry is."""
     largest = _nonzero(rows.abs().amax(-1, keepdim=True)) if rows.shape[-1] else rows.new_ones(*rows.shape[:-1], 1)
+    largest = torch.where(largest.isinf(), 1.0, largest)
     return torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True) * largest
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from normscope.core.errors import InputError
+from normscope.core.rounding import euclidean_norm
 from normscope.graph.graph import Node
 from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics, Parameters
@@ -75,7 +76,7 @@ def _at(point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numer
     everything = {**numerics.parameters, **point}  # what follows a group may be computed from more than the group moves
     rows = (_rows(group, everything, point) for group in groups)
     named = _orthonormal(torch.cat([torch.zeros(0, size, dtype=torch.float64), *rows]))
-    seen = float((triangle @ named.T).norm(dim=0).max() / triangle.norm()) if len(named) and rank else 0.0
+    seen = float(euclidean_norm(triangle @ named.T, 0).max() / euclidean_norm(triangle)) if len(named) and rank else 0.0
     return Completeness(len(named), size - rank, seen)
 
 
@@ -89,9 +90,11 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
     """The Jacobians at random inputs, stacked, as the triangle of their QR decomposition; and their common rank."""
     size = sum(value.numel() for value in point.values())
     triangle = torch.zeros(0, size, dtype=torch.float64)
-    length = math.sqrt(sum(float(value.square().sum()) for value in point.values()))
+    length = math.hypot(*(float(euclidean_norm(value)) for value in point.values()))
     rank, idle = -1, 0
-    while idle < IDLE:
+    for _ in range(IDLE * (size + 2)):  # a rank that only grows ends sooner
+        if idle == IDLE:
+            break
         inputs = {
             node: SPREAD * torch.randn(value.shape, generator=generator, dtype=torch.float64)
             if value.is_floating_point()
@@ -106,7 +109,7 @@ def _jacobians(point: dict[str, torch.Tensor], numerics: Numerics, generator: to
         jacobian, value = torch.func.jacrev(outputs, has_aux=True, chunk_size=64)(point)
         rows = torch.cat([part.reshape(len(part), -1) for part in jacobian.values()], 1)
         said = rows.isfinite().all(1)  # where a whole set is zero, nothing is normalized without ε
-        said &= rows.norm(dim=1) * length > ROUNDOFF * value.abs()
+        said &= euclidean_norm(rows, 1) * length > ROUNDOFF * value.abs()
         triangle = torch.linalg.qr(torch.cat([triangle, rows[said]]), mode="r").R
         found = _rank(torch.linalg.svdvals(triangle))
         idle = idle + 1 if found == rank else 0
@@ -133,7 +136,7 @@ def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of the rows' span, whose rank `_rank` tells."""
     if not len(rows):
         return rows
-    lengths = rows.norm(dim=1, keepdim=True)
+    lengths = euclidean_norm(rows, 1)[:, None]
     _, values, right = torch.linalg.svd(rows / lengths.clamp(min=1e-300), full_matrices=False)
     return right[: _rank(values)]
 

@@ -30,6 +30,7 @@ from normscope.lab.tasks import Failure, Record, Task, tasks
 
 TINY = {"networks": '{"mlp":{"width":8,"depth":3}}', "epochs": "2", "images": "200"}
 SLOW = {**TINY, "epochs": "25", "images": "1400"}
+PATIENCE = 300  # seconds, for processes that should have ended
 
 
 def trial_records(out: Path) -> dict[str, object]:
@@ -191,15 +192,14 @@ def test_a_killed_runner_goes_on_where_it_stopped(tmp_path: Path, workers: str) 
     command += ["--out", str(tmp_path / "killed")]
     for checkpoints in (1, 2, 2):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("killed/trials/*/checkpoint.pt")}
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         while running.poll() is None:
             now = {path: path.stat().st_mtime_ns for path in tmp_path.glob("killed/trials/*/checkpoint.pt") if path.exists()}
             if len(now) >= min(checkpoints, int(workers)) and now != before:
                 break
             time.sleep(0.01)
         running.kill()
-        running.wait()
-        time.sleep(1)  # for the trials' own processes to notice
+        running.communicate(timeout=PATIENCE)  # the trials' own processes hold the pipe until they have noticed, and ended
     assert subprocess.run(command, capture_output=True).returncode == 0
     run_experiment("weight-norms", settings=SLOW, out=tmp_path / "whole")
     assert trial_records(tmp_path / "killed") == trial_records(tmp_path / "whole")

@@ -28,6 +28,7 @@ from normscope.bounds.network import Network
 from normscope.bounds.table import NotApplicable, bounds_of
 from normscope.bounds.theorems.margin_choice import Candidate, at_best_margin, ramp_risk
 from normscope.core.magnitude import Magnitude, product, total
+from normscope.operators.dense import frobenius_norm
 
 if TYPE_CHECKING:
     from normscope.bounds.setting import Setting
@@ -47,8 +48,7 @@ def spectral_complexity(spectral: list[Magnitude], rows: list[Magnitude]) -> Mag
 def rademacher_complexity(complexity: Magnitude, width: int, norms: torch.Tensor, margin: float) -> Magnitude:
     """4/m^{3/2} + 18 ln(m) √R/m with √R = 2√c ‖X‖_F √ln(2W²) · complexity/γ."""
     size = len(norms)
-    length = float(torch.linalg.vector_norm(norms.double()))
-    root = complexity * (2 * math.sqrt(CEILING * math.log(2 * width**2)) * length / margin)
+    root = complexity * frobenius_norm(norms) * (2 * math.sqrt(CEILING * math.log(2 * width**2))) / margin
     return root * (18 * math.log(size) / size) + 4 / size**1.5
 
 
@@ -56,7 +56,7 @@ def bartlett(network: Network, margins: torch.Tensor, norms: torch.Tensor, delta
     """The bound on the risk at the best of the sample's margins, and its parts."""
     size = len(margins)
     chain = network.without_biases
-    lengths = (norms.double().square() + 1).sqrt() if network.biased else norms
+    lengths = norms.double().hypot(torch.ones(())) if network.biased else norms
     if not chain.slope.finite:
         raise NotApplicable("a map between the layers has no finite Lipschitz constant")
     spectral, weight = rounded_up(layer.spectral for layer in chain.layers)
@@ -64,7 +64,7 @@ def bartlett(network: Network, margins: torch.Tensor, norms: torch.Tensor, delta
     complexity = chain.slope * spectral_complexity(spectral, rows)
 
     def bound_at(margin: float) -> Candidate:
-        (inverse,), own = rounded_up([Magnitude(1 / margin)])
+        (inverse,), own = rounded_up([1 / Magnitude(margin)])
         rademacher = rademacher_complexity(complexity, chain.width, lengths, float(1 / inverse))
         confidence = 3 * math.sqrt((math.log(2 / delta) + weight + further + own) / (2 * size))
         risk = ramp_risk(margins, float(1 / inverse))

@@ -24,6 +24,7 @@ from normscope.bounds.network import Network
 from normscope.bounds.table import NotApplicable, bounds_of
 from normscope.bounds.theorems.margin_choice import Candidate, at_best_margin, ramp_risk
 from normscope.core.magnitude import Magnitude
+from normscope.operators.dense import frobenius_norm
 
 if TYPE_CHECKING:
     from normscope.bounds.setting import Setting
@@ -33,15 +34,14 @@ NAME = "Golowich et al. 2018"
 
 def rademacher_complexity(product: Magnitude, depth: int, norms: torch.Tensor) -> Magnitude:
     """∏‖A_k‖_F (√(2 ln 2 · L) + 1) √(Σ‖x_i‖²) / m."""
-    length = float(torch.linalg.vector_norm(norms.double()))
-    return product * ((math.sqrt(2 * math.log(2) * depth) + 1) * length / len(norms))
+    return product * frobenius_norm(norms) * ((math.sqrt(2 * math.log(2) * depth) + 1) / len(norms))
 
 
 def golowich(network: Network, margins: torch.Tensor, norms: torch.Tensor, classes: int, delta: float) -> Candidate:
     """The bound on the risk at the best of the sample's margins, and its parts."""
     size = len(margins)
     chain = network.without_biases
-    lengths = (norms.double().square() + 1).sqrt() if network.biased else norms
+    lengths = norms.double().hypot(torch.ones(())) if network.biased else norms
     product = chain.product("frobenius")
     if not product.finite:
         raise NotApplicable("a map between the layers has no finite Lipschitz constant")

@@ -36,7 +36,7 @@ def lyu(risk: float, sharpness: float, size: int) -> tuple[Magnitude, float]:
     if sharpness <= 0 or not scale:
         return Magnitude(risk), math.inf if scale else 0.0
     noise = (scale / sharpness) ** (1 / 3)
-    return Magnitude(risk + sharpness * noise**2 / 2 + scale / noise), noise
+    return Magnitude(sharpness) ** (1 / 3) * (1.5 * scale ** (2 / 3)) + risk, noise
 
 
 @bounds_of(NAME)

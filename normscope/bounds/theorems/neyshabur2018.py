@@ -28,14 +28,14 @@ NAME = "Neyshabur et al. 2018"
 def neyshabur(network: Network, margins: torch.Tensor, norms: torch.Tensor, delta: float) -> Candidate:
     """The right-hand side with 1 for the hidden constant, at the margin that a tenth of the sample stays below."""
     chain, size = network.without_biases, len(margins)
-    reach = math.sqrt(float(norms.max()) ** 2 + network.biased)
+    reach = Magnitude(math.hypot(float(norms.max()), network.biased))
     if not chain.slope.finite:
         raise NotApplicable("a map between the layers has no finite Lipschitz constant")
     margin = usual_margin(margins)
     ranks = total((layer.frobenius / layer.spectral) ** 2 for layer in chain.layers if layer.spectral)
     capacity = chain.product("spectral") ** 2 * ranks
-    factor = reach**2 * chain.depth**2 * chain.width * math.log(chain.depth * chain.width)
-    excess = ((capacity * factor + math.log(chain.depth * size / delta)) / (margin**2 * size)).sqrt()
+    factor = reach**2 * (chain.depth**2 * chain.width * math.log(chain.depth * chain.width))
+    excess = ((capacity * factor + math.log(chain.depth * size / delta)) / size).sqrt() / margin
     below = float((margins <= margin).double().mean())
     parts = {
         "share of margins below": below, "margin": margin, "∏‖A‖₂": chain.product("spectral"), "Σ‖A‖_F²/‖A‖₂²": ranks,

@@ -24,9 +24,10 @@ from normscope.bounds.losses import zero_one
 from normscope.bounds.posterior import ErrorEstimate, GaussianPosterior, kl_inverse
 from normscope.bounds.sample import leading
 from normscope.bounds.table import NotApplicable, bounds_of
-from normscope.core.magnitude import Magnitude, Real
+from normscope.core.magnitude import Magnitude, Real, root_sum_square
 from normscope.core.progress import shown
 from normscope.core.twins import twin_of
+from normscope.operators.dense import frobenius_norm
 
 if TYPE_CHECKING:
     from normscope.bounds.setting import Setting
@@ -36,6 +37,7 @@ MOST_DRAWS, LEAST_DRAWS, NUMBERS = 1000, 100, 10**9  # independent draws of para
 CHUNK = 32  # samples that share a draw, at least
 TRIED_SAMPLES, TRIED_CHUNK = 2048, 128  # of the training sample, for each σ tried
 HALVINGS = 12  # σ tried, from twice the root mean square of w downwards
+EXPONENT = 700.0  # whose exponential a float holds
 SHARE_OF_DRAWS = 0.1  # of δ, for the estimate of E_Q[error on D]
 PLACE = "the noise is on the parameters as they stand: not invariant under symmetries that change their scale"
 CODE = "the model's code, with the numbers written in it, was fixed before the data; running statistics are counted as parameters"
@@ -44,7 +46,10 @@ CODE = "the model's code, with the numbers written in it, was fixed before the d
 def gaussian_kl(dimension: int, sigma: float, distance: float, prior: Magnitude) -> Magnitude:
     """KL(N(w, σ²I) ‖ N(w₀, λ²I)) = d/2 (σ²/λ² − 1 − ln σ²/λ²) + ‖w − w₀‖²/2λ²."""
     ratio = 2 * (math.log(sigma) - prior.log)  # ln σ²/λ²
-    spread = Magnitude.from_log(ratio) + (-1 - ratio) if ratio < -1 else Magnitude(max(math.expm1(ratio) - ratio, 0.0))
+    if ratio < -1:
+        spread = Magnitude.from_log(ratio) + (-1 - ratio)
+    else:  # e^x above e^x − 1 − x, where a float does not hold it
+        spread = Magnitude(max(math.expm1(ratio) - ratio, 0.0)) if ratio < EXPONENT else Magnitude.from_log(ratio)
     return spread * (dimension / 2) + (Magnitude(distance) / prior) ** 2 / 2
 
 
@@ -80,7 +85,7 @@ def distance_between(model: nn.Module, prior: nn.Module | None) -> float:
     if prior is not None and {n: p.shape for n, p in others.items()} != {n: p.shape for n, p in model.named_parameters()}:
         raise NotApplicable("the initial model has other parameters than the model")
     pairs = [(value.detach().double(), others.get(name)) for name, value in model.named_parameters()]
-    return math.sqrt(sum(float((value if other is None else value - other.detach()).square().sum()) for value, other in pairs))
+    return float(root_sum_square(frobenius_norm(value if other is None else value - other.detach()) for value, other in pairs))
 
 
 def _drawn(posterior: GaussianPosterior, setting: Setting) -> ErrorEstimate:
@@ -89,7 +94,9 @@ def _drawn(posterior: GaussianPosterior, setting: Setting) -> ErrorEstimate:
     chunk = max(CHUNK, setting.train.size // draws)
     errors: list[tuple[int, int]] = []
     with shown(f"{NAME}, draws", setting.progress, draws) as bar:
-        while len(errors) < draws:
+        for _ in range(draws):
+            if len(errors) >= draws:
+                break
             for counted in posterior.errors(setting.train.batches, chunk, setting.generator):
                 errors.append(counted)
                 bar.advance()
@@ -104,6 +111,8 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     dimension, distance = GaussianPosterior(model, 0.0).dimension, distance_between(model, initial)
     if distance == 0:
         raise NotApplicable("the parameters are those of the prior")
+    if distance == math.inf:
+        raise NotApplicable("the distance of the parameters from the prior is beyond float64")
     twin = twin_of(model).to(next(setting.model.parameters()).dtype)
 
     def tried(sigma: float) -> Magnitude:
@@ -113,7 +122,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
         _, divergence, weight = best_prior(dimension, sigma, distance)
         return mcallester(error, divergence + weight, size, setting.delta)
 
-    largest = 2 * distance_between(model, None) / math.sqrt(dimension)
+    largest = 2 * (distance_between(model, None) or distance) / math.sqrt(dimension)
     sigma = min((largest * 2**-i for i in range(HALVINGS)), key=tried)
     found = _drawn(GaussianPosterior(twin, sigma), setting)  # fresh draws: the choice of σ has not seen them
     error = found.upper(SHARE_OF_DRAWS * setting.delta)
