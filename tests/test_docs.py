@@ -131,6 +131,28 @@ def test_files_on_the_paths_exist():
     }
 
 
+LAWS = (DOCS / "laws.md").read_text(encoding="utf-8")
+
+
+def test_paths_and_tests_that_the_laws_name_exist():
+    """A file may be named alone."""
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    files = {path.name for path in [*(ROOT / "normscope").rglob("*.py"), *sources]}
+    paths = {path for path in re.findall(r"`([\w./]+)`", LAWS) if "/" in path or path.endswith(".py")}
+    assert len(paths) > 60 and not {
+        path for path in paths if path not in files and not any((root / path).exists() for root in (ROOT, ROOT / "normscope"))
+    }
+    tests = set(re.findall(r"\b(test_\w+)", LAWS)) - {path.stem for path in sources}
+    assert len(tests) > 40 and not tests - set(re.findall(r"def (test_\w+)", "".join(sources.values())))
+
+
+def test_every_address_that_is_read_is_reviewed_in_the_laws():
+    reviewed = LAWS.partition("Addresses and sizes of memory")[2].partition("\n## ")[0]
+    for path in (ROOT / "normscope").rglob("*.py"):
+        if re.search(r"data_ptr|_cdata|untyped_storage", path.read_text(encoding="utf-8")):
+            assert f"`{path.relative_to(ROOT / 'normscope')}`" in reviewed, path
+
+
 def test_slugs_are_those_of_github():
     assert slug("The path of `ns.lipschitz`") == "the-path-of-nslipschitz" and "cells" in anchors("## Cells")
 
