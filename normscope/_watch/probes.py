@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +19,9 @@ from normscope.graph.exporting import in_mode
 from normscope.graph.restoring import Snapshot
 
 PROBED = (
-    "a probe runs the model and the loss between steps, and then puts back what they changed, except iterators; attributes of "
-    "classes other than those of modules, parameters and the loss; what functions from other files write to or draw from; hooks on "
-    "all modules; objects nested deeply; what other threads share; files and prints"
+    "a probe runs the model and the loss between steps, and then puts back what they changed, except itertools and generators; "
+    "attributes of classes other than those of modules, parameters and the loss; what functions from other files write to or draw "
+    "from; hooks on all modules; objects nested deeply; what other threads share; files and prints"
 )
 Tensors = tuple[torch.Tensor, ...]
 
@@ -32,14 +33,15 @@ class Probe:
 
     sharpness: the largest eigenvalue, in size, of the Hessian in train mode, by `iterations` of the power method, followed
     from one measurement to the next. gradient_predictiveness: ‖∇L(w) − ∇L(w − η∇L(w))‖/‖∇L(w)‖ with η the learning rate
-    (Santurkar et al. 2018). jacobian_norm: the largest ‖∂output/∂input‖ of the batch's samples, in eval mode.
-    `cost`: seconds spent so far.
+    (Santurkar et al. 2018). jacobian_norm: the largest ‖∂output/∂input‖ of the batch's samples, in eval mode; NaN for inputs of
+    integers, such as tokens, and for outputs that are not one tensor. `cost`: seconds spent so far.
 
     It runs the live model, hooks included, which nothing else of `ns.watch` does, and then puts back what the model and the loss
-    changed: tensors, gradients, counters, containers, generators. Not put back are (a) iterators that were advanced, such as
-    `itertools.count`; (b) attributes assigned on classes other than those of modules, parameters and the loss; (c) what functions
-    from other files write to or draw from, and what hooks on all modules do; (d) objects more than three deep inside of a module
-    (containers count), or two inside of a function's variables; (e) what other threads share; (f) files and prints.
+    changed: tensors, gradients, counters, containers, random generators. Not put back are (a) Python generators, `itertools`, and
+    iterators that have ended; (b) attributes assigned on classes other than those of modules, parameters and the loss; (c) what
+    functions from other files write to or draw from, and what hooks on all modules do; (d) objects more than four deep inside of a
+    module (modules and containers do not count), or two inside of a function's variables; (e) what other threads share; (f) files
+    and prints.
     """
 
     def __init__(
@@ -108,11 +110,15 @@ class Probe:
         return curvature
 
     def _jacobian_norm(self, model: nn.Module) -> float:
-        """Power iteration on JᵀJ for all samples at once: in eval mode they do not meet."""
+        """Power iteration on JᵀJ for all samples at once: in eval mode they do not meet. NaN where there is no J."""
+        if not (self.inputs.is_floating_point() or self.inputs.is_complex()):
+            return math.nan
         inputs = self.inputs.detach().clone().requires_grad_()
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(inputs.shape, generator=generator).to(inputs)
         outputs = model(inputs.clone())
+        if not isinstance(outputs, torch.Tensor):
+            return math.nan
         dual = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, inputs, dual, create_graph=True)[0]  # Jᵀu, linear in u
         for _ in range(self.iterations):

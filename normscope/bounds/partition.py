@@ -21,7 +21,7 @@ import torch
 from normscope.bounds.table import NotApplicable
 from normscope.core.errors import InputError
 from normscope.core.region import Ball, Box, Region
-from normscope.core.rounding import euclidean_norm
+from normscope.core.rounding import euclidean_norm, exponent_of, times_power_of_two
 
 PAIRS = (10, 100, 1_000, 10_000)  # how many cell–label pairs are tried where only a kind of partition is named
 COVERAGE = 0.95  # the share of held-out points that radii are chosen to hold
@@ -161,12 +161,13 @@ def _radii(
 
     Half the diagonal where the directions are all there are.
     """
-    squares = (above - below).square().sum(1) / 4
+    projected, reach = middle @ directions, torch.tensor([[domain.reach]], dtype=torch.float64)
+    parts = (above - below) / 2, torch.maximum(below - projected, projected - above).clamp(min=0), reach
+    exponent = exponent_of(torch.cat([part.flatten() for part in parts]))  # so that no square overflows or vanishes
+    squares, beside, most = (times_power_of_two(part, -exponent).square().sum(1) for part in parts)
     if directions.shape[1] < len(middle):
-        projected = middle @ directions
-        beside = torch.maximum(below - projected, projected - above).clamp(min=0).square().sum(1)
-        squares = squares + (domain.reach**2 - beside).clamp(min=0)
-    return squares.sqrt() * (1 + ROOM)
+        squares = squares + (most - beside).clamp(min=0)
+    return times_power_of_two(squares.sqrt() * (1 + ROOM), exponent)
 
 
 KINDS: dict[str, Callable[[Partition, torch.Tensor | None, Region | None, torch.Generator], Cells]] = {

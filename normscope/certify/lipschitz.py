@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -140,20 +141,24 @@ def bracket(
 
 def _unless_changed(held: Sequence[torch.Tensor], again: Callable[[Region], Bracket]) -> Callable[[Region], Bracket]:
     """The bracket of another region, as long as the tensors that it is about, which belong to the model, are what they were."""
-    before = _sums(held)
+    before = _digest(held)
 
     def checked(region: Region) -> Bracket:
-        if _sums(held) != before:
+        if _digest(held) != before:
             raise InputError("the model has changed since this bracket was computed: compute it again, then ask")
         return again(region)
 
     return checked
 
 
-def _sums(held: Sequence[torch.Tensor]) -> list[str]:
-    """As text, in which NaN equals itself."""
-    doubles = (value.detach().double() for value in held if not value.is_complex())
-    return [f"{float(value.sum())!r} {float(value.square().sum())!r}" for value in doubles]
+def _digest(held: Sequence[torch.Tensor]) -> bytes:
+    """Of every bit of them, and of their types and shapes."""
+    found = hashlib.sha256()
+    for value in held:
+        found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        flat = value.detach().to_dense().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy())
+    return found.digest()
 
 
 def seeds(graph: Graph, example: Call, data: Data | None) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from normscope.certify.checking import check_bound
 from normscope.certify.lower import Space, derivatives, quotient
-from normscope.certify.relaxation import is_adjoint
+from normscope.certify.relaxation import has_adjoint, is_adjoint, linear_part
 from normscope.certify.upper import Upper, upper
 from normscope.core.bracket import Bracket, Certificate, Step, Witness
 from normscope.core.errors import InputError, boundary, first_line
@@ -152,7 +152,8 @@ def _bracket(graph: Graph) -> Bracket:
         units = torch.eye(space.dimension, dtype=torch.float64)
         matrix = derivatives(function, torch.zeros_like(units))[0](units)
         dense = spectral_norm(matrix, float(_rounding(composed) * math.sqrt(space.dimension)))
-        if dense < bound and is_adjoint(lambda x: (function(x[None]) - function(zero[None]))[0], [matrix.T], [zero]):
+        backward = dense < bound and all(has_adjoint(node, linear_part) for node in graph if not node.is_input)
+        if backward and is_adjoint(lambda x: (function(x[None]) - function(zero[None]))[0], [matrix.T], [zero]):
             step = Step(graph.output.name, graph.output.path, "whole map", dense, "exact")
             bound, certificate = dense, Certificate((step,))
             check_bound(graph, bound, None)

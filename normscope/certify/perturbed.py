@@ -40,13 +40,16 @@ def perturbed_norm(jacobian: torch.Tensor, columns: torch.Tensor, rows: torch.Te
     for _ in range(ROUNDS):
         quadratic = jacobian @ jacobian.T + (w * tilt[:, None]).T @ w + (g / tilt[:, None]).T @ g
         trace = float(quadratic.diagonal().sum())
+        if not math.isfinite(float(quadratic.abs().sum())):  # squares overflow
+            break
         vectors = torch.linalg.eigh((quadratic + quadratic.T) / 2).eigenvectors
-        least = min(least, float(gram_norms(quadratic[None], jacobian.shape[1] + len(g))[0]) ** 2 + 1e-11 * trace)
+        norm = float(gram_norms(quadratic[None], jacobian.shape[1] + len(g))[0])
+        least = min(least, norm * norm + 1e-11 * trace)
         top = vectors[:, -1]
         blend = max(blend / 3, 0.01)  # of the whole lengths, so that no t is extreme
         tilt = ((g @ top).abs() + blend * size_g) / ((w @ top).abs() + blend * length(w, 1) + 1e-300)
     squared = least + lost + _square_of_rest(g, y, size_g, size_y, apart)
-    return min(math.sqrt(squared) * (1 + SLACK), (plain + apart) * (1 + SLACK))
+    return min(plain + apart, math.sqrt(squared)) * (1 + SLACK)  # squares may overflow
 
 
 def _square_of_rest(g: torch.Tensor, y: torch.Tensor, size_g: torch.Tensor, size_y: torch.Tensor, apart: float) -> float:
@@ -55,4 +58,5 @@ def _square_of_rest(g: torch.Tensor, y: torch.Tensor, size_g: torch.Tensor, size
     left, right = g * balance, y / balance
     first = float(gram_norms((left.T @ left)[None], len(left))[0])
     second = float(spectral_norm(right)) if min(right.shape) <= MOST_ROWS else float(length(right))
-    return min(apart, first * second * (1 + SLACK)) ** 2
+    norm = min(apart, first * second * (1 + SLACK))
+    return norm * norm

@@ -43,10 +43,13 @@ MOST_BASIS = 4_000_000  # entries of the matrix of a node that is applied to a b
 # entries of all nodes together, and nodes, up to which every activation's input is relaxed on its own
 SMALL_GRAPH, FEW_NODES = 20_000, 120
 
+Linear = Callable[[Node, dict[Node, torch.Tensor]], torch.Tensor]  # the linear part of a node, from the changes of its sources
+
 
 def relaxation(graph: Graph) -> Refine:
     """What a relaxation knows better: of the output, and in a small graph of all that enters an activation."""
     small = len(graph) <= FEW_NODES and sum(math.prod(node.shape) for node in graph) <= SMALL_GRAPH
+    agreed: dict[Node, bool] = {}  # whether torch's backward of a node's linear part is its adjoint
     entering = (node.input for node in graph if len(node.inputs) == 1 and isinstance(registry.find(node), Entrywise))
     wanted = {graph.output, *(entering if small else ())}.difference(graph.inputs)
 
@@ -56,7 +59,8 @@ def relaxation(graph: Graph) -> Refine:
         rows, nodes = math.prod(node.shape), graph.up_to(node).nodes
         if rows > FEW_OUTPUTS or rows * sum(math.prod(n.shape) for n in nodes) > MOST_ENTRIES:
             return None
-        found = [_relaxed(facts, facts.region, node, nodes, anywhere) for anywhere in ((False, True) if small else (False,))]
+        ways = (False, True) if small else (False,)
+        found = [_relaxed(facts, facts.region, node, nodes, anywhere, agreed) for anywhere in ways]
         bounds, radii = zip(*filter(None, found), strict=True) if any(found) else ((), ())
         if not bounds:
             return None
@@ -69,20 +73,24 @@ def relaxation(graph: Graph) -> Refine:
 
 
 def _relaxed(
-    facts: Pass, region: Region, output: Node, nodes: Sequence[Node], anywhere: bool
+    facts: Pass, region: Region, output: Node, nodes: Sequence[Node], anywhere: bool, agreed: dict[Node, bool]
 ) -> tuple[Magnitude, torch.Tensor] | None:
     """A bound on the constant of a node and on each of its entries' distance from the exact middle; None where it does not apply.
 
     anywhere: with the middle of the slopes that a function has anywhere, and not on the region.
     """
-    found = {node: _piece(facts, node, anywhere) for node in nodes if not node.is_input}
-    pieces = {node: piece for node, piece in found.items() if piece is not None}
-    if len(pieces) < len(found):
-        return None
+    pieces: dict[Node, _Piece] = {}
+    for node in nodes:
+        piece = None if node.is_input else _piece(facts, node, anywhere)
+        if piece is not None and piece.runs:
+            if node not in agreed:
+                agreed[node] = has_adjoint(node, piece.linear, piece.gain)
+            piece = piece if agreed[node] else _applied(facts, node, piece)
+        if piece is not None:
+            pieces[node] = piece
+        elif not node.is_input:
+            return None
     derivatives = _derivatives(facts.graph.inputs, pieces, output)
-    if derivatives is None:
-        pieces = {node: _applied(facts, node, piece) for node, piece in pieces.items()}
-        derivatives = _derivatives(facts.graph.inputs, pieces, output)
     return None if derivatives is None else _bounds(facts, region, derivatives, pieces)
 
 
@@ -106,9 +114,9 @@ def _derivatives(inputs: Sequence[Node], pieces: dict[Node, _Piece], output: Nod
 
 
 def is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor], like: list[torch.Tensor]) -> bool:
-    """Whether the rows that torch's backward gave are those of the network that runs forward.
+    """Whether the rows that torch's backward gave are those of the network that runs forward, all changes together.
 
-    It is not for every operation (nearest upsampling). Both sides are linear, so if they differ, they differ at a random point.
+    What is small beside another change is not seen here: `has_adjoint` compares node by node.
     """
     generator = torch.Generator().manual_seed(0)
     point = [torch.randn(part.shape, generator=generator, dtype=torch.float64) for part in like]
@@ -116,6 +124,41 @@ def is_adjoint(network: Callable[..., torch.Tensor], pulled: list[torch.Tensor],
     back = [(rows @ part.reshape(-1), rows.abs() @ part.abs().reshape(-1)) for rows, part in zip(pulled, point, strict=True)]
     found, size = (torch.stack(parts).sum(0) for parts in zip(*back, strict=True))
     return bool(((forward - found).abs() <= 1e-9 * (size + forward.abs())).all())
+
+
+def has_adjoint(node: Node, linear: Linear, gain: float = 0.0) -> bool:
+    """Whether torch's backward of a node's linear part A is Aᵀ: ⟨u, A x⟩ = ⟨Aᵀ u, x⟩ at random u, and x at one source at a time.
+
+    It is not for every operation (nearest upsampling). Both sides are linear, so if they differ, they differ at random points. They
+    are compared with the sizes of their own terms, so no scale is too small, and with what the node rounds, given its gain.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sources = tuple(dict.fromkeys(node.inputs))
+    zeros = [torch.zeros(source.shape, dtype=torch.float64) for source in sources]
+
+    def applied(*changes: torch.Tensor) -> torch.Tensor:
+        return linear(node, dict(zip(sources, changes, strict=True)))
+
+    def agrees(place: int) -> bool:
+        x = torch.randn(zeros[place].shape, generator=generator, dtype=torch.float64)
+        u = torch.randn((2, *node.shape), generator=generator, dtype=torch.float64)
+        there = u * applied(*zeros[:place], x, *zeros[place + 1 :])
+        back = torch.vmap(pull)(u)[place] * x
+        (forward, size), (found, other) = ((part.flatten(1).sum(1), part.abs().flatten(1).sum(1)) for part in (there, back))
+        rounded = _rounding(gain, node) * float(length(x)) * length(u.flatten(1), 1)
+        return bool(((forward - found).abs() <= 1e-9 * (size + other) + rounded).all())
+
+    try:
+        _, pull = torch.func.vjp(applied, *zeros)
+        return all(map(agrees, range(len(sources))))
+    except (RuntimeError, NotImplementedError):  # an operation without a derivative
+        return False
+
+
+def _rounding(gain: float, node: Node) -> float:
+    """How far the computed product of a node's linear part may be from the exact one, for changes of norm 1."""
+    terms = max(math.prod(source.shape) for source in node.inputs)
+    return 16 * (terms + 8) * UNIT_ROUNDOFF * math.sqrt(terms) * gain
 
 
 def _bounds(
@@ -136,9 +179,7 @@ def _bounds(
             bound = bound + spectral_norm(derivatives[node]) * piece.error
             radius = radius + length(derivatives[node], 1) * piece.error.ceiling * region.reach
         # rounding of this node's own product, carried on by V_j and reached with at most `arriving`
-        terms = max(math.prod(source.shape) for source in node.inputs)
-        size = float(length(derivatives[node])) * math.sqrt(terms) * piece.gain
-        rounding = rounding + arriving * (16 * (terms + 8) * UNIT_ROUNDOFF * size)
+        rounding = rounding + arriving * (_rounding(piece.gain, node) * float(length(derivatives[node])))
     return bound + rounding, above(radius * (1 + 8 * len(pieces) * UNIT_ROUNDOFF) + rounding.ceiling * region.reach)
 
 
@@ -165,6 +206,11 @@ class _Piece:
     gain: float = 1.0
     matrices: tuple[torch.Tensor, ...] | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether its linear part is made by the operation itself, whose backward may be wrong."""
+        return self.slope is None and self.matrices is None and (self.middles is not None or self.error is None)
+
     def linear(self, node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
         if self.slope is not None:
             return values[node.input] * self.slope
@@ -176,8 +222,13 @@ class _Piece:
                 return torch.func.jvp(node.apply, self.middles, tuple(values[source] for source in dict.fromkeys(node.inputs)))[1]
         if self.error is not None:
             return torch.zeros(node.shape, dtype=torch.float64)
-        nothing = {source: torch.zeros(source.shape, dtype=torch.float64) for source in node.inputs}
-        return node.evaluate(values, torch.float64) - node.evaluate(nothing, torch.float64)
+        return linear_part(node, values)
+
+
+def linear_part(node: Node, changes: dict[Node, torch.Tensor]) -> torch.Tensor:
+    """What an affine node does to changes, without what it adds."""
+    nothing = {source: torch.zeros(source.shape, dtype=torch.float64) for source in node.inputs}
+    return node.evaluate(changes, torch.float64) - node.evaluate(nothing, torch.float64)
 
 
 def _piece(facts: Pass, node: Node, anywhere: bool) -> _Piece | None:
@@ -196,7 +247,7 @@ def _piece(facts: Pass, node: Node, anywhere: bool) -> _Piece | None:
     gains = [float(factor) for factor in facts.gain(node).factors]
     gain = max(gains, default=1.0) * math.sqrt(len(gains))
     if rule.linear(node):
-        return _Piece(gain=gain)
+        return _Piece(gain=gain) if math.isfinite(gain) else None
     if not facts.at(node).finite:
         return None
     return _derivative(facts, node, rule, gain) or _Piece(error=facts.at(node))
@@ -214,17 +265,14 @@ def _derivative(facts: Pass, node: Node, rule: Rule, gain: float) -> _Piece | No
     return _Piece(middles=solid, error=error, gain=gain) if error < facts.at(node) else None
 
 
-def _applied(facts: Pass, node: Node, piece: _Piece) -> _Piece:
-    """A node whose derivative is missing or wrong: a linear one applied to a basis, of a curved one only its error."""
+def _applied(facts: Pass, node: Node, piece: _Piece) -> _Piece | None:
+    """A node whose derivative is missing or wrong: a linear one applied to a basis, of others only their error."""
     sources = tuple(dict.fromkeys(node.inputs))
     large = math.prod(node.shape) * sum(math.prod(source.shape) for source in sources) > MOST_BASIS
-    if large or _derivatives(sources, {node: piece}, node) is not None:
-        return piece
-    if piece.middles is not None:
-        return _Piece(error=facts.at(node))
     nothing = {source: torch.zeros(source.shape, dtype=torch.float64) for source in sources}
-    if bool(node.evaluate(nothing, torch.float64).any()):  # what is added may cancel digits of what it does to a basis
-        return _Piece(error=facts.at(node)) if facts.at(node).finite else piece
+    # what is added may cancel digits of what it does to a basis
+    if piece.middles is not None or large or bool(node.evaluate(nothing, torch.float64).any()):
+        return _Piece(error=facts.at(node)) if facts.at(node).finite else None
 
     def matrix(source: Node) -> torch.Tensor:
         basis = torch.eye(math.prod(source.shape), dtype=torch.float64).reshape(-1, *source.shape)

@@ -9,7 +9,7 @@ has the sum of their bounds, which is then a statement about the derivative at t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,13 @@ from normscope.core.bracket import Bracket, Certificate, Step
 from normscope.core.codec import logarithm, plain
 from normscope.core.data import Call, Example
 from normscope.core.deprecation import earlier
-from normscope.core.errors import InputError, Refusal, boundary, first_line
+from normscope.core.errors import InputError, NormscopeError, Refusal, boundary, first_line
 from normscope.core.magnitude import INFINITY, ONE, ZERO, Magnitude, root_sum_square, total
 from normscope.core.randomness import generator_of
 from normscope.core.region import Region
 from normscope.core.rendering import RenderableType, Table
 from normscope.core.result import ResultSequence
-from normscope.core.rounding import above, length
+from normscope.core.rounding import above, exponent_of, length, times_power_of_two
 from normscope.core.twins import twin_of
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.outputs import chosen_output
@@ -42,7 +42,8 @@ from normscope.rules.readings import LinearMap, Normalizer
 from normscope.rules.registry import registry
 
 VISIBLE = 1e-4  # constants of a float32 model are rounded to float32
-AUTOGRAD = 1e-9  # relative: more than float64 adds to a derivative that autograd computes
+DIFFERENCES = 1e-6  # relative: by how much a quotient of differences may be off its slope
+STEPS = (1e-4, 1e-5, 1e-6)  # of those differences, relative to the parameters that move
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
 SIDES = ("bound", "behind", "entering")
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
@@ -169,9 +170,17 @@ def weight_bracket(
     rows = _sensitivities(graph, model, example, region, output, forms=forms)
     steps = tuple(Step(row.parameter, row.parameter, "parameter", row.bound, "Than 2025, Theorem 12") for row in rows)
     reason = next((f"{row.parameter}: {row.reason}" for row in rows if row.bound == INFINITY), "")
-    upper = root_sum_square(row.bound for row in rows).widened(1e-12)
+    upper = length_of([row.bound for row in rows])
     found = _Derivative(model, example, region, output, generator).norm()
     return Bracket(found, upper, None, Certificate(steps, reason), steps, (*graph.notes, *forms.notes))
+
+
+def length_of(bounds: Iterable[Magnitude]) -> Magnitude:
+    """√Σ of their squares, rounded up; squares and roots only double and halve logarithms."""
+    parts, rounding = list(bounds), LogRounding()
+    found = root_sum_square(parts)
+    rounding.add([part**2 for part in parts], found**2)
+    return found.widened(rounding.relative)
 
 
 class _Derivative:
@@ -196,18 +205,21 @@ class _Derivative:
             return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
 
         args, kwargs = [generic(value) for value in call.args], {name: generic(value) for name, value in call.kwargs.items()}
+        self.run = lambda: chosen_output(twin(*args, **kwargs), output).reshape(-1)
         try:
-            outputs = twin(*args, **kwargs)
+            self.output = self.run()
+        except NormscopeError:
+            raise
         except Exception as error:  # the model's own code
             causes = [f"in float64 the model raises {type(error).__name__}: {first_line(error)}"]
             raise Refusal("no bound in the weights: its check is the model's derivative in float64", causes) from error
-        self.output = chosen_output(outputs, output).reshape(-1)
 
     def along(self, ways: int) -> dict[str, torch.Tensor]:
         """For each parameter that the output depends on, rows of its derivative along orthonormal directions of the output."""
         drawn = torch.randn(self.output.numel(), ways, generator=self.generator, dtype=torch.float64)
+        self.ways = torch.linalg.qr(drawn)[0].T
         found: dict[str, list[torch.Tensor]] = {}
-        for way in torch.linalg.qr(drawn)[0].T if self.output.requires_grad else ():
+        for way in self.ways if self.output.requires_grad else ():
             slopes = torch.autograd.grad(self.output, [*self.parameters.values()], way, retain_graph=True, allow_unused=True)
             for name, slope in zip(self.parameters, slopes, strict=True):
                 if slope is not None:
@@ -216,17 +228,52 @@ class _Derivative:
 
     def norm(self) -> Magnitude:
         """A lower bound on the norm of the derivative in all parameters together."""
-        rows = [*self.along(min(ROWS, self.output.numel())).values()]
-        norm = float(torch.linalg.matrix_norm(torch.cat(rows, 1), 2)) * (1 - AUTOGRAD) if rows else 0.0
-        return Magnitude(norm) if math.isfinite(norm) else ZERO
+        return self.confirmed(self.along(min(ROWS, self.output.numel())))
+
+    def confirmed(self, rows: Mapping[str, torch.Tensor]) -> Magnitude:
+        """A lower bound on the norm of these rows that `along` gave; 0 where the model does not move as they say.
+
+        They come from torch's backward, which is wrong for some operations; so along the direction of the parameters that moves
+        the output most they are compared with differences of what runs forward.
+        """
+        matrix = torch.cat([*rows.values()], 1) if rows else torch.zeros(1, 0, dtype=torch.float64)
+        if not bool(matrix.any()) or not bool(matrix.isfinite().all()):
+            return ZERO
+        scaled = times_power_of_two(matrix, -exponent_of(matrix))
+        steepest = torch.linalg.eigh(scaled @ scaled.T).eigenvectors[:, -1] @ scaled
+        direction = steepest / torch.linalg.vector_norm(steepest)
+        image, changes = matrix @ direction, direction.split([part.shape[1] for part in rows.values()])
+        kept = {name: self.parameters[name].detach().clone() for name in rows}
+        weighed = [value.reshape(-1) * change for value, change in zip(kept.values(), changes, strict=True)]
+        size = float(length(torch.cat(weighed))) or 1.0
+
+        def moved(step: float) -> torch.Tensor:
+            for (name, value), change in zip(kept.items(), changes, strict=True):
+                self.parameters[name].data.copy_(value + step * change.reshape(value.shape))
+            return self.ways @ self.run().detach()
+
+        try:
+            with torch.no_grad():
+                for step in (size * relative for relative in STEPS):
+                    seen = (moved(step) - moved(-step)) / (2 * step)
+                    if frobenius_norm(seen - image) <= frobenius_norm(image) * DIFFERENCES:
+                        return frobenius_norm(image).narrowed(2 * DIFFERENCES)
+        except Exception:  # the model's own code, at other weights
+            return ZERO
+        finally:
+            for name, value in kept.items():
+                self.parameters[name].data.copy_(value)
+        return ZERO
 
 
 def _check(rows: Sequence[Sensitivity], derivative: _Derivative, loss_constant: float) -> None:
     """Raise if a derivative along one direction of the output exceeds its bound by more than rounding."""
     slopes = derivative.along(min(1, derivative.output.numel()))
     for row in rows:
-        norm = frobenius_norm(slopes[row.parameter].nan_to_num(0, 0, 0)) if row.parameter in slopes else ZERO
-        refuse_contradicted("a derivative", norm * loss_constant, row.bound.widened(VISIBLE), f" in {row.parameter}")
+        slope, most = slopes.get(row.parameter), row.bound.widened(VISIBLE)
+        if slope is not None and frobenius_norm(slope.nan_to_num(0, 0, 0)) * loss_constant > most:
+            found = derivative.confirmed({row.parameter: slope.nan_to_num(0, 0, 0)})
+            refuse_contradicted("a derivative", found * loss_constant, most, f" in {row.parameter}")
 
 
 def _added(several: list[Sensitivity]) -> Sensitivity:

@@ -22,10 +22,10 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     own = model.state_dict()
     given = _unwrapped(read_state(path), own)
-    places = {key: value.data_ptr() for key, value in own.items() if isinstance(value, torch.Tensor)}
-    filled = {places.get(key) for key in given}  # a tied weight is saved once
+    entries = {key: (value.data_ptr(), value.shape, value.stride()) for key, value in own.items() if _in_memory(value)}
+    filled = {entries[key] for key in given if key in entries}  # a tied weight is saved once
     problems = {
-        "missing": [key for key in own if key not in given and places.get(key) not in filled],
+        "missing": [key for key in own if key not in given and entries.get(key) not in filled],
         "unexpected": [key for key in given if key not in own],
         "of another shape": [
             f"{key} {_shape(value)} instead of {_shape(own[key])}"
@@ -77,6 +77,10 @@ def _unwrapped(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str,
         if given and all(key.startswith(prefix) for key in given) and not any(key.startswith(prefix) for key in own):
             given = {key.removeprefix(prefix): value for key, value in given.items()}
     return given
+
+
+def _in_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_meta
 
 
 def _shape(value: Any) -> str:

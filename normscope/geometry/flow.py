@@ -56,9 +56,11 @@ class Path(Result):
 
     @property
     def defect(self) -> float:
-        """The largest |Q − expected| relative to the largest |Q| of its group: what ε, rounding and the integrator do."""
-        gaps = ((self.charges[name] - law).abs().max() / self.charges[name].abs().max() for name, law in self.expected.items())
-        return max(map(float, gaps), default=0.0)
+        """The largest |Q − expected| relative to the largest of both in its group: what ε, rounding and the integrator do."""
+        pairs = [(self.charges[name], law) for name, law in self.expected.items()]
+        sizes = [float(torch.maximum(charge.abs(), law.abs()).max()) or 1.0 for charge, law in pairs]
+        gaps = [float((charge - law).abs().max()) for charge, law in pairs]
+        return max((gap / size for gap, size in zip(gaps, sizes, strict=True)), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the parameters themselves."""

@@ -193,7 +193,7 @@ class Agreement:
                 exported = Steps(self.model)
                 self._eager(call, double=False, circumstance=as_if_exported, observers=(exported,))
                 self.asks = returned is not None and exported.made != steps.made
-            running.check()
+            running.check(self.model)
             if self.is_random:
                 return
             if returned is None or not bool(returned.isfinite().all()):

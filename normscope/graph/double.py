@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from normscope.graph.graph import cast, cast_type
+from normscope.graph.running import is_plain, view_of
 
 FACTORIES = (torch.arange, torch.linspace, torch.logspace, torch.full, torch.range)
 LITERALS = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.Tensor.new_tensor)  # numbers of the source, rounded as there
@@ -57,15 +58,16 @@ def in_double(
 class InDouble(TorchFunctionMode):
     """Every call of torch gets float64 in place of other floating-point tensors and types.
 
-    A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes; what the
-    large products alone read is copied for each of them, so that not all weights are there twice.
+    A tensor of another type is read and written through one copy, its shadow, so that nothing of the model's own changes, and so is
+    another that is the same view of its memory; what the large products alone read is copied for each of them, so that not all
+    weights are there twice.
     dtype: what the model computes in.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.shadows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.shadows: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,9 +97,10 @@ class InDouble(TorchFunctionMode):
             return cast_type(value, torch.float64)
         if not isinstance(value, torch.Tensor) or value.dtype == cast_type(value.dtype, torch.float64):
             return value
-        if id(value) in self.shadows:
-            return self.shadows[id(value)][1]
+        place = view_of(value) if is_plain(value) else id(value)
+        if place in self.shadows:
+            return self.shadows[place][1]
         made = cast(value.detach(), torch.float64)
         if kept:
-            self.shadows[id(value)] = value, made
+            self.shadows[place] = value, made
         return made

@@ -23,7 +23,9 @@ from normscope.core.data import Call
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state
 from normscope.core.twins import twin_of
+from normscope.graph.rebinding import rebind
 from normscope.graph.restoring import Snapshot, untouched
+from normscope.graph.standins import Observed, observed
 
 EXPORTABLE = (torch.Tensor, bool, int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)  # in what a model returns
 TALKATIVE = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -67,9 +69,9 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
     with in_mode(model, mode, before), suppress(Exception), torch.no_grad():
         given = call.copied()
         model(*given.args, **given.kwargs)
-    with in_mode(model, mode, before), tensors_alone(model), quiet():
+    with in_mode(model, mode, before), tensors_alone(model), quiet(), observed(model) as seen:
         try:
-            return torch.export.export(model, call.args, call.kwargs, strict=False)
+            program = torch.export.export(model, call.args, call.kwargs, strict=False)
         except Exception as error:  # torch.export raises whatever the model or its own passes raise
             _check_groups(model, mode, error)
             check_runs(model, call)
@@ -80,6 +82,16 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
                 f"{type(model).__name__} could not be traced in {mode} mode: {described(error)}; "
                 f"a graph needs a model that torch.export accepts (no control flow that depends on values){advice}"
             ) from error
+
+    def as_it_runs() -> Observed:
+        with in_mode(model, mode, before), observed(model) as found, suppress(Exception):
+            given = call.copied()
+            model(*given.args, **given.kwargs)
+        return found
+
+    seen.check(model, as_it_runs)
+    rebind(program)
+    return program
 
 
 def _check_groups(model: torch.nn.Module, mode: str, error: Exception) -> None:
@@ -107,7 +119,7 @@ def _check_groups(model: torch.nn.Module, mode: str, error: Exception) -> None:
 def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
-        with torch.no_grad(), preserved_random_state():
+        with torch.no_grad(), preserved_random_state(), untouched(model):
             given = call.copied()
             twin_of(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
     except Exception as error:

@@ -18,6 +18,7 @@ from normscope.graph.double import in_double
 from normscope.graph.exporting import export, module_of
 from normscope.graph.graph import Graph, Node
 from normscope.graph.patterns import recognise
+from normscope.graph.rebinding import check_views
 from normscope.graph.trace import Conversion, check_flat, in_one_line, is_random
 
 
@@ -31,6 +32,7 @@ def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode:
     with in_one_line(model):
         module = module_of(model)
         program = export(module, call.copied(), mode)
+        check_views(program)
         graph = ParametricConversion(program, call, "eval" if mode == "eval" else "batch").graph()
         graph.validate()
 

@@ -10,10 +10,12 @@ from itertools import combinations
 from typing import Any
 
 import torch
+from torch._C import _functorch as functorch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normscope.core.errors import Refusal
+from normscope.graph.arrays import is_lent, shared_with_arrays
 from normscope.graph.naming import is_view, operation_name
 
 # they may read the very tensor that they write, as entrywise operations may; of some of these torch does not say that they are
@@ -44,6 +46,7 @@ class Running(TorchDispatchMode):
         self.views: dict[int, torch.Tensor] = {}  # of memory that is not; kept, so that no other tensor gets the id of one
         self.held: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were there before
         self.written: dict[tuple[int, int], str] = {}  # which memory, and by which operation
+        self.lent: dict[int, torch.UntypedStorage] = {}  # written memory that something other than torch may hold
         self.overlap: str | None = None
         self.storages: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # of each tensor, as it was first seen
         self.exchanged: str | None = None
@@ -60,6 +63,8 @@ class Running(TorchDispatchMode):
         for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
                 self.written.setdefault(span(tensor), operation_name(function))
+                if is_lent(tensor):
+                    self.lent[memory(tensor)] = tensor.untyped_storage()
         if written and self.overlap is None and _reads_what_it_writes(function, written, args, kwargs):
             self.overlap = operation_name(function)
         result = function(*args, **kwargs)
@@ -82,8 +87,14 @@ class Running(TorchDispatchMode):
             return False
         return storage != before
 
-    def check(self) -> None:
+    def check(self, model: torch.nn.Module) -> None:
         """Refuse what a graph does not show."""
+        if shared_with_arrays(model, self.lent.values()):
+            raise Refusal(
+                "the model writes to memory that a tensor of it shares with an array, which a graph does not show",
+                ["the array is within the model's reach, and may be read with the numbers that were written"],
+                "Make the tensor from a copy of the array: `torch.tensor(array)`.",
+            )
         shared = self.shared_write()
         if shared is not None:
             raise Refusal(
@@ -156,7 +167,18 @@ def _reads_what_it_writes(function: Any, written: list[torch.Tensor], args: tupl
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (other.data_ptr(), other.shape, other.stride(), other.dtype)
+    return view_of(one) == view_of(other)
+
+
+def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What is the same for all tensors that are the same view of the same memory."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether it is a tensor with memory of its own, and neither a stand-in for one nor what a transform wraps."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return plain and not functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def share_entries(one: torch.Tensor, other: torch.Tensor) -> bool:

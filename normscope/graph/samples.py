@@ -354,19 +354,24 @@ def _check_steady(run: _Run) -> None:
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """What a module keeps beside its parameters, by name."""
-    held: dict[str, Any] = {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+    """What a module keeps beside its parameters, by name; a type that torch cannot copy is left out."""
+    held: dict[str, Any] = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, (bool, int, float, str, torch.Tensor)):
-                kept = value.clone() if isinstance(value, torch.Tensor) else value
-                held[f"attribute {path}.{name}" if path else f"attribute {name}"] = kept
+                held[f"attribute {path}.{name}" if path else f"attribute {name}"] = value
+    for name, value in [*held.items()]:
+        if isinstance(value, torch.Tensor):
+            try:
+                held[name] = value.clone()
+            except NotImplementedError:
+                del held[name]
     return held
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.is_meta or one.layout != torch.strided:  # not looked into
-            return one.shape == other.shape
+        if one.is_meta or one.is_nested or one.layout != torch.strided:  # not looked into
+            return one.is_nested or one.shape == other.shape
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
     return type(one) is type(other) and one == other

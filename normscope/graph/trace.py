@@ -31,6 +31,7 @@ from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.naming import is_view, label, module_path, operation_name, source_line
 from normscope.graph.outputs import chosen_output, which_output
 from normscope.graph.patterns import recognise
+from normscope.graph.rebinding import same_tensors
 from normscope.graph.unfollowed import check_size, unfollowed
 
 MODES = ("eval", "train", "batch")
@@ -102,10 +103,10 @@ def check_flat(call: Call) -> None:
 
 
 def _takes(program: ExportedProgram, call: Call) -> bool:
-    """Whether an exported program has exactly the shapes of the call (one with a dynamic batch has not)."""
+    """Whether an exported program has exactly the shapes of the call (one with a dynamic batch has not) and no tensor twice."""
     names = set(program.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in names and hasattr(node.meta["val"], "shape")]
-    return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors]
+    return [tuple(shape) for shape in shapes] == [tuple(tensor.shape) for tensor in call.tensors] and not [*same_tensors(program)]
 
 
 class Conversion:

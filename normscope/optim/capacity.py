@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import FEW, above
+from normscope.core.rounding import above, below, length
 from normscope.operators.conv import Convolution
 from normscope.operators.dense import spectral_norm
 
@@ -57,24 +57,27 @@ class CappedMap:
         """Whether what was proved still implies the limit: ‖A‖ ≤ proved + √r ‖W − W_seen‖_F, with r as in `reuse`."""
         if not math.isfinite(self.proved):
             return False
-        moved = torch.linalg.vector_norm(self.weight.detach().double() - self.seen.double())
-        return self.proved + above(math.sqrt(reuse(self.module)) * float(moved), self.weight.numel() + FEW) <= self.limit
+        precise = torch.promote_types(self.weight.dtype, torch.float64)
+        moved = length((self.weight.detach().to(precise) - self.seen.to(precise)).abs())
+        return self.proved <= self.limit and above(math.sqrt(reuse(self.module)) * float(moved)) <= below(self.limit - self.proved)
 
     @torch.no_grad()
     def clip(self) -> None:
         """Scale the weight so that the certified norm is at most the limit, unless it is already."""
         if self.within():
             return
-        bound = float(self.norm())
+        bound = self.norm().ceiling
         if not math.isfinite(bound):
             raise InputError(f"{self.name or 'the model'} has no finite norm: its weight is not finite or too large")
-        covered = self.rounding <= MOST_ROUNDING
-        margin = self.rounding if covered else 2 * torch.finfo(self.weight.dtype).eps  # enough for every entry to move
+        kind = torch.finfo(self.weight.dtype)
+        subnormal = math.sqrt(reuse(self.module) * self.weight.numel()) * kind.smallest_normal  # below it their rounding counts
+        covered = self.rounding <= MOST_ROUNDING and self.limit > subnormal
+        margin = self.rounding + 2 * kind.eps if covered else 2 * kind.eps  # enough for every entry to move
         for _ in range(MOST_TURNS):
             if bound <= self.limit:
                 break
             self.weight.mul_(self.limit / bound * (1 - margin))
-            bound = self.limit if covered else float(self.norm())
+            bound = self.limit if covered else self.norm().ceiling
         else:
             raise InputError(f"{self.name or 'the model'} cannot be scaled to a norm of {self.limit:g} in {self.weight.dtype}")
         self.proved, self.seen = bound, self.weight.detach().clone()

@@ -17,11 +17,13 @@ from normscope.rules.readings import Activation, Random
 from normscope.rules.registry import Context, Gain, Rule, register, rule
 from normscope.rules.remainder import LinearPart, Multiples, Remainder, Sets, Sizes
 from normscope.rules.scalars import (
+    OVERFLOWN,
     SATURATED,
     UNBOUNDED,
     Scalar,
     clamped,
     exact_gelu,
+    logistic,
     piecewise_linear,
     relu_with_slope,
     sigmoid_gate,
@@ -268,7 +270,7 @@ def _softplus(node: Node) -> Scalar:
         return UNBOUNDED
     ends = ((0.0, 0.0), (math.inf, 1.0)) if beta > 0 else ((-math.inf, 1.0), (0.0, 0.0))
     if threshold >= 40:  # what graph/canonical.py makes of a threshold whose jump is rounding
-        return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends)
+        return Scalar(value, lambda x: torch.sigmoid(beta * x), ends=ends, slope_error=OVERFLOWN)
     jump = threshold / beta  # beyond it torch returns x, which is e^-threshold/β away
 
     def slope(x: torch.Tensor) -> torch.Tensor:
@@ -303,10 +305,10 @@ def _hardswish(node: Node) -> Scalar:
 ACTIVATIONS: dict[str, Scalar | Callable[[Node], Scalar]] = {  # or of the node, where its arguments matter
     "relu": relu_with_slope(0.0),
     "relu6": clamped(0.0, 6.0),
-    "sigmoid": smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "sigmoid": logistic(),
     "tanh": smooth(torch.tanh, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
     "silu": sigmoid_gate(1.0),
-    "mish": smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,)),
+    "mish": smooth(functional.mish, (-2.256376396360793, 1.4905711794854286), (-1.1924312145154952,), value_error=OVERFLOWN),
     "hardsigmoid": piecewise_linear(functional.hardsigmoid, [0.0, 1 / 6, 0.0], [-3.0, 3.0]),
     "log_sigmoid": smooth(functional.logsigmoid, (), ends=((-math.inf, 1.0), (0.0, 0.0))),
     "softsign": smooth(functional.softsign, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),

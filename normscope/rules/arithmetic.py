@@ -247,7 +247,7 @@ class Quotient(Rule):
         return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
     def linear(self, node: Node) -> bool:
-        return not isinstance(node.args[1], Node)
+        return not isinstance(node.args[1], Node) and node.kwargs.get("rounding_mode") is None
 
     def form(self, node: Node, forms: Forms) -> Form:
         if node.kwargs.get("rounding_mode") is not None:

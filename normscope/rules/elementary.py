@@ -8,11 +8,11 @@ import torch
 
 from normscope.core.errors import Refusal
 from normscope.core.interval import Interval
-from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below
+from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, UNIT_ROUNDOFF, above, below
 from normscope.graph.graph import Constant, Node
 from normscope.rules.activations import Entrywise, number
 from normscope.rules.registry import Context, register
-from normscope.rules.scalars import UNBOUNDED, Function, Scalar, exponential, piecewise_linear, power, smooth
+from normscope.rules.scalars import SATURATED, UNBOUNDED, Function, Scalar, exponential, logistic, piecewise_linear, power, smooth
 
 NOWHERE = ((math.nan, math.nan), (math.nan, math.nan))  # ends of a function that has none
 BELOW_ONE = 1 - 2.0**-53
@@ -56,10 +56,10 @@ def _logit(node: Node) -> Scalar:
     """log(x/(1 − x)) of x clamped to [ε, 1 − ε], or on 0 < x < 1 without ε."""
     epsilon = number(node.argument(1, "eps"), 0.0)
     slope: Function = lambda x: (x * (1 - x)).reciprocal()  # noqa: E731
-    if epsilon > 0.5:  # what is below ε is above 1 − ε
+    if epsilon > 0.5 or 0 < epsilon < 1 - BELOW_ONE:  # what is below ε is above 1 − ε, or 1 − ε is rounded to 1, a pole
         return UNBOUNDED
     if epsilon <= 0:
-        return Scalar(torch.logit, slope, turns=[(0.5, 4.0, 4.0)], ends=NOWHERE, domain=(UNDERFLOW, BELOW_ONE))
+        return Scalar(torch.logit, slope, [(0.5, 4.0, 4.0)], ends=NOWHERE, domain=(UNDERFLOW, BELOW_ONE), value_error=SATURATED)
     steepest = above(1 / (epsilon * (1 - epsilon)))
     top = float(torch.logit(torch.tensor(1.0, dtype=torch.float64), epsilon))
 
@@ -67,17 +67,27 @@ def _logit(node: Node) -> Scalar:
         return torch.where((x < epsilon) | (x > 1 - epsilon), 0.0, slope(x)).to(torch.float64)
 
     turns = [(epsilon, 0.0, steepest), (0.5, 4.0, 4.0), (1 - epsilon, steepest, 0.0)]
-    return Scalar(lambda x: torch.logit(x, epsilon), clamped, turns, ends=((-top, 0.0), (top, 0.0)))
+    lost = SATURATED + UNIT_ROUNDOFF * steepest  # the latter of 1 − ε
+    return Scalar(lambda x: torch.logit(x, epsilon), clamped, turns, ends=((-top, 0.0), (top, 0.0)), value_error=lost)
+
+
+def _sinh(x: torch.Tensor) -> torch.Tensor:
+    """2 sinh(x/2) cosh(x/2): e^x may overflow where sinh x does not."""
+    return 2 * torch.sinh(x / 2) * torch.cosh(x / 2)
+
+
+def _cosh(x: torch.Tensor) -> torch.Tensor:
+    return 1 + 2 * torch.sinh(x / 2) * torch.sinh(x / 2)
 
 
 FUNCTIONS: dict[str, Scalar] = {
     "erf": smooth(torch.erf, (0.0,), ends=((-1.0, 0.0), (1.0, 0.0))),
     "erfc": smooth(torch.erfc, (0.0,), ends=((2.0, 0.0), (0.0, 0.0))),
-    "special_expit": smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0))),
+    "special_expit": logistic(),
     "deg2rad": Scalar(torch.deg2rad, lambda x: torch.full_like(x, math.pi / 180), ends=_line(math.pi / 180)),
     "rad2deg": Scalar(torch.rad2deg, lambda x: torch.full_like(x, 180 / math.pi), ends=_line(180 / math.pi)),
-    "sinh": Scalar(torch.sinh, torch.cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
-    "cosh": Scalar(torch.cosh, torch.sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
+    "sinh": Scalar(_sinh, _cosh, turns=[(0.0, 1.0, 1.0)], ends=((-math.inf, math.inf), (math.inf, math.inf))),
+    "cosh": Scalar(_cosh, _sinh, extrema=[0.0], ends=((math.inf, -math.inf), (math.inf, math.inf))),
     "exp2": exponential(2.0),
     "log2": _logarithm(torch.log2, 2.0),
     "log10": _logarithm(torch.log10, 10.0),

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from normscope.core.rounding import UNIT_ROUNDOFF, length
+from normscope.core.rounding import FEW, UNIT_ROUNDOFF, gamma, length
 
 LEAST = 1e-304  # probabilities below it, and those of masked keys, count as so large
-LOST = 1e-12  # what the computed probabilities may be off by, relatively, besides their logits
 
 
 def weights(p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,6 +69,11 @@ def least(*sizes: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.broadcast_tensors(*sizes)).nan_to_num(math.inf, math.inf).amin(0)
 
 
+def lost(keys: int) -> float:
+    """What computed probabilities, and logarithms of sums of them, may be off by: e^z is, and so are sums of them in any order."""
+    return 1e-12 + gamma(8 * (keys + FEW))
+
+
 def rounding(keys: int, width: int) -> float:
     """Of sums over keys and over the entries of a head, relatively."""
     return 1e-13 + 4 * UNIT_ROUNDOFF * (keys + width)
@@ -94,11 +98,11 @@ def change(p: torch.Tensor, away: Weighed, tiny: torch.Tensor) -> Change:
     With c = δ − Σpδ, q_j/p_j = e^c_j/Σp e^c, and 0 ≤ ln Σp e^c ≤ ln(1 + Σp(e^c − 1 − c)) ≤ Σp c²e^|c|/2. All bounds are convex
     along the way, but for q − p where it is cut at 1, so half of them is their mean.
     """
-    roots, largest = away.roots, away.each.amax(-1)
+    roots, largest, slack = away.roots, away.each.amax(-1), lost(p.shape[-1])
     second = least((p * away.each.square() * away.each.exp()).sum(-1), away.whole.square() * largest.exp()) / 2 + tiny
     log = least(second.log1p(), torch.logsumexp(away.each + p.log(), -1).clamp(min=0) + tiny)
-    relative = torch.expm1((away.each + log[..., None]) * (1 + LOST) + LOST).nan_to_num(math.inf, math.inf)
-    factor = (largest * (1 + LOST) + LOST).exp() * (1 + second)
-    whole, cut = factor * (away.whole + second + LOST) * (1 + LOST), p * relative >= 1
+    relative = torch.expm1((away.each + log[..., None]) * (1 + slack) + slack).nan_to_num(math.inf, math.inf)
+    factor = (largest * (1 + slack) + slack).exp() * (1 + second)
+    whole, cut = factor * (away.whole + second + slack) * (1 + slack), p * relative >= 1
     full, half = (Weighed.of(roots, torch.where(cut, 1 / p, relative * share), whole * share) for share in (1.0, 0.5))
     return Change(full, half, (p * (1 + full.each)).clamp(max=1), factor)

@@ -8,7 +8,7 @@ import torch
 
 from normscope.core.interval import ROUNDOFF, Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import UNDERFLOW, above, root
+from normscope.core.rounding import FEW, LARGEST, UNDERFLOW, above, gamma, root
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.algebra import Form, Forms
@@ -293,10 +293,14 @@ class Quantile(Rule):
         return Gain.of(root(count), method="sorting")
 
     def interval(self, node: Node, context: Context) -> Interval:
-        """It increases with every entry."""
-        if len(node.inputs) > 1 or not context.interval(node.input).finite:
+        """It increases with every entry. a + w (b − a) is rounded like its terms, and w as the rank in n entries is."""
+        size = context.interval(node.input).magnitude
+        if len(node.inputs) > 1 or not size < LARGEST / 4:
             return Interval.unbounded(node.shape)
-        return on_both_sides(node, context).widened(2**-45)
+        axis, shape = node.argument(2, "dim"), node.input.shape
+        entries = math.prod(shape) if axis is None else shape[axis] if shape else 1
+        lost = above(size * gamma(4 * (entries + FEW))) + FEW * UNDERFLOW
+        return on_both_sides(node, context) + Interval.constant(-lost, lost, ())
 
     def form(self, node: Node, forms: Forms) -> Form:
         single = isinstance(node.args[1], float)

@@ -19,6 +19,7 @@ from normscope.core.rounding import SMALLEST_NORMAL, UNDERFLOW
 Function = Callable[[torch.Tensor], torch.Tensor]
 ROUNDING = 1e-12  # slopes below are evaluated in float64, each good to a few parts in 1e-16 of values below 10
 SATURATED = 2.0**-45  # what is left of a slope such as 1 − tanh² where its two terms cancel, in absolute terms
+OVERFLOWN = SMALLEST_NORMAL  # more than what 1/(1 + e^-x) loses where e^-x overflows and torch returns 0
 
 
 EVERYWHERE = (-math.inf, math.inf)
@@ -169,13 +170,18 @@ def tanh_gelu() -> Scalar:
     return smooth(lambda x: functional.gelu(x, approximate="tanh"), turns, (-0.7524614220710159,), value_error=SATURATED)
 
 
+def logistic() -> Scalar:
+    return smooth(torch.sigmoid, (0.0,), ends=((0.0, 0.0), (1.0, 0.0)), value_error=OVERFLOWN)
+
+
 def sigmoid_gate(sharpness: float) -> Scalar:
     """x · sigmoid(sharpness · x): SiLU, and the quick GELU at 1.702."""
     if sharpness == 0:
         return piecewise_linear(lambda x: x / 2, [0.5, 0.5], [0.0])
     turns = tuple(sorted(place / sharpness for place in (-2.399357280515468, 2.399357280515468)))
     ends = ((0.0, 0.0), (math.inf, 1.0)) if sharpness > 0 else ((-math.inf, 1.0), (0.0, 0.0))
-    return smooth(lambda x: x * torch.sigmoid(sharpness * x), turns, (-1.278464542761074 / sharpness,), ends)
+    lost = 1024 * OVERFLOWN / abs(sharpness)  # sharpness · |x| is below 1024 where the gate is not 0 in any case
+    return smooth(lambda x: x * torch.sigmoid(sharpness * x), turns, (-1.278464542761074 / sharpness,), ends, lost)
 
 
 def exponential(base: float) -> Scalar:

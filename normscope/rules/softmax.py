@@ -7,10 +7,11 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.core.rounding import FEW, FUNCTION, UNDERFLOW, above, below, root
+from normscope.core.rounding import FEW, FUNCTION, SMALLEST_NORMAL, UNDERFLOW, above, below, root
 from normscope.graph.graph import Node
 from normscope.rules import readings
 from normscope.rules.algebra import Form, Forms
+from normscope.rules.logits import lost
 from normscope.rules.registry import Context, Gain, Rule, rule
 from normscope.rules.remainder import Remainder, Sizes
 from normscope.rules.scalars import ROUNDING
@@ -41,11 +42,12 @@ class SoftmaxRule(Rule):
         logits, axis = context.interval(node.input), node.args[1]
         top = logits.high.amax(axis, keepdim=True).nan_to_num(0, 0, 0)
         low, high = logits.low - top, logits.high - top
+        rounding = lost(node.shape[axis])
         least, largest = (
-            torch.sigmoid(own - rest + sign * ROUNDING * (own.abs() + rest.abs()))  # of ln p/(1 − p)
+            torch.sigmoid(own - rest + sign * rounding * (1 + own.abs() + rest.abs()))  # of ln p/(1 − p)
             for own, rest, sign in ((low, _of_others(high, axis), -1), (high, _of_others(low, axis), 1))
         )
-        return Interval(below(least.nan_to_num(0), FEW + FUNCTION), above(largest.nan_to_num(1), FEW + FUNCTION) + UNDERFLOW)
+        return Interval(below(least.nan_to_num(0), FEW + FUNCTION), above(largest.nan_to_num(1), FEW + FUNCTION) + SMALLEST_NORMAL)
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """‖J(p) − J(p̂)‖ ≤ max|p − p̂| + 2‖p − p̂‖, and ‖p − p̂‖ is at most half of the logits' deviation.
@@ -106,7 +108,7 @@ def probability_changes(p: torch.Tensor, away: torch.Tensor, axis: int) -> tuple
     """
     p = p.clamp(min=1e-304)  # what underflowed, or is masked
     together = torch.logsumexp(away + p.log(), axis, keepdim=True).clamp(min=0)
-    changed = (p * torch.expm1(above(away + together) + 1e-12)).nan_to_num(1, 1).clamp(max=1)
+    changed = (p * torch.expm1(above(away + together) + lost(p.shape[axis]))).nan_to_num(1, 1).clamp(max=1)
     return changed, (p + changed).clamp(max=1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -35,19 +35,33 @@ def scale_free_in_chain(model: nn.Module, training: Mapping[str, bool]) -> dict[
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     if not all(type(tensor) in PLAIN and tensor.layout is torch.strided for _, tensor in named):
         return {}
-    holders = Counter(tensor.untyped_storage().data_ptr() for _, tensor in named)
+    shared = _sharing_memory([tensor for _, tensor in named])
     uses = Counter(module for _, module in modules)
     found: dict[str, str] = {}
     waiting: str | None = None
     for path, module in modules:
         if type(module) in LINEAR:
             weight = module._parameters.get("weight")
-            once = weight is not None and uses[module] == 1 and holders[weight.untyped_storage().data_ptr()] == 1
+            once = weight is not None and uses[module] == 1 and id(weight) not in shared
             waiting = f"{path}.weight".lstrip(".") if once and path in training else None
         elif waiting is not None and _normalizes(module, training.get(path, False)):
             found[waiting], waiting = path, None
         elif type(module) not in HOMOGENEOUS:
             waiting = None
+    return found
+
+
+def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """The ids of tensors whose storage overlaps that of another; arrays of numpy give every tensor a storage of its own."""
+    storages = ((tensor.untyped_storage(), id(tensor)) for tensor in tensors)
+    spans = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), own) for storage, own in storages)
+    found: set[int] = set()
+    end, holder = -1, 0
+    for start, stop, own in spans:
+        if start < end:
+            found |= {own, holder}
+        if stop > end:
+            end, holder = stop, own
     return found
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from normscope.core.rounding import euclidean_norm
 from normscope.symmetry.groups import Group
 from normscope.symmetry.numerics import Numerics
 
 TOLERANCE = 1e-8  # relative, where a model's own rounding is not larger
 SHRUNK = 1e-3  # a defect that falls to this share of itself when ε does is the work of ε
-SMALLEST = 1e-300
 ULP = 2.0**-52
 SEED = 0
 
@@ -62,13 +63,14 @@ class _Trial:
         self.generator = torch.Generator().manual_seed(SEED)
         with torch.no_grad():
             self.reference = numerics.without_epsilon(self.parameters)
+        self.size = _largest(self.reference) or 1.0
         self.weights = torch.randn(self.reference.shape, generator=self.generator, dtype=torch.float64)
         self.slopes = self._slopes(self.parameters)
         nearby = self._slopes(_off_by_some_ulps(self.parameters, self.generator))
         self.steepness = _length(self.slopes.values())
-        rounding = ULP * float(self._terms(self.reference).abs().sum()) / (_length(self.parameters.values()) + SMALLEST)
+        rounding = _ratio(ULP * float(self._terms(self.reference).abs().sum()), _length(self.parameters.values()))
         change = _length(nearby[name] - self.slopes[name] for name in nearby)  # may be 0 by chance where every slope is
-        self.noise = max(change, rounding) / (self.steepness + SMALLEST)
+        self.noise = _ratio(max(change, rounding), self.steepness)
 
     def outputs(self, group: Group) -> float:
         """max |Δ output| / max |output|: of the model itself and, where ε makes a difference, of its graph without ε."""
@@ -83,8 +85,11 @@ class _Trial:
     def gradient(self, group: Group) -> float:
         """|∇L · u| / ‖∇L‖‖u‖ for a random tangent u of the orbit."""
         tangent = group.tangent(self.parameters, torch.randn(group.count, generator=self.generator, dtype=torch.float64))
-        inner = sum(float((self.slopes[name] * part).sum()) for name, part in tangent.items())
-        return _beyond(abs(inner) / (_length(tangent.values()) * self.steepness + SMALLEST), self.noise)
+        length = _length(tangent.values())
+        if not (length and self.steepness):
+            return 0.0
+        inner = sum(float((self.slopes[name] / self.steepness * (part / length)).sum()) for name, part in tangent.items())
+        return _beyond(abs(inner), self.noise)
 
     def hessian(self, group: Group) -> float:
         """‖H w + ∇L‖ / ‖∇L‖ on the entries w that a scale group moves: from L(c w) = L(w), ∇L(c w) = ∇L(w)/c."""
@@ -93,13 +98,14 @@ class _Trial:
         name = group.parameters[0]
         moved = torch.stack([action.spread(torch.ones(group.count).double()) for action in group.actions]).sum(0)
         product = self._hessian_product(name, moved * self.parameters[name])
-        return _beyond(float(((product + self.slopes[name]) * moved).norm()) / (self.steepness + SMALLEST), self.noise)
+        return _beyond(_ratio(_length([(product + self.slopes[name]) * moved]), self.steepness), self.noise)
 
     def _loss(self, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Nonlinear in the outputs, so that second derivatives are not those of the network alone."""
+        """Nonlinear in the outputs, whatever their size, so that second derivatives are not those of the network alone."""
         return self._terms(self.numerics.without_epsilon(parameters)).sum()
 
     def _terms(self, outputs: torch.Tensor) -> torch.Tensor:
+        outputs = outputs / self.size
         return self.weights * (outputs + 0.5 * outputs.square())
 
     def _slopes(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -125,9 +131,17 @@ def _beyond(value: float, noise: float) -> float:
 
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
-    return sum(float(part.square().sum()) for part in parts) ** 0.5
+    return float(euclidean_norm(torch.stack([euclidean_norm(part) for part in parts])))
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _ratio(value: float, size: float) -> float:
+    """What is 0/0 is 0."""
+    return value / size if size else math.inf if value else 0.0
 
 
 def _relative(change: torch.Tensor, reference: torch.Tensor) -> float:
-    size = float(reference.abs().max()) if reference.numel() else 0.0
-    return float(change.abs().max()) / (size or 1.0) if change.numel() else 0.0
+    return _largest(change) / (_largest(reference) or 1.0)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+import normscope as ns
 from normscope.certify import grams, leftovers, sweep, totals
 from normscope.certify.columns import AttentionMap
 from normscope.certify.forms import affine_forms
@@ -336,8 +337,20 @@ def test_a_matrix_of_any_scale():
     generator = torch.Generator().manual_seed(0)
     jacobian, columns, rows = (torch.randn(3, 3, generator=generator, dtype=torch.float64) for _ in range(3))
     exact = float(torch.linalg.matrix_norm(jacobian + columns.T @ rows, 2))
-    for size in (1e-160, 1e-200, 1e-300):
-        assert perturbed_norm(size * jacobian, size * columns, rows) >= size * exact
+    for size in (1e-160, 1e-200, 1e-300, 1e120, 1e155, 1e200, 1e300):
+        found = perturbed_norm(size * jacobian, size * columns, rows)
+        assert size * exact <= found <= 1e3 * max(size, 1e-147)
+
+
+def test_a_network_of_large_weights_has_a_bound():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e120)
+    x = torch.randn(1, 4, dtype=torch.float64)
+    found = ns.lipschitz(model, x, region=Ball(x[0], 1.0))
+    assert 0 < found.lower <= found.upper < 1e242
 
 
 def test_an_operation_without_a_bound_leaves_none(monkeypatch):

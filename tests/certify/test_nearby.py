@@ -115,6 +115,19 @@ def test_a_model_that_has_changed_is_not_asked():
             found.radius_within(2)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-200])
+@pytest.mark.parametrize("wrt", ["input", "weights"])
+def test_entries_that_are_exchanged_are_a_change(size, wrt):
+    """Sums and sums of squares are the same, and squares of small weights are all 0."""
+    model = network()
+    with torch.no_grad():
+        model[0].weight.mul_(size)
+    found = ns.lipschitz(model, X, region=ns.Ball(X[0], 0.05), effort=0, wrt=wrt)
+    model[0].weight.data.copy_(model[0].weight.data.flip(1))
+    with pytest.raises(ns.InputError, match="the model has changed since"):
+        found.radius_within(2)
+
+
 @pytest.mark.parametrize("radius", [1e-6, 0.1, 0.5])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_shares_of_the_gap_are_at_most_all_of_it(radius, seed):

@@ -1,12 +1,17 @@
 """Regions: the local bound is never above the global one, shrinks with the radius, and ends at the Jacobian's norm."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import normscope as ns
+from normscope.certify import columns
+from normscope.graph.trace import trace
+from normscope.rules.readings import Normalizer
+from normscope.rules.registry import registry
 from tests.networks import Function, randn
 
 
@@ -224,3 +229,72 @@ def test_an_affine_operation_with_a_backward_alone_is_bounded_by_its_gain(monkey
     model = Function(lambda x: torch.tanh(torch.ops.normscope_tests.tripled_and_moved(x)))
     found = ns.lipschitz(model, x, region=ns.Ball(x[0], 0.01))
     assert found.lower <= found.upper <= 3.001
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e-200, 1e200])
+def test_a_wrong_backward_is_seen_at_every_scale(size):
+    """Nearest upsampling by 1.03 sends entry 4 nowhere and entry 3 twice, but torch's backward is another map's."""
+    matrix = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 0, 0]], dtype=torch.float64)
+
+    def upsampled(x):
+        return size * torch.tanh(nn.functional.interpolate(torch.tanh(x)[:, None], scale_factor=1.03)[:, 0] @ matrix.T)
+
+    x = torch.zeros(1, 5, dtype=torch.float64)
+    move = 1e-6 * torch.eye(5, dtype=torch.float64)
+    truth = float(torch.linalg.matrix_norm((upsampled(move) - upsampled(-move)) / size / 2e-6, 2))
+    found = ns.lipschitz(Function(upsampled), x, region=ns.Ball(x[0], 0.01))
+    assert truth * (1 - 1e-9) <= float(found.upper) / size <= truth * 1.01
+
+
+@torch.library.custom_op("normscope_tests::shrunk_and_moved", mutates_args=())
+def shrunk_and_moved(x: torch.Tensor) -> torch.Tensor:
+    return 1e-11 * x + 1e-11
+
+
+shrunk_and_moved.register_fake(torch.empty_like)
+shrunk_and_moved.register_autograd(lambda context, slope: 1e-11 * slope, setup_context=lambda context, inputs, output: None)
+
+
+@pytest.mark.parametrize("upsampled", [True, False])
+def test_a_wrong_backward_is_seen_beside_what_is_larger(upsampled):
+    torch.manual_seed(0)
+    added = Function(
+        lambda x: x + 1e-10 * (nn.functional.interpolate(x[:, None], scale_factor=1.03)[:, 0] if upsampled else x.flip(1))
+    )
+    model = nn.Sequential(nn.Linear(5, 5), added, nn.Linear(5, 5)).double()
+    found = ns.certify.operator_norm(model, (5,))
+    assert any(step.operation == "whole map" for step in found.certificate.steps) != upsampled
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e-200])
+def test_a_normalizer_that_is_misread_is_seen_at_every_scale(size):
+    model = nn.LayerNorm(4).double()
+    with torch.no_grad():
+        model.weight.mul_(size)
+    (node,) = (node for node in trace(model, torch.zeros(1, 4, dtype=torch.float64)) if not node.is_input)
+    middle, right = torch.tensor([[1.0, 2, 4, 9]], dtype=torch.float64), registry.reading(node, Normalizer)
+    assert columns._normalizer_map(node, right, lambda _: middle) is not None
+    assert columns._normalizer_map(node, replace(right, epsilon=0.5), lambda _: middle) is None
+
+
+class ShrunkAndMoved(TripledAndMoved):
+    def gain(self, node, context):
+        return ns.rules.Gain.of(1e-11)
+
+
+def test_a_small_affine_operation_with_a_backward_alone_is_bounded_by_its_gain(monkeypatch):
+    monkeypatch.setitem(ns.rules.registry.rules, "normscope_tests.shrunk_and_moved", ShrunkAndMoved())
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    model = Function(lambda x: torch.tanh(torch.ops.normscope_tests.shrunk_and_moved(x) * 1e11))
+    found = ns.lipschitz(model, x, region=ns.Ball(x[0], 0.01))
+    assert 0.4 <= found.lower <= found.upper <= 0.5
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_rounded_division_is_not_linear_where_it_does_not_count(mode):
+    """Log-softmax over one entry is 0 whatever enters it."""
+    model = Function(lambda x: torch.log_softmax(torch.div(x, 2, rounding_mode=mode), 1))
+    x = torch.full((1, 1), 0.8, dtype=torch.float64)
+    assert float(ns.lipschitz(model, x, region=ns.Ball(x[0], 0.01)).upper) == 0
+    with pytest.raises(ns.InputError, match="is not affine"):
+        ns.certify.operator_norm(Function(lambda x: torch.div(x, 2, rounding_mode=mode)), (1,))

@@ -1,10 +1,14 @@
 """Sensitivity to weights: above the autograd derivative at every sampled input; removal of normalizers."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import normscope as ns
+from normscope.certify import weights
+from normscope.core.magnitude import Magnitude
 from tests.networks import Function
 
 CASES = {
@@ -211,3 +215,45 @@ def test_bounds_are_rounded_up():
     nn.init.ones_(first.weight)
     rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, torch.ones(1, 1).double())}
     assert float(rows["0.bias"].bound) >= 2.0**50
+
+
+class Upsampled(nn.Module):
+    """Nearest upsampling by 1.03 leaves out the last entry, but torch's backward is another map's and does not."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.scale, self.size = nn.Conv1d(1, 1, 1, bias=False).double(), size
+        nn.init.ones_(self.scale.weight)
+
+    def forward(self, x):
+        return self.size * nn.functional.interpolate(self.scale(x), scale_factor=1.03)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-150, 1e150])
+def test_a_wrong_backward_gives_no_lower_bound_and_contradicts_none(size, monkeypatch):
+    x = torch.tensor([[[0.0, 0, 0, 0, 10]]], dtype=torch.float64)
+    region = ns.Ball(x[0], 1e-3)
+    found = ns.lipschitz(Upsampled(size), x, region=region, wrt="weights")
+    assert float(found.lower) / size <= 0.01
+    monkeypatch.setattr(weights, "_input_size", lambda *_: Magnitude(0.01))  # what it is with the forward's last entry left out
+    assert float(ns.certify.weight_sensitivities(Upsampled(size), x, region=region)[0].bound) / size < 1
+
+
+@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+def test_the_lower_bound_for_weights_is_there_at_every_scale(size):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), Function(lambda x: size * x)).double()
+    x = torch.randn(1, 4, dtype=torch.float64)
+    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,))[0])(dict(model.named_parameters()))
+    norm = torch.linalg.matrix_norm(torch.cat([part.flatten(1) / size for part in jacobian.values()], 1), 2)
+    found = ns.lipschitz(model, x, region=ns.Ball(x[0], 1e-6), wrt="weights")
+    assert float(found.lower) / size == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_the_root_of_many_squares_is_rounded_up():
+    """3,000 biases of one size: every addition of logarithms may round down."""
+    sizes = [Magnitude(1.1)] * 3000
+    assert (weights.length_of(sizes) ** 2).log >= math.log(3000) + 2 * math.log(1.1)
+    for seed in range(20):
+        drawn = torch.rand(3000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+        assert float(weights.length_of(map(Magnitude, drawn))) >= math.sqrt(math.fsum(value * value for value in drawn))

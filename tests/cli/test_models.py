@@ -179,6 +179,31 @@ def test_weights_of_a_wrapped_model_are_loaded(place: Path, prefix: str) -> None
     assert isinstance(model, nn.Linear) and bool((model.weight == 7).all())
 
 
+class Held(nn.Module):
+    """A weight, and views of it, on a device of choice."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3, device=device))
+        self.register_buffer("same", self.weight.detach())
+        self.register_buffer("head", self.weight.detach()[:2])
+        self.register_buffer("turned", self.weight.detach().as_strided((4, 3), (1, 4)))
+
+
+@pytest.mark.parametrize("given", ["head", "turned"])
+def test_a_part_of_a_weight_is_not_the_weight(place: Path, given: str) -> None:
+    """Also where both begin at the same address: the rest would keep what it was initialized with."""
+    torch.save({given: torch.ones_like(Held().state_dict()[given])}, "part.pt")
+    with pytest.raises(InputError, match=r"3 missing \(weight, same, "):
+        load_weights(Held(), Path("part.pt"))
+
+
+def test_without_memory_no_weight_is_another(place: Path) -> None:
+    torch.save({"same": torch.ones(4, 3)}, "same.pt")
+    with pytest.raises(InputError, match=r"3 missing \(weight, head, turned\)"):
+        load_weights(Held("meta"), Path("same.pt"))
+
+
 def test_a_tied_weight_is_saved_once(place: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from normscope.core.errors import InputError
-from normscope.geometry.flow import gradient_descent, gradient_flow
+from normscope.geometry.flow import Path, gradient_descent, gradient_flow
 from tests.geometry.test_quotient import REPORT
 from tests.geometry.test_quotient import model as network
 
@@ -112,3 +112,13 @@ def test_a_path_keeps_every_state_and_gradient_norm():
             moved.load_state_dict({**moved.state_dict(), **state})
             found = torch.autograd.grad(loss(moved(inputs), targets), list(moved.parameters()))
             torch.testing.assert_close(torch.cat([part.flatten() for part in found]).norm(), norm)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "defect"), [(0.0, 0.0, 0.0), (1e-300, 0.0, 1.0), (0.0, 1.0, 1.0), (2.0, 1.0, 0.5)]
+)
+def test_charges_that_are_all_zero_obey_their_law(measured, expected, defect):
+    line = torch.zeros(2)
+    charges, laws = ({"scale: w": torch.tensor([[0.0], [value]], dtype=torch.float64)} for value in (measured, expected))
+    path = Path(line, line, line, charges, laws, [])
+    assert path.defect == defect and "nan" not in str(path.render())

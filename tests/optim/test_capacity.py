@@ -200,3 +200,26 @@ def test_scaling_ends_at_every_size(dtype, size, limit):
         layer.weight.copy_(torch.eye(3) * size)
     spectral_cap(layer, limit)()
     assert float(torch.linalg.matrix_norm(layer.weight.double(), 2)) <= limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("dtype, before, after", [(torch.float64, 1e-200, 1e-170), (torch.complex128, 0.1, 5j)])
+def test_every_move_of_a_weight_is_seen(dtype, before, after):
+    """Also one whose square underflows, and one of imaginary parts."""
+    layer = nn.Linear(3, 3, bias=False, dtype=dtype)
+    limit = 10 * before
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3, dtype=dtype) * before)
+        cap = spectral_cap(layer, limit)
+        layer.weight.copy_(torch.eye(3, dtype=dtype) * after)
+    cap()
+    assert float(spectral_norm(layer.weight)) <= limit * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-43), (torch.float64, 1e-321)])
+def test_a_cap_among_subnormal_numbers_is_held_or_refused(dtype, limit):
+    layer = drawn(nn.Linear(30, 30), dtype, 0)
+    try:
+        spectral_cap(layer, limit)
+    except InputError:
+        return
+    assert float(spectral_norm(layer.weight)) <= limit * (1 + 1e-6)

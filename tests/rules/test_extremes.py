@@ -181,6 +181,27 @@ def test_what_cancels_is_not_lost(name):
     assert log10_of(function, (4,), box) >= math.log10(truth)
 
 
+CANCELLED = 0.5009668409582052
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "q"),
+    [(1.0, 2, CANCELLED), (1e300, 2, CANCELLED), (1.7e308, 2, CANCELLED), (1e-310, 2, CANCELLED), (1.0, 5001, 0.500500005011)],
+)
+def test_quantiles_where_neighbours_cancel(size, count, q):
+    """Nothing but rounding is left of a + w (b − a), with w the rank, which is rounded too."""
+    least = int(Fraction(q) * (count - 1)) + 1
+    x = torch.where(torch.arange(count) < least, -0.9999980851892533, 0.9998978736840063).to(D) * size
+    graph = trace(Function(lambda x: torch.quantile(x, q, dim=1)), torch.zeros(1, count, dtype=D))
+    bounds = forward_pass(graph, region=ns.Box(x, x)).interval(graph.output)
+    entries, rank = sorted(map(Fraction, x.tolist())), Fraction(q) * (count - 1)
+    below = entries[int(rank)]
+    exact = below + (rank - int(rank)) * (entries[int(rank) + 1] - below)
+    assert not math.isnan(float(bounds.low)) and not math.isnan(float(bounds.high))
+    assert float(bounds.low) == -math.inf or Fraction(float(bounds.low)) <= exact
+    assert float(bounds.high) == math.inf or exact <= Fraction(float(bounds.high))
+
+
 def test_running_statistics_far_from_zero():
     model = Function(lambda x: functional.batch_norm(x, torch.full((4,), 1e16, dtype=D), torch.ones(4, dtype=D)) ** 2)
     box = ns.Box(torch.full((4,), 1e16, dtype=D), torch.full((4,), 1e16 + 2, dtype=D))

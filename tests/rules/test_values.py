@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
+import torch.nn.functional as functional
 from torch import nn
 
 import normscope as ns
@@ -121,3 +123,48 @@ def test_no_bound_at_a_pole():
         for radius in (1e-12, 0.1):
             found = ns.audit(Function(function), example, region=ns.Ball(middle, radius), effort=0.0)
             assert found.bracket.upper in (None, math.inf)
+
+
+def gate(x):
+    return x / (1 + mpmath.exp(-x))
+
+
+def logit(x, epsilon=0.0):
+    x = min(max(x, mpmath.mpf(epsilon)), 1 - mpmath.mpf(epsilon))
+    return mpmath.log(x) - mpmath.log1p(-x)
+
+
+UNDERFLOWS = [-746.0, -744.4, -732.4, -720.0, -710.46, -708.0]  # of e^x, and of 1/e^-x before
+EXACT = {
+    "log": (torch.log, mpmath.log, [1.0]),
+    "log2": (torch.log2, lambda x: mpmath.log(x) / mpmath.log(2), [1.0]),
+    "log10": (torch.log10, lambda x: mpmath.log(x) / mpmath.log(10), [1.0]),
+    "log1p": (torch.log1p, mpmath.log1p, [0.0, -0.999]),
+    "expm1": (torch.expm1, mpmath.expm1, [0.0, -40.0]),
+    "acos": (torch.acos, mpmath.acos, [1 - 1e-5]),
+    "acosh": (torch.acosh, mpmath.acosh, [1 + 1e-5]),
+    "logit": (torch.logit, logit, [0.5, 0.499999550898479, 1e-3, 0.999]),
+    "logit with ε": (lambda x: torch.logit(x, 1e-6), lambda x: logit(x, 1e-6), [0.5, 1 - 2e-6, 1.5]),
+    "tan": (torch.tan, mpmath.tan, [math.pi, -3 * math.pi, 710 * math.pi, 1e5 * math.pi]),
+    "sigmoid": (torch.sigmoid, lambda x: gate(x) / x, UNDERFLOWS),
+    "silu": (functional.silu, gate, UNDERFLOWS),
+    "mish": (functional.mish, lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))), UNDERFLOWS),
+    "sinh": (torch.sinh, mpmath.sinh, [0.0, -710.46, 710.46]),
+    "cosh": (torch.cosh, mpmath.cosh, [0.0, -710.46, 710.46]),
+    "hardswish": (functional.hardswish, lambda x: x * min(max(x + 3, 0), 6) / 6, [-3.0, 3.0]),
+    "tanhshrink": (functional.tanhshrink, lambda x: x - mpmath.tanh(x), [0.0]),
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("name", EXACT)
+def test_values_hold_to_the_last_digit(name):
+    """Next to zeros, where a relative error is not enough, and where a function's own exponentials overflow."""
+    function, exact, places = EXACT[name]
+    steps = [sign * size for size in (2.0**-52, 3e-15, 1.7e-12, 1e-9, 1.8e-6) for sign in (-1, 1)]
+    points = torch.tensor([place + (abs(place) or 1.0) * step for place in places for step in (0.0, *steps)], dtype=torch.float64)
+    graph = trace(Function(function), torch.full((1, len(points)), 0.75 if name != "acosh" else 1.5, dtype=torch.float64))
+    bounds = forward_pass(graph, region=ns.Box(points, points)).interval(graph.output)
+    with mpmath.workdps(60):
+        for point, low, high in zip(points.tolist(), bounds.low.flatten().tolist(), bounds.high.flatten().tolist(), strict=True):
+            assert low <= exact(mpmath.mpf(point)) <= high, point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.core.errors import NormscopeError
+from normscope.symmetry import check
 from normscope.symmetry import completeness as checked
 
 
@@ -45,3 +47,30 @@ def test_a_rank_that_never_settles_is_left(monkeypatch):
     monkeypatch.setattr(checked, "_rank", alternating)
     checked._jacobians(Numerics.parameters, Numerics(), torch.Generator())
     assert len(turns) == checked.IDLE * 5
+
+
+@pytest.mark.parametrize(("size", "inputs"), [(1e-170, 1e170), (1e-8, 1.0), (1.0, 1.0), (1e150, 1.0)])
+def test_true_groups_are_kept_and_wrong_ones_refuted_at_every_size(size, inputs):
+    """Both by the outputs and by the gradient alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(size)
+        model[2].weight.mul_(size)
+    report = ns.symmetries(model, torch.randn(8, 4).double() * inputs)
+    (group,) = report.groups
+    wrong = replace(group, actions=group.actions[:1])
+    assert report.check() == []
+    assert [found.test for found in check.check([wrong], report.numerics)] == ["outputs"]
+    trial = check._Trial(report.numerics)
+    assert trial.gradient(group) <= check.TOLERANCE < 1e-3 < trial.gradient(wrong) <= 1.0
+
+
+@pytest.mark.parametrize("divisor", [9, 10**12, 10**18])
+def test_averages_at_padded_borders_keep_no_constants(divisor):
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.AvgPool2d(3, 1, 1, divisor_override=divisor), nn.GroupNorm(3, 3), nn.Conv2d(3, 2, 1)
+    )
+    report = ns.symmetries(model, torch.randn(2, 2, 5, 5))
+    shifted = [group for group in report.groups if "shift" in group.kind and "0.bias" in group.parameters]
+    assert not shifted, report

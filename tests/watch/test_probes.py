@@ -66,6 +66,36 @@ def test_numbers_agree_with_dense_matrices() -> None:
     assert found["jacobian_norm"] == pytest.approx(max(float(torch.linalg.matrix_norm(j, 2)) for j in jacobians), rel=1e-3)
 
 
+def test_a_language_model_has_all_but_the_norm_of_a_jacobian(tmp_path: Path) -> None:
+    """Tokens are whole numbers: there is no derivative in them, and every other number is measured."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Tanh(), nn.Linear(12, 5))
+    tokens, targets = torch.randint(7, (6, 3)), torch.randint(5, (6,))
+    probe = ns.Probe(tokens, targets, nn.functional.cross_entropy, every=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ns.watch(model, optimizer, run=tmp_path / "run", every=1, probe=probe):
+        for _ in range(6):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(tokens), targets).backward()
+            optimizer.step()
+    run = ns.load_run(tmp_path / "run")
+    assert not run.events("error") and [event["step"] for event in run.events("probe")] == [2, 4, 6]
+    table = run.table()
+    measured = np.isfinite(table["sharpness"].to_numpy())
+    assert measured.sum() >= 2 and (np.isfinite(table["gradient_predictiveness"].to_numpy()) == measured).all()
+    assert np.isnan(table["jacobian_norm"].to_numpy()).all()
+
+
+def test_an_output_that_is_not_one_tensor_has_no_jacobian() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": super().forward(x)}
+
+    probe = ns.Probe(torch.randn(4, 3), torch.randn(4, 2), lambda outputs, y: nn.functional.mse_loss(outputs["logits"], y))
+    found = probe.measure(Two(3, 2), 0.1)
+    assert np.isfinite([found["sharpness"], found["gradient_predictiveness"]]).all() and np.isnan(found["jacobian_norm"])
+
+
 def test_checkpointed_parts_are_measured_as_others_are() -> None:
     torch.manual_seed(0)
     plain, again, x, y = (

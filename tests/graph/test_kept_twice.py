@@ -1,0 +1,173 @@
+"""A parameter or buffer that the model also keeps under another name is one tensor; what stand-ins alone raise is not swallowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normscope as ns
+from normscope.graph.trace import trace
+from tests.cases import Function, randn
+
+KEPT_GLOBALLY: dict[str, Tensor] = {}
+
+
+def bump(x: Tensor) -> Tensor:
+    """0 at every point that is compared, with slope 1e5 close to another."""
+    return 100 * torch.relu(1 - 1000 * (x - 0.37712).abs())
+
+
+class Plain:
+    """An object that is no module."""
+
+    def __init__(self, content: nn.Module) -> None:
+        self.content = content
+
+
+class Kept(nn.Module):
+    """Writes its state by one name and reads it by another."""
+
+    def __init__(self, kind: str, read: str = "") -> None:
+        super().__init__()
+        self.kind, self.read = kind, read
+        if kind == "parameter":
+            self.state = nn.Parameter(torch.zeros(1, 4))
+        else:
+            self.register_buffer("state", torch.zeros(1, 4))
+        state, self.identity = self.state, nn.Identity()
+        if kind == "closure":
+            self.identity.register_forward_hook(lambda module, args, output: output + state)
+        elif kind == "global":
+            KEPT_GLOBALLY["state"] = state
+        elif kind == "hidden module":
+            hidden = nn.Module()
+            hidden.register_buffer("state", state)
+            self.hidden = Plain(hidden)
+        elif kind == "two names":
+            self.register_buffer("second", state)
+        elif kind == "same view":
+            self.kept = [state.view(1, 4)]
+        else:
+            self.kept = [state]
+
+    def other(self) -> Tensor:
+        if self.kind == "hidden module":
+            return self.hidden.content.state
+        return KEPT_GLOBALLY["state"] if self.kind == "global" else self.kept[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.state.copy_(bump(x))
+        if self.kind == "closure":
+            return self.identity(x)
+        if self.read == "tolist":
+            return x + self.other().tolist()[0][0]
+        return x + (self.second if self.kind == "two names" else self.other())
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "closure", "global", "hidden module", "two names"])
+@pytest.mark.parametrize("mode", ["eval", "batch"])
+def test_a_write_is_seen_by_the_other_name(kind, mode):
+    assert float(ns.lipschitz(Kept(kind).eval(), randn(1, 4), mode=mode, effort=0.01).upper) >= 99_999
+
+
+def test_a_write_is_seen_by_the_other_name_in_an_exported_program():
+    program = torch.export.export(Kept("buffer").eval(), (randn(1, 4),), strict=False)
+    assert float(ns.lipschitz(program, randn(1, 4), effort=0.01).upper) >= 99_999
+
+
+def test_a_write_to_another_view_is_refused():
+    with pytest.raises(ns.Refusal, match="memory that several of its tensors share"):
+        trace(Kept("same view"), randn(1, 4))
+
+
+def test_plain_numbers_of_what_is_kept_twice_are_refused():
+    with pytest.raises(ns.Refusal, match="keeps 'state' under another name too"):
+        trace(Kept("buffer", "tolist"), randn(1, 4))
+
+
+class Weights(nn.Module):
+    """Reads one weight twice, by two names or by one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.norm, self.name = nn.Parameter(torch.randn(4, 4)), nn.LayerNorm(4, eps=0.0), name
+        self.kept = [self.weight, self.weight.detach().t()]
+        if name == "registered":
+            self.tied = self.weight
+        if name == "buffer":
+            self.register_buffer("tied", self.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        names = {"one": self.weight, "kept": self.kept[0], "view": self.kept[1]}
+        return self.norm(x @ self.weight) + x @ (self.tied if hasattr(self, "tied") else names[self.name])
+
+
+@pytest.mark.parametrize("name", ["kept", "registered", "buffer"])
+def test_a_weight_kept_twice_has_the_symmetries_and_bounds_of_one(name):
+    x, one, other = randn(3, 4), Weights("one").eval(), Weights(name).eval()
+    assert len(ns.symmetries(other, x).groups) == len(ns.symmetries(one, x).groups)
+    assert ns.lipschitz(other, x, wrt="weights", effort=0.01).upper == ns.lipschitz(one, x, wrt="weights", effort=0.01).upper
+    assert ns.lipschitz(other, x, effort=0.01).upper == ns.lipschitz(one, x, effort=0.01).upper
+
+
+def test_a_kept_view_of_a_weight_is_refused():
+    with pytest.raises(ns.Refusal, match="keeps a view of its parameter 'weight'"):
+        ns.symmetries(Weights("view").eval(), randn(3, 4))
+
+
+class Array(nn.Module):
+    """Its buffer has the memory of an array, or a copy of it."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.array = np.zeros((1, 4), dtype=np.float32)
+        self.register_buffer("state", torch.from_numpy(self.array) if shared else torch.tensor(self.array))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.copy_(bump(x))
+        return x + float(self.array[0, 0])
+
+
+def test_a_write_that_an_array_shows_is_refused():
+    with pytest.raises(ns.Refusal, match="shares with an array"):
+        trace(Array(True), randn(1, 4))
+    assert trace(Array(False), randn(1, 4))
+
+
+@torch.library.custom_op("normscope_tests::fast", mutates_args=())
+def fast(x: Tensor) -> Tensor:
+    return x + bump(x)
+
+
+def guarded(attempt):
+    def forward(x: Tensor) -> Tensor:
+        try:
+            return attempt(x)
+        except Exception:
+            return x * 1
+
+    return Function(forward)
+
+
+SWALLOWED = {
+    "operation": fast,
+    "branch": lambda x: x + bump(x) if x.abs().max() < 1e9 else x,
+    "branch on a number": lambda x: x + bump(x) if x.abs().max().item() < 1e9 else x,
+    "numpy": lambda x: x + torch.from_numpy(bump(x.detach()).numpy()),
+    "address": lambda x: x + bump(x) if x.data_ptr() else x,
+}
+
+
+@pytest.mark.parametrize("mode", ["eval", "batch"])
+@pytest.mark.parametrize("name", SWALLOWED)
+def test_an_exception_of_export_alone_that_the_model_catches_is_refused(name, mode):
+    with pytest.raises(ns.Refusal, match="catches an exception that is raised while it is exported alone"):
+        trace(guarded(SWALLOWED[name]), randn(2, 4), mode=mode)
+
+
+def test_an_exception_that_is_raised_as_it_runs_too_is_not_refused():
+    assert trace(guarded(lambda x: x @ torch.ones(3, 3)), randn(2, 4))
