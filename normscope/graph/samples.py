@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -354,7 +354,7 @@ def _check_steady(run: _Run) -> None:
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """What a module keeps beside its parameters, by name; a type that torch cannot copy is left out."""
+    """What a module keeps beside its parameters, by name; types that torch cannot copy and compare are left out."""
     held: dict[str, Any] = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -362,10 +362,10 @@ def _state(module: torch.nn.Module) -> dict[str, Any]:
                 held[f"attribute {path}.{name}" if path else f"attribute {name}"] = value
     for name, value in [*held.items()]:
         if isinstance(value, torch.Tensor):
-            try:
-                held[name] = value.clone()
-            except NotImplementedError:
-                del held[name]
+            del held[name]
+            with suppress(Exception):  # torch raises whatever it does not know
+                if _equal(kept := value.clone(), value):
+                    held[name] = kept
     return held
 
 

@@ -251,8 +251,7 @@ def test_no_tensor_is_a_reason_to_refuse(make):
         held = make()
     except (RuntimeError, NotImplementedError):
         pytest.skip("torch makes none")
-    with untouched(model := Holding(held, lambda held: None)):
-        model(torch.zeros(2, 4))
+    assert ns.lipschitz(Holding(held, lambda held: None), torch.ones(2, 4), effort=0.01).upper.finite
 
 
 def test_one_value_that_cannot_be_put_back_ends_no_other():
@@ -262,6 +261,9 @@ def test_one_value_that_cannot_be_put_back_ends_no_other():
     with pytest.raises(ns.Refusal, match="could not be put back: StringIO: I/O operation on closed file"), untouched(model):
         model(torch.zeros(2, 4))
     assert len(model.held) == 1 and model.count == 0
+    with pytest.raises(KeyboardInterrupt), untouched(model):  # which is never replaced
+        model.held[:] = [io.StringIO()]
+        raise KeyboardInterrupt
 
 
 def counts(module, args, output):
