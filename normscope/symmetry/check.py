@@ -131,7 +131,8 @@ def _beyond(value: float, noise: float) -> float:
 
 
 def _length(parts: Iterable[torch.Tensor]) -> float:
-    return float(euclidean_norm(torch.stack([euclidean_norm(part) for part in parts])))
+    found = [euclidean_norm(part) for part in parts]
+    return float(euclidean_norm(torch.stack(found))) if found else 0.0
 
 
 def _largest(values: torch.Tensor) -> float:

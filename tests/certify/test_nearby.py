@@ -128,6 +128,23 @@ def test_entries_that_are_exchanged_are_a_change(size, wrt):
         found.radius_within(2)
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        torch.ones(1).expand(1, 1), torch.ones(1).double().as_strided((1,), (0,)), torch.ones(2).expand(3, 2), torch.ones(3)[::2], torch.zeros(0, 3),
+        torch.tensor(2.0), torch.ones(2, dtype=torch.complex64).conj(), torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.bfloat16), torch.tensor([True]),
+    ],
+)  # fmt: skip
+def test_a_model_may_hold_tensors_of_any_kind(held):
+    class Holding(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + (self.held.sum() if self.held.layout == torch.strided and not self.held.is_complex() else 0)
+
+    model = Holding(nn.Linear(3, 3), nn.Tanh())
+    model.register_buffer("held", held)
+    assert ns.lipschitz(model.eval(), X[:, :3].float(), region=ns.Ball(X[0, :3].float(), 0.05), effort=0).radius_within(2)
+
+
 @pytest.mark.parametrize("radius", [1e-6, 0.1, 0.5])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_shares_of_the_gap_are_at_most_all_of_it(radius, seed):
