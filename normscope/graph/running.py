@@ -172,7 +172,7 @@ def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What is the same for all tensors that are the same view of the same memory."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def is_plain(tensor: Any) -> bool:

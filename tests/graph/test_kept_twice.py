@@ -119,6 +119,27 @@ def test_a_kept_view_of_a_weight_is_refused():
         ns.symmetries(Weights("view").eval(), randn(3, 4))
 
 
+class Spectral(nn.Module):
+    """Multiplies spectra with a buffer and with its conjugate, which torch keeps as the same memory with a mark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factors", torch.tensor([1 + 2j, 3 - 1j, 2j, 1 - 1j], dtype=torch.complex64))
+        self.kept = [self.factors.conj()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.fft(x)
+        return (spectrum * self.factors).real + 3 * (spectrum * self.kept[0]).imag
+
+
+def test_a_conjugate_is_another_tensor():
+    model, x = Spectral().eval(), randn(1, 4)
+    jacobian = torch.autograd.functional.jacobian(lambda row: model(row[None])[0], x[0])
+    bracket = ns.lipschitz(model, x)
+    assert float(bracket.lower) <= float(torch.linalg.matrix_norm(jacobian, 2)) * (1 + 1e-5)
+    assert float(bracket.upper) >= float(torch.linalg.matrix_norm(jacobian, 2)) * (1 - 1e-5)
+
+
 class Array(nn.Module):
     """Its buffer has the memory of an array, or a copy of it."""
 
