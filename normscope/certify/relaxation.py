@@ -144,8 +144,8 @@ def has_adjoint(node: Node, linear: Linear, gain: float = 0.0) -> bool:
         u = torch.randn((2, *node.shape), generator=generator, dtype=torch.float64)
         there = u * applied(*zeros[:place], x, *zeros[place + 1 :])
         back = torch.vmap(pull)(u)[place] * x
-        (forward, size), (found, other) = ((part.flatten(1).sum(1), part.abs().flatten(1).sum(1)) for part in (there, back))
-        rounded = _rounding(gain, node) * float(length(x)) * length(u.flatten(1), 1)
+        (forward, size), (found, other) = ((part.sum(1), part.abs().sum(1)) for part in (there.reshape(2, -1), back.reshape(2, -1)))
+        rounded = _rounding(gain, node) * float(length(x)) * length(u.reshape(2, -1), 1)
         return bool(((forward - found).abs() <= 1e-9 * (size + other) + rounded).all())
 
     try:

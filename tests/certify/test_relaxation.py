@@ -266,6 +266,12 @@ def test_a_wrong_backward_is_seen_beside_what_is_larger(upsampled):
     assert any(step.operation == "whole map" for step in found.certificate.steps) != upsampled
 
 
+def test_nodes_without_axes_have_an_adjoint():
+    weight = randn(4)
+    model = Function(lambda x: (torch.dot(x[0], weight) - torch.dot(x[0], weight / 2))[None])
+    assert float(ns.certify.operator_norm(model, (4,)).upper) == pytest.approx(float(weight.norm()) / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-12, 1e-200])
 def test_a_normalizer_that_is_misread_is_seen_at_every_scale(size):
     model = nn.LayerNorm(4).double()
