@@ -34,8 +34,10 @@ from normscope.core.rendering import RenderableType, Table
 from normscope.core.result import ResultSequence
 from normscope.core.rounding import above, exponent_of, length, times_power_of_two
 from normscope.core.twins import twin_of
-from normscope.graph.graph import Constant, Graph, Node
+from normscope.graph.double import InDouble
+from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.outputs import chosen_output
+from normscope.graph.restoring import untouched
 from normscope.operators.dense import frobenius_norm
 from normscope.rules.normalizers import elements, largest_output
 from normscope.rules.readings import LinearMap, Normalizer
@@ -47,6 +49,7 @@ STEPS = (1e-4, 1e-5, 1e-6)  # of those differences, relative to the parameters t
 ROWS = 16  # directions of the output along which a derivative in the weights is taken
 SIDES = ("bound", "behind", "entering")
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
+UNCONFIRMED = "no lower bound: differences of the model's outputs are not what its derivative in the weights says"
 UNUSED = "the output does not depend on it"
 
 
@@ -140,7 +143,8 @@ def _sensitivities(
         for name in dict.fromkeys(called[name] for name in use.parameters):
             found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
     rows = [_added(several) if several else Sensitivity(name, ZERO, ZERO, ZERO, UNUSED) for name, several in found.items()]
-    _check(rows, _Derivative(model, example, region, output), loss_constant)
+    with untouched(model):  # the twin's hooks are the model's
+        _check(rows, _Derivative(graph, model, example, region, output), loss_constant)
     return sorted(rows, key=lambda row: row.bound, reverse=True)
 
 
@@ -171,8 +175,9 @@ def weight_bracket(
     steps = tuple(Step(row.parameter, row.parameter, "parameter", row.bound, "Than 2025, Theorem 12") for row in rows)
     reason = next((f"{row.parameter}: {row.reason}" for row in rows if row.bound == INFINITY), "")
     upper = length_of([row.bound for row in rows])
-    found = _Derivative(model, example, region, output, generator).norm()
-    return Bracket(found, upper, None, Certificate(steps, reason), steps, (*graph.notes, *forms.notes))
+    with untouched(model):
+        found, told = _Derivative(graph, model, example, region, output, generator).norm()
+    return Bracket(found, upper, None, Certificate(steps, reason), steps, (*graph.notes, *forms.notes, *told))
 
 
 def length_of(bounds: Iterable[Magnitude]) -> Magnitude:
@@ -184,14 +189,17 @@ def length_of(bounds: Iterable[Magnitude]) -> Magnitude:
 
 
 class _Derivative:
-    """∂ output/∂ parameters at one generic input near the middle of the region or the example, where no unit is at its kink."""
+    """∂ output/∂ parameters at one generic input near the middle of the region or the example, where no unit is at its kink.
+
+    Of the model as it runs, but in float64 throughout: normalizers that compute in float32 by themselves would round too much.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, example: Example, region: Region | None, output: str | int | None,
+        self, graph: Graph, model: torch.nn.Module, example: Example, region: Region | None, output: str | int | None,
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         self.generator = generator_of(generator)
-        twin = twin_of(model).double().eval()
+        twin = twin_of(model)._apply(lambda value: cast(value, torch.float64)).eval()
         self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
         call = Call.of(example).samples(slice(0, 1))
         floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())
@@ -205,7 +213,13 @@ class _Derivative:
             return place + noise * (reach / max(float(torch.linalg.vector_norm(noise)), 1.0))
 
         args, kwargs = [generic(value) for value in call.args], {name: generic(value) for name, value in call.kwargs.items()}
-        self.run = lambda: chosen_output(twin(*args, **kwargs), output).reshape(-1)
+
+        def run() -> torch.Tensor:
+            with InDouble(graph.dtype) as mode:
+                returned = chosen_output(twin(*args, **kwargs), output)
+            return mode.double(returned).reshape(-1)
+
+        self.run = run
         try:
             self.output = self.run()
         except NormscopeError:
@@ -226,9 +240,11 @@ class _Derivative:
                     found.setdefault(name, []).append(slope.reshape(-1))
         return {name: torch.stack(rows) for name, rows in found.items()}
 
-    def norm(self) -> Magnitude:
-        """A lower bound on the norm of the derivative in all parameters together."""
-        return self.confirmed(self.along(min(ROWS, self.output.numel())))
+    def norm(self) -> tuple[Magnitude, Sequence[str]]:
+        """A lower bound on the norm of the derivative in all parameters together, and what there is to say of it."""
+        rows = self.along(min(ROWS, self.output.numel()))
+        found = self.confirmed(rows)
+        return found, [] if found or not any(bool(part.any()) for part in rows.values()) else [UNCONFIRMED]
 
     def confirmed(self, rows: Mapping[str, torch.Tensor]) -> Magnitude:
         """A lower bound on the norm of these rows that `along` gave; 0 where the model does not move as they say.

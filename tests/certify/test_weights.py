@@ -9,7 +9,7 @@ from torch import nn
 import normscope as ns
 from normscope.certify import weights
 from normscope.core.magnitude import Magnitude
-from tests.networks import Function
+from tests.networks import Function, randn
 
 CASES = {
     "LN": (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (4,)),
@@ -196,10 +196,53 @@ def test_what_cannot_be_asked_is_refused(settings):
         ns.lipschitz(nn.Linear(4, 2), torch.zeros(1, 4), **settings)
 
 
+def halved(x):
+    if x.element_size() != 4:
+        raise ValueError("single precision only")
+    return x / 2
+
+
 def test_a_model_that_does_not_run_in_float64_is_refused():
-    model = nn.Sequential(nn.Linear(3, 3), Function(lambda x: x.nanquantile(torch.tensor([0.2, 0.5]), 1).T))
-    with pytest.raises(ns.Refusal, match="in float64 the model raises"):
+    model = nn.Sequential(nn.Linear(3, 3), Function(halved))
+    with pytest.raises(ns.Refusal, match="in float64 the model raises ValueError"):
         ns.certify.weight_sensitivities(model, torch.zeros(1, 3), region=ns.Ball(torch.zeros(3), 0.1))
+
+
+class InSingle(nn.Module):
+    """Normalizes in float32 whatever it is given, as the models of transformers do."""
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factors = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x * self.factors).real
+
+
+@pytest.mark.parametrize("part", [InSingle, Complex])
+def test_models_that_compute_in_their_own_type_have_a_lower_bound(part):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), part(), nn.Linear(8, 2)), randn(1, 8)
+    found = ns.lipschitz(model, x, region=ns.Ball(x[0], 1e-6), wrt="weights")
+    own = {name: value for name, value in model.named_parameters() if not value.is_complex()}
+    jacobian = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,))[0])(own)
+    norm = float(torch.linalg.matrix_norm(torch.cat([part.flatten(1) for part in jacobian.values()], 1), 2))
+    assert float(found.lower) >= norm * (1 - 1e-3)
+    assert not any("no lower bound" in note for note in found.notes)
+
+
+def test_hooks_see_nothing_of_it():
+    seen = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    ns.lipschitz(model, randn(1, 4), region=ns.Ball(torch.zeros(4), 0.1), wrt="weights")
+    assert not seen
 
 
 def test_notes_of_the_graph_reach_the_bracket():
