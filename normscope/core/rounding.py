@@ -17,6 +17,8 @@ FEW, FUNCTION = 16, 8  # roundings: of a short expression, and what one function
 SUMMED = 1 + 1e-9  # relative rounding of sums of up to 10^6 numbers ≥ 0, and of roots of such sums
 SQUARES_LOST = 1e-150  # what squares that underflow take from the root of their sum, at most, of up to 10^7 of them
 SMALLEST_NORMAL = 2.0**-1022  # below it rounding is absolute, at most η
+VANISHING = 2.0**-450  # what is smaller has a square of which digits may be lost
+LOGARITHM = 750  # the largest logarithm of a positive number, in size
 LARGEST = torch.finfo(torch.float64).max
 
 
@@ -59,6 +61,18 @@ def below(size: float | torch.Tensor, roundings: float = FEW) -> float | torch.T
     if not isinstance(size, torch.Tensor):
         return float(below(torch.tensor(size, dtype=torch.float64), roundings))
     return (size * (1 - 2 * math.ceil(roundings) * UNIT_ROUNDOFF) - 2 * UNDERFLOW).nan_to_num(0).clamp(min=0)
+
+
+def root_of_powers_error(order: float, terms: float, found: torch.Tensor) -> float:
+    """How far (ℓ2) computed roots (Σ|x|^p)^(1/p) of so many terms are from exact ones, beside the rounding of any sum.
+
+    Powers below 2^-1022 vanish, so of roots as small nothing is known. Unless p is 2, 1/p is rounded, and with it the logarithm.
+    """
+    if order == 1 or not 0 < order < math.inf:
+        return 0.0
+    vanished = 2.0 ** ((math.log2(2 * terms) - 1022) / order) if order > 1 else 0.0
+    relative = 0.0 if order == 2 else gamma(2 * (terms + LOGARITHM + FEW + FUNCTION) / order)
+    return above(vanished * math.sqrt(found.numel()) + relative * float(length(found)))
 
 
 def root(count: float) -> float:

@@ -7,10 +7,12 @@ import math
 import torch
 
 from normscope.core.interval import Interval
-from normscope.core.rounding import FEW, above, below, euclidean_norm
+from normscope.core.rounding import FEW, VANISHING, above, below, euclidean_norm, gamma, length, root_of_powers_error
 from normscope.graph.graph import Node
-from normscope.rules.arithmetic import copies
+from normscope.rules.arithmetic import Operand, copies, operand_interval
 from normscope.rules.registry import Context, Gain, Rule, rule
+
+FEW_ROWS, TOGETHER, APART = 25, 1, 2  # up to so many rows `torch.cdist` takes differences, if it is not told to multiply
 
 
 @rule("cosine_similarity")
@@ -39,6 +41,13 @@ class Cosine(Rule):
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(-1 - 2**-40, 1 + 2**-40, node.shape)
 
+    def center_error(self, node: Node, context: Context) -> float:
+        """Nothing is known where it divides by lengths whose squares vanish."""
+        axis, epsilon = node.argument(2, "dim", 1), float(node.argument(3, "eps", 1e-8))
+        middles = [_middle(operand, context) for operand in node.args[:2]]
+        lengths = [0.0 if middle is None else float(euclidean_norm(middle, axis).min()) for middle in middles if node.shape]
+        return math.inf if max(epsilon, min(lengths, default=0.0)) < VANISHING else super().center_error(node, context)
+
 
 @rule("cdist", "pairwise_distance")
 class Distance(Rule):
@@ -59,3 +68,20 @@ class Distance(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)
+
+    def center_error(self, node: Node, context: Context) -> float:
+        """In ℓ2, torch takes the root of ‖x‖² + ‖y‖² − 2⟨x, y⟩ where there are many rows: between near ones, that is rounding."""
+        found, value, order = super().center_error(node, context), context.center(node), float(node.argument(2, "p", 2.0))
+        x, y = (_middle(operand, context) for operand in node.args[:2])
+        if value is None or x is None or y is None:
+            return found
+        found += root_of_powers_error(order, x.shape[-1], value)
+        mode, many = node.argument(3, "compute_mode"), node.op == "cdist" and max(x.shape[-2], y.shape[-2]) > FEW_ROWS
+        if order == 2 and (mode == TOGETHER or (many and mode != APART)):
+            sizes = length(x, -1)[..., :, None] + length(y, -1)[..., None, :]
+            found += math.sqrt(gamma(8 * (x.shape[-1] + FEW))) * float(length(sizes))
+        return above(found)
+
+
+def _middle(operand: Operand, context: Context) -> torch.Tensor | None:
+    return context.center(operand) if isinstance(operand, Node) else operand_interval(operand, context).low

@@ -17,7 +17,7 @@ import torch
 from normscope.core.errors import NoConstant, Refusal
 from normscope.core.interval import Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import FEW, UNDERFLOW, above, below, length
+from normscope.core.rounding import FEW, UNDERFLOW, VANISHING, above, below, length
 from normscope.graph.graph import Constant, Node
 from normscope.operators.dense import spectral_norm
 from normscope.rules.algebra import Fixed, Form, Forms
@@ -214,7 +214,7 @@ class NormalizerRule(Rule):
             return None
         reach, count = away.sets(node.input, sets), elements(node, normalizer)
         share = reach if normalizer.kind == "l2" else reach / math.sqrt(count)
-        spread = set_variances(normalizer, middle).reshape(-1).sqrt().nan_to_num(0, 0, 0)
+        spread = known_spreads(normalizer, middle).reshape(-1)
         least = (below(spread, count + FEW) - above(share)).clamp(min=0)
         squared = below(least.square() + normalizer.epsilon)
         divided = 1 if normalizer.kind == "l2" else max(count - 1, 1)
@@ -223,6 +223,11 @@ class NormalizerRule(Rule):
         return Remainder(
             channel_tensor(node, normalizer, normalizer.weight, 1.0).abs(), sets.spread(size, node.shape), (sets, size)
         )
+
+    def center_error(self, node: Node, context: Context) -> float:
+        normalizer, middle = self.reading(node), context.center(node.input)
+        divided = VANISHING if normalizer.fixed or middle is None else float(known_spreads(normalizer, middle).min())
+        return super().center_error(node, context) if divided or normalizer.epsilon > VANISHING else math.inf
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
@@ -325,6 +330,12 @@ def set_variances(normalizer: Normalizer, value: torch.Tensor) -> torch.Tensor:
     return value.var(axes, correction=0)
 
 
+def known_spreads(normalizer: Normalizer, value: torch.Tensor) -> torch.Tensor:
+    """σ of every set, or 0 where its squares vanish or overflow: then nothing is known."""
+    spreads = set_variances(normalizer, value).sqrt()
+    return torch.where((spreads > VANISHING) & spreads.isfinite(), spreads, 0.0)
+
+
 def gains(normalizer: Normalizer, variance: torch.Tensor, mean: torch.Tensor, width: int = 1) -> torch.Tensor:
     """A normalizer's gain by each definition of docs/audit.md: tight, paper, paper_affine and layer, in one tensor.
 
@@ -352,8 +363,7 @@ def smallest_scale(node: Node, normalizer: Normalizer, context: Context) -> floa
     smallest = 0.0
     middle, deviation = context.center(node.input), context.deviation(node.input)
     if middle is not None and math.isfinite(deviation):
-        variance = float(set_variances(normalizer, middle).min())
-        spread = math.sqrt(variance) if 0 < variance < math.inf else 0.0  # squares may overflow: then nothing is known
+        spread = float(known_spreads(normalizer, middle).min())
         count = elements(node, normalizer)
         share = deviation if normalizer.kind == "l2" else deviation / math.sqrt(count)
         smallest = max(below(spread, count + FEW) - above(share), 0.0)

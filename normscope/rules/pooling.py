@@ -8,7 +8,7 @@ import torch
 
 from normscope.core.interval import ROUNDOFF, Interval
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import FEW, LARGEST, UNDERFLOW, above, gamma, root
+from normscope.core.rounding import FEW, LARGEST, UNDERFLOW, above, gamma, root, root_of_powers_error
 from normscope.graph.graph import Constant, Node
 from normscope.graph.patterns.normalizers import bessel_correction
 from normscope.rules.algebra import Form, Forms
@@ -273,6 +273,12 @@ class VectorNorm(Rule):
         entries = math.prod(node.input.shape) / max(math.prod(node.shape), 1)
         return Interval.constant(0.0, above(size * entries ** (1 / order)) + UNDERFLOW, node.shape)
 
+    def center_error(self, node: Node, context: Context) -> float:
+        order, value = self._order(node), context.center(node)
+        if value is None or not isinstance(order, (int, float)):
+            return super().center_error(node, context)
+        return super().center_error(node, context) + root_of_powers_error(order, self.terms(node), value)
+
     def form(self, node: Node, forms: Forms) -> Form:
         """‖c x‖_p = c ‖x‖_p for every p but 0, which counts the entries that are not 0."""
         order = self._order(node)
@@ -325,6 +331,10 @@ class Spread(Rule):
 
     def interval(self, node: Node, context: Context) -> Interval:
         return Interval.constant(0.0, math.inf, node.shape)
+
+    def center_error(self, node: Node, context: Context) -> float:
+        value, found = context.center(node), super().center_error(node, context)
+        return found if value is None or node.op == "var" else found + root_of_powers_error(2, self.terms(node), value)
 
     def form(self, node: Node, forms: Forms) -> Form:
         spread = reduced(node, forms, linear=False, constants=False)

@@ -202,6 +202,43 @@ def test_quantiles_where_neighbours_cancel(size, count, q):
     assert float(bounds.high) == math.inf or exact <= Fraction(float(bounds.high))
 
 
+@pytest.mark.parametrize(("order", "size"), [(2, 1e-163), (3, 1e-109), (10, 1e-33), (20, 1e-17), (100, 1e-4)])
+def test_roots_of_powers_that_vanish(order, size):
+    """‖x‖_p² grows by at least 2 ‖x‖_p along x, but torch's powers of its entries are 0."""
+    ball = ns.Ball(tensor([size, 0.0]), 1e-3 * size)
+    model = Function(lambda x: (torch.linalg.vector_norm(x, order, dim=1, keepdim=True) / size) ** 2)
+    assert log10_of(model, (2,), ball) >= math.log10(2 / size)
+    other = Function(lambda x: (functional.pairwise_distance(x, torch.zeros(2, dtype=D), order, eps=0.0)[:, None] / size) ** 2)
+    assert log10_of(other, (2,), ball) >= math.log10(2 / size)
+
+
+@pytest.mark.parametrize("size", [1e-165, 1e-161, 1e-155])
+@pytest.mark.parametrize("name", ["layer norm", "root mean square", "standard deviation", "cosine"])
+def test_what_is_divided_by_vanishing_squares(name, size):
+    x = tensor([1.0, 2.0, 4.0, -3.0]) * size
+    model, degree = {
+        "layer norm": (lambda x: functional.layer_norm(x, (4,), eps=0.0), 0),
+        "root mean square": (lambda x: functional.rms_norm(x, (4,), eps=0.0), 0),
+        "standard deviation": (lambda x: x.std(1), 1),
+        "cosine": (lambda x: functional.cosine_similarity(x, x.flip(1), dim=1, eps=0.0), 0),
+    }[name]
+    graph = trace(Function(model), torch.ones(1, 4, dtype=D) * torch.arange(4))
+    bounds = forward_pass(graph, region=ns.Box(x, x)).interval(graph.output)
+    exact = model(x[None] * 2.0**500) * 2.0 ** (-500 * degree)  # it only changes with the scale as a power
+    assert bool((bounds.low <= exact + exact.abs() * 1e-12).all()) and bool((exact - exact.abs() * 1e-12 <= bounds.high).all())
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+@pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"])
+def test_distances_between_near_rows_far_from_zero(mode, rows):
+    others = 1 + 1e-9 * torch.randn(rows, 3, generator=torch.Generator().manual_seed(0), dtype=D)
+    graph = trace(Function(lambda x: torch.cdist(x, others, compute_mode=mode)), torch.ones(1, 3, dtype=D))
+    x = others[0] + 1e-9
+    bounds = forward_pass(graph, region=ns.Box(x, x)).interval(graph.output)
+    exact = (x - others).square().sum(1).sqrt()[None]  # differences of numbers as near are exact
+    assert bool((bounds.low <= exact * (1 + 1e-12)).all()) and bool((exact * (1 - 1e-12) <= bounds.high).all())
+
+
 def test_running_statistics_far_from_zero():
     model = Function(lambda x: functional.batch_norm(x, torch.full((4,), 1e16, dtype=D), torch.ones(4, dtype=D)) ** 2)
     box = ns.Box(torch.full((4,), 1e16, dtype=D), torch.full((4,), 1e16 + 2, dtype=D))
