@@ -58,6 +58,12 @@ class Numerics:
         return self._run(self.graph, parameters, self.inputs) if self._single else self._of_model(parameters)
 
     @cached_property
+    def unmoved(self) -> torch.Tensor:
+        """The outputs at the parameters as they are."""
+        with torch.no_grad():
+            return self.outputs(self.parameters)
+
+    @cached_property
     def _single(self) -> bool:
         """Whether the model cannot be copied, or does not run in float64: it may hold float32 constants that are not buffers."""
         try:

@@ -74,3 +74,9 @@ def test_averages_at_padded_borders_keep_no_constants(divisor):
     report = ns.symmetries(model, torch.randn(2, 2, 5, 5))
     shifted = [group for group in report.groups if "shift" in group.kind and "0.bias" in group.parameters]
     assert not shifted, report
+
+
+def test_a_function_without_a_second_derivative_is_checked_by_what_there_is():
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6), nn.Hardsigmoid(), nn.Linear(6, 3))
+    report = ns.symmetries(model, torch.randn(3, 4))
+    assert any(group.kind == "scale" for group in report.groups) and report.check() == []
