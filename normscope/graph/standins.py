@@ -20,6 +20,7 @@ NUMBERS = {
     torch.SymInt: ("__bool__", "__int__", "__index__"),
     torch.SymFloat: ("__bool__", "__int__", "__float__"),
 }
+NO_VALUE = (type(None), torch.dtype, torch.device, torch.layout)  # results that do not depend on the numbers in a tensor
 ABOUT = ("size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "get_device", "type")
 ONE_AT_A_TIME = threading.RLock()
 
@@ -42,8 +43,8 @@ class Observed(TorchFunctionMode):
             raise
         name = getattr(function, "__name__", "")
         if name not in (*ABOUT, "__get__", "__len__", "__hash__") and not name.startswith("is_"):
-            made = tree_leaves(result)
-            if not any(isinstance(leaf, torch.Tensor) for leaf in made):
+            made = [leaf for leaf in tree_leaves(result) if not isinstance(leaf, NO_VALUE)]
+            if made and not any(isinstance(leaf, torch.Tensor) for leaf in made):
                 self.read += filter(is_plain, tree_leaves((args, kwargs)))
         return result
 

@@ -192,3 +192,33 @@ def test_an_exception_of_export_alone_that_the_model_catches_is_refused(name, mo
 
 def test_an_exception_that_is_raised_as_it_runs_too_is_not_refused():
     assert trace(guarded(lambda x: x @ torch.ones(3, 3)), randn(2, 4))
+
+
+class Table(nn.Module):
+    """Keeps a parameter and a buffer of places in a table too, as a configuration does."""
+
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.weight, self.use = nn.Parameter(torch.ones(4)), use
+        self.register_buffer("places", torch.tensor([0, 2]))
+        self.kept = {"weight": self.weight, "places": self.places}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        self.use(y, self.kept)
+        return y * self.weight
+
+
+NO_NUMBERS = {
+    "entries": lambda y, kept: y.__setitem__(slice(0, 0), kept["weight"]),
+    "places": lambda y, kept: y.__setitem__((..., kept["places"]), 0.0),
+    "frozen": lambda y, kept: setattr(kept["weight"], "requires_grad", False),
+    "no gradient": lambda y, kept: setattr(kept["weight"], "grad", None),
+    "type": lambda y, kept: torch.result_type(y, kept["weight"]),
+    "in place": lambda y, kept: torch._foreach_add_([y], [kept["weight"].detach()]),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_takes_no_numbers_of_a_tensor_kept_twice_is_not_refused(name):
+    assert trace(Table(NO_NUMBERS[name]), randn(2, 4))
