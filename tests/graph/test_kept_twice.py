@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -188,6 +190,68 @@ SWALLOWED = {
 def test_an_exception_of_export_alone_that_the_model_catches_is_refused(name, mode):
     with pytest.raises(ns.Refusal, match="catches an exception that is raised while it is exported alone"):
         trace(guarded(SWALLOWED[name]), randn(2, 4), mode=mode)
+
+
+def peak(x: Tensor) -> Tensor:
+    return x.detach().abs().max()
+
+
+class OwnCall(Function):
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+def in_a_later_line(x: Tensor) -> Tensor:
+    y = x + bump(x) if peak(x) < 1e9 else x
+    return y * float(torch.zeros(2))
+
+
+LOOKING = {
+    "table": lambda x: x * {0.3: 1e5}.get(round(peak(x).item(), 1), 1),
+    "digits": lambda x: x * {"0.3": 1e5}.get(f"{peak(x).item():.1f}", 1),
+    "text": lambda x: x * {"0.3": 1e5}.get(str(peak(x).item())[:3], 1),
+    "JSON": lambda x: x * (1e5 if 0.37 < json.loads(json.dumps(peak(x).item())) < 0.38 else 1),
+    "class": lambda x: x * (1e5 if isinstance(v := peak(x).item(), float) and 0.37 < v < 0.38 else 1),
+}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_what_looks_at_a_number_that_a_graph_does_not_know_is_refused(name):
+    with pytest.raises(ns.Refusal, match=r"while it is exported alone|looks at numbers of tensors"):
+        trace(guarded(LOOKING[name]), randn(2, 4))
+
+
+@pytest.mark.parametrize("name", ["text", "class"])
+def test_what_looks_at_a_number_gets_no_graph_where_it_catches_nothing(name):
+    with pytest.raises(ns.NormscopeError):
+        trace(Function(LOOKING[name]), randn(2, 4))
+
+
+def test_a_model_with_a_call_of_its_own_is_observed():
+    with pytest.raises(ns.Refusal, match="while it is exported alone"):
+        trace(OwnCall(guarded(SWALLOWED["branch"])), randn(2, 4))
+    assert OwnCall.__call__.__qualname__ == "OwnCall.__call__"
+
+
+def test_an_exception_counts_in_its_own_line():
+    with pytest.raises(ns.Refusal, match="Data"):
+        trace(guarded(in_a_later_line), randn(2, 4))
+
+
+def test_the_exception_that_export_alone_raises_is_named():
+    model = nn.Sequential(guarded(lambda x: x.view(3, 5)), guarded(SWALLOWED["address"]))
+    with pytest.raises(ns.Refusal, match="data_ptr raised"):
+        trace(model, randn(2, 4))
+
+
+def test_numbers_that_are_only_kept_are_no_reason_to_refuse():
+    log = []
+
+    def keeping(x: Tensor) -> Tensor:
+        log.append(peak(x).item())
+        return x * (x.mean(-1, keepdim=True) * 0 + log.pop())
+
+    assert trace(Function(keeping), randn(2, 4), mode="batch")
 
 
 def test_an_exception_that_is_raised_as_it_runs_too_is_not_refused():
