@@ -121,6 +121,34 @@ def test_a_kept_view_of_a_weight_is_refused():
         ns.symmetries(Weights("view").eval(), randn(3, 4))
 
 
+class Viewed(nn.Module):
+    """Reads a named view of a weight beside it."""
+
+    def __init__(self, keep) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4, eps=0.0)
+        keep(self, self.linear.weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) + (x @ self.view.reshape(4, -1)).sum(-1, keepdim=True)
+
+
+VIEWS = {
+    "buffer": lambda model, weight: model.register_buffer("view", weight[:2]),
+    "attribute": lambda model, weight: setattr(model, "view", weight[:2]),
+    "transposed": lambda model, weight: model.register_buffer("view", weight.t()),
+    "parameter": lambda model, weight: setattr(model, "view", nn.Parameter(weight[:2])),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_named_view_of_a_weight_is_refused(name):
+    with pytest.raises(ns.Refusal, match="keeps a view of its parameter"):
+        ns.symmetries(Viewed(VIEWS[name]).eval(), randn(3, 4))
+    assert ns.lipschitz(Viewed(VIEWS[name]).eval(), randn(3, 4), region=ns.Ball(randn(1, 4)[0], 0.01), effort=0.01)
+
+
 class Spectral(nn.Module):
     """Multiplies spectra with a buffer and with its conjugate, which torch keeps as the same memory with a mark."""
 
