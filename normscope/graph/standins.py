@@ -128,7 +128,7 @@ def observed(model: torch.nn.Module) -> Iterator[Observed]:
         with found, _numbers(found):
             return call(*args, **kwargs)
 
-    with _set(owner, name, observing):
+    with ONE_AT_A_TIME, _set(owner, name, observing):
         yield found
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
+from normscope.graph import arrays
 from normscope.graph.trace import trace
 from tests.cases import Function, randn
 
@@ -171,22 +172,41 @@ def test_a_conjugate_is_another_tensor():
 
 
 class Array(nn.Module):
-    """Its buffer has the memory of an array, or a copy of it."""
+    """Reads an array that has the memory of its buffer, or a copy of it, beside many other objects."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, state: Tensor, array: np.ndarray, others: int = 0) -> None:
         super().__init__()
-        self.array = np.zeros((1, 4), dtype=np.float32)
-        self.register_buffer("state", torch.from_numpy(self.array) if shared else torch.tensor(self.array))
+        self.register_buffer("state", state)
+        self.kept, self.others = [[[array]]], [[number] for number in range(others)]
 
     def forward(self, x: Tensor) -> Tensor:
         self.state.copy_(bump(x))
-        return x + float(self.array[0, 0])
+        return x + float(self.kept[0][0][0][0, 0])
 
 
-def test_a_write_that_an_array_shows_is_refused():
+def of_array(others: int = 0) -> Array:
+    array = np.zeros((1, 4), dtype=np.float32)
+    return Array(torch.from_numpy(array), array, others)
+
+
+def exchanged() -> Array:
+    state = torch.zeros(1, 4)
+    return Array(state, np.from_dlpack(state))
+
+
+@pytest.mark.parametrize("make", [of_array, exchanged, lambda: of_array(2000)])
+def test_a_write_that_an_array_shows_is_refused(make, monkeypatch):
+    monkeypatch.setattr(arrays, "MANY", 1000)
     with pytest.raises(ns.Refusal, match="shares with an array"):
-        trace(Array(True), randn(1, 4))
-    assert trace(Array(False), randn(1, 4))
+        trace(make(), randn(1, 4))
+
+
+@pytest.mark.parametrize("others", [0, 2000])
+def test_a_write_beside_a_copy_of_an_array_is_not_refused(others, monkeypatch):
+    monkeypatch.setattr(arrays, "MANY", 1000)
+    model = Array(torch.zeros(1, 4), np.zeros((1, 4), dtype=np.float32), others)
+    assert trace(model, randn(1, 4))
+    assert model.state.untyped_storage().resizable()
 
 
 @torch.library.custom_op("normscope_tests::fast", mutates_args=())
