@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -115,6 +116,14 @@ def test_a_weight_kept_twice_has_the_symmetries_and_bounds_of_one(name):
     assert len(ns.symmetries(other, x).groups) == len(ns.symmetries(one, x).groups)
     assert ns.lipschitz(other, x, wrt="weights", effort=0.01).upper == ns.lipschitz(one, x, wrt="weights", effort=0.01).upper
     assert ns.lipschitz(other, x, effort=0.01).upper == ns.lipschitz(one, x, effort=0.01).upper
+
+
+def test_a_weight_in_a_function_moves_with_its_symmetry():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    first = model[0]
+    first.forward = partial(nn.functional.linear, weight=first.weight, bias=first.bias)
+    groups = ns.symmetries(model.eval(), randn(3, 4)).groups
+    assert groups and all(group.defect < 1e-9 for group in groups)
 
 
 def test_a_kept_view_of_a_weight_is_refused():
