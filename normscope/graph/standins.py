@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 import types
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
@@ -27,7 +29,7 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 class Failure(NamedTuple):
-    """own: the type of the exception if no other code than torch's raises it; a builtin one differs between kernels."""
+    """own: the type of the exception, if it is not built in: kernels raise different ones of those for the same mistake."""
 
     name: str
     line: tuple[str, int]
@@ -63,7 +65,10 @@ class Observed(TorchFunctionMode):
         if name not in (*ABOUT, "__get__", "__len__", "__hash__") and not name.startswith("is_"):
             made = [leaf for leaf in tree_leaves(result) if not isinstance(leaf, NO_VALUE)]
             if made and not any(isinstance(leaf, torch.Tensor) for leaf in made):
-                self.read += filter(is_plain, tree_leaves((args, kwargs)))
+                given = tree_leaves((args, kwargs))
+                self.read += filter(is_plain, given)
+                if isinstance(result, str) and any(isinstance(one, FakeTensor) for one in given) and _is_own(sys._getframe(1)):
+                    self.shown.append(name.strip("_"))
         return result
 
     def failed(self, name: str, error: Exception) -> None:
@@ -107,6 +112,13 @@ def _alone(run: list[Failure], other: list[Failure]) -> list[Failure]:
     left = Counter(failure.place for failure in other)
     left.subtract(failure.place for failure in run)
     return [failure for failure in run if left[failure.place] < 0]
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    """Whether code of the model's own has called torch here."""
+    while frame.f_back is not None and _package(frame) == "torch":
+        frame = frame.f_back
+    return _package(frame) not in OTHERS
 
 
 def _package(frame: types.FrameType) -> str:
@@ -167,7 +179,13 @@ def _numbers(found: Observed) -> Iterator[None]:
 
         return ask
 
+    own_print = print
+
+    def printing(*args: Any, **kwargs: Any) -> None:  # the model's own code does not see the text
+        own_print(*args, **kwargs)
+
     with ONE_AT_A_TIME, ExitStack() as stack:
+        stack.enter_context(_set(builtins, "print", printing))
         for kind, plain in NUMBERS.items():
             noted = {name: converting(name, getattr(kind, name)) for name in CONVERTED if hasattr(kind, name)}
             noted |= {name: showing(name, getattr(kind, name)) for name in SHOWN}
