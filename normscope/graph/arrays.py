@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import types
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,24 +19,30 @@ LEFT = (types.ModuleType, types.FrameType, torch.dtype, str, bytes, int, float, 
 FOREIGN = ("torch", "numpy", "builtins", "typing", "abc", "collections", "functools")
 
 
-def is_lent(tensor: torch.Tensor) -> bool:
-    """Whether something other than torch may hold its memory: such memory is never resized."""
-    return tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
-
-
 def shared_with_arrays(root: Any, storages: Iterable[torch.UntypedStorage]) -> bool:
-    """Whether an array within reach of an object shares memory with storages."""
-    lent = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy() for storage in storages]  # type: ignore[call-overload]
-    return any(np.may_share_memory(np.asarray(one), other) for one in (_arrays(root) if lent else ()) for other in lent)
+    """Whether an array within reach of an object shares memory with storages, or may do so where too much is within reach."""
+    written = [storage for storage in storages if storage.device.type == "cpu" and storage.nbytes()]
+    # the array that `numpy()` makes would mark a storage as one whose memory an array holds
+    bytes_of = [np.frombuffer((ctypes.c_ubyte * one.nbytes()).from_address(one.data_ptr()), np.uint8) for one in written]
+    for one in _arrays(root) if written else ():
+        if one is None:
+            return any(not storage.resizable() for storage in written)
+        if any(np.may_share_memory(np.asarray(one), other) for other in bytes_of):
+            return True
+    return False
 
 
 def _arrays(root: Any) -> Iterator[Any]:
+    """The arrays within reach, nearest first, and None if there is more than is looked into."""
     seen: dict[int, Any] = {}  # kept, so that no other gets the id of one
-    waiting = [root]
-    while waiting and len(seen) < MANY:
-        value = waiting.pop()
+    waiting = deque([root])
+    while waiting:
+        value = waiting.popleft()
         if id(value) in seen or isinstance(value, LEFT):
             continue
+        if len(seen) == MANY:
+            yield None
+            return
         seen[id(value)] = value
         if isinstance(value, ARRAYS):
             yield value

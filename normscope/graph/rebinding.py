@@ -47,16 +47,17 @@ def same_tensors(program: ExportedProgram) -> Iterator[tuple[FxNode, Any, FxNode
 
 
 def check_views(program: ExportedProgram) -> None:
-    """Refuse views of parameters in lists and the like, where parameters are variables; those with a name are looked for there."""
+    """Refuse what is a view of a parameter, where parameters are variables: a program holds it as a tensor of its own."""
     held = list(_held(program))
     parameters = [(spec.target, tensor) for _, spec, tensor in held if spec.kind == InputKind.PARAMETER]
     for node, spec, tensor in held:
-        unnamed = spec.kind == InputKind.CONSTANT_TENSOR and str(spec.target).startswith("lifted_tensor") and node.users
-        names = [name for name, its in parameters if share_entries(tensor, its)] if unnamed else []
+        others = parameters if node.users else ()
+        names = [name for name, its in others if not is_same_view(tensor, its) and share_entries(tensor, its)]
         if names:
+            what = "reads one" if spec.kind == InputKind.CONSTANT_TENSOR else f"reads it as '{spec.target}',"
             raise Refusal(
                 f"the model also keeps a view of its parameter '{names[0]}', which a graph takes for a tensor of its own",
-                [f"its forward reads one of shape {tuple(tensor.shape)}"],
+                [f"its forward {what} of shape {tuple(tensor.shape)}"],
                 f"Make the view from '{names[0]}' in the forward.",
             )
 

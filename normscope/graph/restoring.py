@@ -19,6 +19,7 @@ from normscope.core.errors import Refusal, first_line
 from normscope.graph.states import (
     ITERATED,
     PLAIN,
+    Plain,
     Value,
     array_content,
     attribute,
@@ -88,7 +89,7 @@ def untouched(model: torch.nn.Module, tensors: bool = True, before: Snapshot | N
     before.restore()
 
 
-def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Value]:
+def _kept(model: torch.nn.Module, tensors: bool) -> Iterator[Value | Plain]:
     """What puts back each object that a model holds, containers before what is in them; those that are nearest come first."""
     seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their ids
     around, left = _Around(), () if tensors else (tensor_content,)
@@ -125,7 +126,7 @@ class _Around:
         self.seen: dict[int, Any] = {}  # many hooks may share a container
         self.memory = LARGE
 
-    def __call__(self, function: Any) -> Iterator[Value]:
+    def __call__(self, function: Any) -> Iterator[Value | Plain]:
         waiting, room = deque([(function, 0)]), MANY
         while waiting:
             value, depth = waiting.popleft()
@@ -148,7 +149,7 @@ class _Around:
                 room -= len(inside)
                 waiting += [(one, depth) for one in inside]
 
-    def _function(self, function: Any, inside: list[Any]) -> Iterator[Value]:
+    def _function(self, function: Any, inside: list[Any]) -> Iterator[Value | Plain]:
         if isinstance(function, partial):
             inside += [function.func, *function.args, *function.keywords.values()]
         elif isinstance(function, types.BuiltinMethodType):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from normscope.core.errors import Refusal
-from normscope.graph.arrays import is_lent, shared_with_arrays
+from normscope.graph.arrays import shared_with_arrays
 from normscope.graph.naming import is_view, operation_name
 
 # they may read the very tensor that they write, as entrywise operations may; of some of these torch does not say that they are
@@ -46,7 +46,7 @@ class Running(TorchDispatchMode):
         self.views: dict[int, torch.Tensor] = {}  # of memory that is not; kept, so that no other tensor gets the id of one
         self.held: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were there before
         self.written: dict[tuple[int, int], str] = {}  # which memory, and by which operation
-        self.lent: dict[int, torch.UntypedStorage] = {}  # written memory that something other than torch may hold
+        self.changed: dict[int, torch.UntypedStorage] = {}  # memory that is not new and is written to
         self.overlap: str | None = None
         self.storages: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # of each tensor, as it was first seen
         self.exchanged: str | None = None
@@ -63,8 +63,7 @@ class Running(TorchDispatchMode):
         for tensor in written:
             if memory(tensor) in self.old and tensor.numel():
                 self.written.setdefault(span(tensor), operation_name(function))
-                if is_lent(tensor):
-                    self.lent[memory(tensor)] = tensor.untyped_storage()
+                self.changed[memory(tensor)] = tensor.untyped_storage()
         if written and self.overlap is None and _reads_what_it_writes(function, written, args, kwargs):
             self.overlap = operation_name(function)
         result = function(*args, **kwargs)
@@ -89,10 +88,10 @@ class Running(TorchDispatchMode):
 
     def check(self, model: torch.nn.Module) -> None:
         """Refuse what a graph does not show."""
-        if shared_with_arrays(model, self.lent.values()):
+        if shared_with_arrays(model, self.changed.values()):
             raise Refusal(
                 "the model writes to memory that a tensor of it shares with an array, which a graph does not show",
-                ["the array is within the model's reach, and may be read with the numbers that were written"],
+                ["what reads the array may see the numbers that were written"],
                 "Make the tensor from a copy of the array: `torch.tensor(array)`.",
             )
         shared = self.shared_write()

@@ -9,12 +9,13 @@ import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size})
 CONTAINERS = (list, deque, OrderedDict, dict, set)
@@ -28,7 +29,7 @@ EMPTY = object()
 class Value:
     """What `read` returns now, which calling this puts back with `write`, if it is not the `same` then; `clear` makes it empty.
 
-    copy: of what is written to in place. owner: the type that an error names.
+    copy: of what is written to in place. before: what it was, if that is known. owner: the type that an error names.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Value:
         clear: Callable[[], Any] | None = None,
         same: Callable[[Any, Any], bool] = operator.is_,
         copy: Callable[[Any], Any] | None = None,
+        before: Any = EMPTY,
     ) -> None:
         self.owner, self.read, self.write, self.clear, self.same = type(owner).__name__, read, write, clear, same
-        self.before = copy(read()) if copy else self._now()
+        self.before = before if before is not EMPTY else copy(read()) if copy else self._now()
 
     def __call__(self) -> None:
         now = self._now()
@@ -60,13 +62,64 @@ class Value:
             return EMPTY
 
 
+class Plain:
+    """What `Value` is for each state of an ordinary tensor, for all of them at once: most are as they were, which is seen here."""
+
+    def __init__(self, tensor: torch.Tensor, content: bool) -> None:
+        self.tensor, self.owner, self.memory = tensor, type(tensor).__name__, tensor.detach()
+        self.storage = self.memory.untyped_storage()
+        self.bits = self.memory.view(BITS[tensor.element_size()])
+        self.copy = self.bits.clone() if content else None
+        self.facts, self.held = self._facts(), self._held()
+
+    def __call__(self) -> None:
+        try:
+            there = self._facts() == self.facts and self.tensor.data_ptr() == self.memory.data_ptr()
+            if there and all(map(operator.is_, self._held(), self.held)) and self._same_content():
+                return
+        except Exception:  # what it is now cannot be looked at
+            pass
+        with ExitStack() as stack:  # each of them, whatever another one raises
+            for value in reversed([*self._values()]):
+                stack.callback(value)
+
+    def _facts(self) -> tuple[Any, ...]:
+        tensor = self.tensor
+        place = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, self.storage.nbytes()
+        return (*place, tensor._version, tensor.is_leaf, tensor.requires_grad)
+
+    def _same_content(self) -> bool:
+        return self.copy is None or torch.equal(self.bits, self.copy)
+
+    def _held(self) -> list[Any]:
+        tensor = self.tensor
+        return [tensor.grad if tensor.is_leaf else None, *(getattr(tensor, name) for name in HOOKS)]
+
+    def _values(self) -> Iterator[Value]:
+        tensor, (*_, size, version, leaf, needs), (gradient, *hooks) = self.tensor, self.facts, self.held
+        yield _place(tensor, self.memory, size)
+        if self.copy is not None:
+            yield tensor_content(tensor, self.bits, self.copy)
+        if leaf:
+            yield _requires_grad(tensor, needs)
+            yield _gradient(tensor, gradient)
+        for name, kept in zip(HOOKS, hooks, strict=True):
+            yield Value(tensor, partial(getattr, tensor, name), partial(setattr, tensor, name), before=kept)
+        yield _version(tensor, version)
+
+
 def is_a(value: Any, kinds: Any) -> bool:
     """Its own type, whatever it says that its class is."""
     return issubclass(type(value), kinds)
 
 
-def states(value: Any, left: Collection[Any] = ()) -> Iterator[Value]:
+def states(value: Any, left: Collection[Any] = ()) -> Iterator[Value | Plain]:
     """The values of an object that are no attributes; what cannot be looked at is left as it is, and some if asked to."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        with suppress(Exception):
+            if _is_ordinary(value):
+                yield Plain(value, tensor_content not in left)
+                return
     for kinds, takes in STATES:
         if is_a(value, kinds):
             for take in takes:
@@ -91,9 +144,7 @@ def attributes(value: Any, inside: list[Any]) -> Iterator[Value]:
     with suppress(Exception):  # of an object's own making
         held = value.__dict__ if value.__dict__ is value.__dict__ else None
     if is_a(held, dict):
-        yield Value(value, partial(type, value), partial(object.__setattr__, value, "__class__"))
-        yield Value(value, partial(getattr, value, "__dict__"), partial(object.__setattr__, value, "__dict__"))
-        yield container(held)
+        yield _class_and_dict(value)
         inside += opened([*dict.values(held)])
     for base in type(value).__mro__:
         for slot in vars(base).values() if "__slots__" in vars(base) else ():
@@ -102,6 +153,25 @@ def attributes(value: Any, inside: list[Any]) -> Iterator[Value]:
                 kept = Value(value, read, write, clear)
                 inside += opened([kept.before])
                 yield kept
+
+
+def _class_and_dict(value: Any) -> Value:
+    def read() -> list[Any]:
+        held = value.__dict__
+        return [type(value), held, *dict.keys(held), *dict.values(held)]
+
+    def write(before: list[Any]) -> None:
+        kind, held, *content = before
+        try:
+            if not _same_entries(entries(held), content):
+                _fill(held, content)
+            if value.__dict__ is not held:
+                object.__setattr__(value, "__dict__", held)
+        finally:
+            if type(value) is not kind:
+                object.__setattr__(value, "__class__", kind)
+
+    return Value(value, read, write, same=_same_entries)
 
 
 def parts(value: Any) -> list[Any]:
@@ -151,12 +221,21 @@ def _fill(held: Any, before: list[Any]) -> None:
 
 
 def _base(held: Any) -> Any:
-    return next(base for base in ITERATED if is_a(held, base))
+    return type(held) if type(held) in ITERATED else next(base for base in ITERATED if is_a(held, base))
 
 
-def _place(tensor: torch.Tensor) -> Value:
-    memory = tensor.detach()
-    size = memory.untyped_storage().nbytes() if memory.layout == torch.strided else 0
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether each of its entries has memory of its own, which can be read as whole numbers."""
+    marked = tensor.is_complex() or tensor.is_neg() or tensor.is_quantized or tensor.is_inference()
+    known = tensor.layout == torch.strided and tensor.device.type != "meta" and not is_functorch_wrapped_tensor(tensor)
+    return known and not marked and (0 not in tensor.stride() or tensor.is_contiguous())
+
+
+def _place(tensor: torch.Tensor, memory: torch.Tensor | None = None, size: int = 0) -> Value:
+    known = memory is not None
+    memory = tensor.detach() if memory is None else memory
+    if not known and memory.layout == torch.strided:
+        size = memory.untyped_storage().nbytes()
 
     def is_there(now: torch.Tensor, before: torch.Tensor) -> bool:
         if size and memory.untyped_storage().nbytes() != size:
@@ -165,32 +244,33 @@ def _place(tensor: torch.Tensor) -> Value:
             return False
         return now.layout != torch.strided or (now.stride(), now.data_ptr()) == (before.stride(), before.data_ptr())
 
-    if not is_there(tensor, memory):
+    if not known and not is_there(tensor, memory):
         raise NotImplementedError
-    return Value(tensor, lambda: tensor, partial(setattr, tensor, "data"), same=is_there, copy=lambda _: memory)
+    return Value(tensor, lambda: tensor, partial(setattr, tensor, "data"), same=is_there, before=memory)
 
 
-def tensor_content(tensor: torch.Tensor) -> Value:
-    if tensor.device.type == "meta":
-        raise NotImplementedError
-    memory = tensor.detach()
-    if memory.layout == torch.strided and any(
-        size > 1 and not step for size, step in zip(memory.shape, memory.stride(), strict=True)
-    ):
-        memory = memory[tuple(slice(None if step else 1) for step in memory.stride())]  # an expanded one repeats its entries
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        same_bits(memory, memory)  # it may not know how
-    return Value(tensor, lambda: memory, memory.copy_, same=same_bits, copy=torch.clone)
+def tensor_content(tensor: torch.Tensor, memory: torch.Tensor | None = None, before: Any = EMPTY) -> Value:
+    if memory is None:
+        if tensor.device.type == "meta":
+            raise NotImplementedError
+        memory = tensor.detach()
+        if memory.layout == torch.strided and any(
+            size > 1 and not step for size, step in zip(memory.shape, memory.stride(), strict=True)
+        ):
+            memory = memory[tuple(slice(None if step else 1) for step in memory.stride())]  # an expanded one repeats its entries
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            same_bits(memory, memory)  # it may not know how
+    return Value(tensor, lambda: memory, memory.copy_, same=same_bits, copy=torch.clone, before=before)
 
 
-def _version(tensor: torch.Tensor) -> Value:
+def _version(tensor: torch.Tensor, before: Any = EMPTY) -> Value:
     """Else a backward pass that is still to come would be refused."""
     write = torch._C._autograd._unsafe_set_version_counter
-    return Value(tensor, lambda: tensor._version, lambda before: write((tensor,), (before,)))
+    return Value(tensor, lambda: tensor._version, lambda before: write((tensor,), (before,)), before=before)
 
 
-def _requires_grad(tensor: torch.Tensor) -> Value:
-    if not tensor.is_leaf:
+def _requires_grad(tensor: torch.Tensor, before: Any = EMPTY) -> Value:
+    if before is EMPTY and not tensor.is_leaf:
         raise NotImplementedError
 
     def write(needs: bool) -> None:
@@ -199,14 +279,14 @@ def _requires_grad(tensor: torch.Tensor) -> Value:
         if tensor.is_leaf:
             tensor.requires_grad_(needs)
 
-    return Value(tensor, lambda: tensor.requires_grad, write)
+    return Value(tensor, lambda: tensor.requires_grad, write, before=before)
 
 
-def _gradient(tensor: torch.Tensor) -> Value:
-    if not tensor.is_leaf:
+def _gradient(tensor: torch.Tensor, before: Any = EMPTY) -> Value:
+    if before is EMPTY and not tensor.is_leaf:
         raise NotImplementedError
     read = lambda: tensor.grad if tensor.is_leaf else None  # noqa: E731
-    return Value(tensor, read, partial(setattr, tensor, "grad"))
+    return Value(tensor, read, partial(setattr, tensor, "grad"), before=before)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -74,12 +74,16 @@ class Numerics:
         return False
 
     def _of_model(self, parameters: Parameters) -> torch.Tensor:
-        """Random layers draw the same numbers every time, and buffers stay as they are."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        state = {**parameters, **buffers}
+        """Random layers draw the same numbers every time, and buffers stay as they are.
+
+        Parameters are written to in place, wherever else the model keeps them, and are then as they were.
+        """
         with in_mode(self.model, self.mode), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.copy_(parameters[name])
             seed_generators(0)
-            result = torch.func.functional_call(self.model, state, self.call.args, self.call.kwargs, tie_weights=True)
+            result = self.model(*self.call.args, **self.call.kwargs)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         return torch.cat([leaf.reshape(-1) for leaf in leaves])
 

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 
 import normscope as ns
 from normscope.graph.restoring import untouched
-from normscope.graph.states import opened
+from normscope.graph.states import opened, states
 
 
 class Slotted:
@@ -297,3 +297,17 @@ def test_the_nearest_way_to_an_object_counts():
 def test_numbers_are_not_looked_into_one_by_one():
     inner = [1]
     assert opened([1, "a", (1, 2.0), None, torch.float32, inner, (inner,)]) == [inner, (inner,)]
+
+
+def test_an_ordinary_tensor_is_one_value_and_comes_back_as_a_whole():
+    model = Holding(torch.arange(6.0).reshape(2, 3), print)
+    tensor, version = model.held, model.held._version
+    assert len([*states(tensor)]) == 1
+    with untouched(model):
+        tensor.data = torch.ones(4)
+        tensor.requires_grad_(True)
+        tensor.grad, tensor.note = torch.ones(4), "changed"
+        tensor.register_hook(print)
+        tensor.data.add_(1)
+    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (tensor.grad, tensor._backward_hooks, vars(tensor), tensor._version) == (None, None, {}, version)
