@@ -125,8 +125,7 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
 
 def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
     mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
-    mine |= {name: value for name, value in one.named_buffers() if value.is_floating_point()}
-    theirs |= {name: value for name, value in other.named_buffers() if value.is_floating_point()}
+    mine, theirs = {**mine, **_numbers(one)}, {**theirs, **_numbers(other)}
     rows = []
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in mine or name not in theirs:
@@ -139,6 +138,11 @@ def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
                 DiffRow(name, "parameter", same, "equal" if same else "differs", **_changes(name, mine[name], theirs[name]))
             )
     return rows
+
+
+def _numbers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of real or complex numbers."""
+    return {name: value for name, value in model.named_buffers() if value.is_floating_point() or value.is_complex()}
 
 
 def _changes(name: str, one: torch.Tensor, other: torch.Tensor) -> dict[str, float | None]:
@@ -246,7 +250,7 @@ def _read(model: nn.Module, mode: str) -> dict[str, torch.Tensor]:
         if isinstance(module, nn.modules.batchnorm._NormBase)
         for name in ("running_mean", "running_var")
     }
-    buffers = {name: value for name, value in model.named_buffers() if value.is_floating_point() and name not in statistics}
+    buffers = {name: value for name, value in _numbers(model).items() if name not in statistics}
     return {**dict(model.named_parameters()), **buffers}
 
 
