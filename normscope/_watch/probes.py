@@ -100,12 +100,16 @@ class Probe:
         return self._largest_curvature(slope, at), tuple(g.detach() for g in slope)
 
     def _largest_curvature(self, slope: Tensors, weights: Tensors) -> float:
+        bent = [place for place, part in enumerate(slope) if part.requires_grad]  # the others do not depend on the weights
+        if not bent:
+            return 0.0
         generator = torch.Generator().manual_seed(0)
         vector = self._direction or tuple(torch.randn(w.shape, generator=generator).to(w) for w in weights)
         for _ in range(self.iterations):
             length = _norm(vector)
             vector = tuple(v / length for v in vector)
-            image = torch.autograd.grad(slope, weights, vector, retain_graph=True, allow_unused=True)
+            along = [vector[place] for place in bent]
+            image = torch.autograd.grad([slope[place] for place in bent], weights, along, retain_graph=True, allow_unused=True)
             turned = tuple(torch.zeros_like(v) if h is None else h for v, h in zip(vector, image, strict=True))
             curvature = sum(float((v * h).sum()) for v, h in zip(vector, turned, strict=True))
             if not float(_norm(turned)) > 0:
