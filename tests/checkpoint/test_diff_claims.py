@@ -318,6 +318,32 @@ def test_entries_of_a_table_that_no_input_reads_are_not_called_the_same():
     assert ns.diff(model, twin, example=torch.randn(2, 9, 4), mode="eval").same is False
 
 
+class Indexed(nn.Module):
+    """Reads its table at the places of a buffer, and its phases by size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+        self.register_buffer("places", torch.arange(8))
+        self.register_buffer("phases", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[1]
+        return (x * self.table[self.places[:size]]).sum(-1) * self.phases[:size].imag
+
+
+@pytest.mark.parametrize("name", ["places", "phases"])
+def test_entries_of_indices_and_complex_buffers_that_no_input_reads_are_not_called_the_same(name):
+    model = Indexed()
+    twin = copy.deepcopy(model)
+    getattr(twin, name)[7] = 0
+    found = ns.diff(model, twin, example=torch.randn(2, 5, 4), mode="eval")
+    assert found.same is None and name in found.explanation
+    assert ns.diff(model, twin, example=torch.randn(2, 8, 4), mode="eval").same is False
+    noted = ns.diff(model, twin, example=torch.randn(2, 5, 4), mode="train")
+    assert any(name in note for note in noted.notes)
+
+
 class Spectrum(nn.Linear):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.fft.fft(super().forward(x)), x.sum(-1)
