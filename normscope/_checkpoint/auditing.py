@@ -70,6 +70,10 @@ def checkpoint(
 
 def structured(opened: Checkpoint) -> Structure:
     """Roles and pairs: from the graph where transformers knows the architecture, else from names."""
+    return _structured(opened).without_complex(opened.entries)
+
+
+def _structured(opened: Checkpoint) -> Structure:
     kind = opened.config.get("model_type")
     why = "there is no config.json"
     if opened.format != "gguf" and opened.config:

@@ -64,9 +64,14 @@ def compare_files(a: Checkpoint, b: Checkpoint) -> Difference:
     shapes = structured(a), structured(b)
     one, other, said = aligned(views(a), views(b))
     sources = {view.source: name for name, view in one.items()}
-    pairs = [pair for pair in (_renamed(pair, sources) for pair in shapes[0].pairs) if pair is not None]
+    unreal = {name for side in (one, other) for name, view in side.items() if view.kind.is_complex}
+    pairs = [
+        pair for pair in (_renamed(pair, sources) for pair in shapes[0].pairs)
+        if pair is not None and not unreal & {pair.gamma, pair.beta, *pair.readers}
+    ]  # fmt: skip
+    gammas = {name: reads for name, reads in _gammas(one, other, a, b, shapes).items() if name not in unreal}
     heads = head_count(a.config, a.about) or head_count(b.config, b.about)
-    found = Inquiry(a, b, one, other, _gammas(one, other, a, b, shapes), pairs, heads, said=said)
+    found = Inquiry(a, b, one, other, gammas, pairs, heads, said=said)
     plainly(found)
     for hypothesis in (transposed, conventions, rotary, permuted_heads, folded, merged_lora):
         hypothesis(found)
@@ -170,7 +175,7 @@ def _sentence(
         size = "" if first.change is None else f" (‖Δ‖/‖W‖ = {first.change:.2g})"
         rest = f", the first of {len(apart)}" if len(apart) > 1 else ""
         quantized = sorted(
-            {found.other[n].dtype for n in apart if n in found.other and found.other[n].roundoff != found.other[n].roundoff}
+            {view.dtype for view in map(found.other.get, apart) if view is not None and view.precision is None and not view.whole}
         )
         note = f"; B stores weights in blocks of {', '.join(quantized)}" if quantized else ""
         return f"not the same function: {apart[0]} {first.how}{size}{rest}{note}" + (f"; besides, {said}" if said else "")

@@ -26,8 +26,10 @@ DTYPES: dict[str, torch.dtype] = {  # by the names of safetensors
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+    "C32": torch.complex32, "C64": torch.complex64, "C128": torch.complex128,
 }  # fmt: skip
+COMPLEX = tuple(name for name, kind in DTYPES.items() if kind.is_complex)
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8}  # known by their sizes alone
 
 
@@ -129,6 +131,11 @@ def read_bytes(path: Path, offset: int, count: int) -> bytearray:
 def is_number(tensor: torch.Tensor) -> bool:
     """Whether norms of it mean anything: floating-point numbers, not ids, masks or codes."""
     return tensor.is_floating_point()
+
+
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64; NaN in place of complex numbers, so that nothing is concluded from one half of them."""
+    return torch.full(tensor.shape, math.nan, dtype=torch.float64) if tensor.is_complex() else tensor.to(torch.float64)
 
 
 def rows(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -32,13 +32,17 @@ def rounded_alike(one: View, other: View, shift: float = 0.0) -> Outcome:
     if one.shape != other.shape:
         return False, math.inf
     x, y = one.value(), other.value()
+    if x.is_complex() or y.is_complex():
+        x, y = (torch.view_as_real(value.to(torch.complex128)) for value in (x, y))
     if not torch.equal(x.isfinite(), y.isfinite()):
         return False, math.inf
+    if not shift and bool(((x == y) | (x.isnan() & y.isnan())).all()):
+        same = not (one.whole and other.whole) or not bool(_step(one, other, x, y).any())
+        return same, 0.0
     if shift:
         same = torch.equal(one.rounded(y + shift), x) or torch.equal(other.rounded(x - shift), y)
     else:
-        same = torch.equal(x, y) or torch.equal(other.rounded(x), y) or torch.equal(one.rounded(y), x)
-        same = same or (torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num()))
+        same = torch.equal(other.rounded(x), y) or torch.equal(one.rounded(y), x)
     return same, apart(x, y + shift)
 
 
@@ -52,21 +56,36 @@ def apart(x: torch.Tensor, y: torch.Tensor) -> float:
 
 def change(one: View, other: View) -> dict[str, float | None]:
     """‖Δ‖_F/‖W‖_F, ‖Δ‖, the angle and the largest change between tensors of the same shape."""
-    x, y = one.value().flatten(), other.value().flatten()
-    if not bool(x.isfinite().all()) or not bool(y.isfinite().all()) or not len(x):
+    x, y = one.value(), other.value()
+    if not bool(x.isfinite().all()) or not bool(y.isfinite().all()) or not x.numel():
         return {}
-    step = y - x
+    step = _step(one, other, x, y)
     size, other_size, moved = (float(euclidean_norm(values)) for values in (x, y, step))
-    cosine = float((x / size) @ (y / other_size)) if size and other_size else 1.0
+    cosine = float(((x / size).conj() * (y / other_size)).sum().real) if size and other_size else 1.0
     found: dict[str, float | None] = {
         "change": moved / size if size else math.inf if moved else 0.0,
         "rotation": math.degrees(math.acos(max(-1.0, min(1.0, cosine)))),
         "largest_change": float(step.abs().max()),
-        "spectral_change": moved * (1 + gamma(len(x) + 8)),
+        "spectral_change": moved * (1 + gamma(x.numel() + 8)),
         "rank": None,
     }
-    if len(one.shape) >= 2 and moved and min(one.shape[0], len(x) // one.shape[0]) <= MOST_GRAM:
-        matrix = Matrix(step.reshape(one.shape[0], -1))
+    matrix = Matrix(_real_matrix(step.flatten(1))) if len(one.shape) >= 2 and moved else None
+    if matrix is not None and matrix.narrow <= MOST_GRAM:
         norm = gram_norm(matrix.gram, matrix.terms) * matrix.unit
         found |= {"spectral_change": norm, "rank": (moved / norm) ** 2}
     return found
+
+
+def _step(one: View, other: View, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """y − x, their values; of integers exactly, as far as it is told from 0."""
+    step = y - x
+    if one.whole and other.whole:  # where float64 does not tell them apart they are so near that int64 does
+        step = torch.where(step == 0, (other.make().to(torch.int64) - one.make().to(torch.int64)).to(torch.float64), step)
+    return step
+
+
+def _real_matrix(values: torch.Tensor) -> torch.Tensor:
+    """A real matrix of the same norm: [[Re, −Im], [Im, Re]] of a complex one."""
+    if not values.is_complex():
+        return values
+    return torch.cat((torch.cat((values.real, -values.imag), 1), torch.cat((values.imag, values.real), 1)))

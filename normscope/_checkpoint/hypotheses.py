@@ -250,6 +250,8 @@ def _ordered(found: Inquiry, path: str, size: int) -> Views:
     for letter, (one, other) in weights.items():
         if one is None or other is None or one.shape != other.shape or len(one.shape) != 2 or one.shape[letter == "o"] % size:
             return {}
+        if one.kind.is_complex or other.kind.is_complex:
+            return {}
         if letter != "o":
             mine, theirs = (view.value().reshape(-1, size * view.shape[1]) for view in (one, other))
             apart = torch.cdist(mine, theirs)

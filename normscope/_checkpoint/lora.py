@@ -29,6 +29,8 @@ def merged_lora(found: Inquiry) -> None:
             weight, target = views[base], against[merged]
             if any(len(views[factor].shape) != 2 for factor in (name, up)) or views[up].shape[1] != views[name].shape[0]:
                 return  # of a convolution
+            if any(view.kind.is_complex for view in (weight, target, views[up], views[name])):
+                return
             product = views[up].value() @ views[name].value()
             step = target.value() - weight.value()
             if step.shape != product.shape or not bool(product.any()):

@@ -31,7 +31,7 @@ from normscope._checkpoint.running import (
     ran,
     set_epsilon,
 )
-from normscope._checkpoint.views import View
+from normscope._checkpoint.views import BUFFERS, View
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, NormscopeError, first_line
 from normscope.symmetry.detect import symmetries
@@ -125,8 +125,7 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
 
 def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
     mine, theirs = dict(one.named_parameters()), dict(other.named_parameters())
-    mine |= {name: value for name, value in one.named_buffers() if value.is_floating_point()}
-    theirs |= {name: value for name, value in other.named_buffers() if value.is_floating_point()}
+    mine, theirs = {**mine, **_buffers(one)}, {**theirs, **_buffers(other)}
     rows = []
     for name in dict.fromkeys([*mine, *theirs]):
         if name not in mine or name not in theirs:
@@ -139,6 +138,16 @@ def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
                 DiffRow(name, "parameter", same, "equal" if same else "differs", **_changes(name, mine[name], theirs[name]))
             )
     return rows
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All but counters and the like."""
+    return {name: value for name, value in model.named_buffers() if _is_smooth(value) or not BUFFERS.search(name)}
+
+
+def _is_smooth(value: torch.Tensor) -> bool:
+    """Whether outputs have derivatives by it, as they have none by indices and masks."""
+    return value.is_floating_point() or value.is_complex()
 
 
 def _changes(name: str, one: torch.Tensor, other: torch.Tensor) -> dict[str, float | None]:
@@ -225,7 +234,9 @@ def _unseen(model: nn.Module, against: nn.Module, calls: list[Call], moved: list
     own, theirs = _read(model, mode), _read(against, mode)
     paired = {name for name in own if name in theirs and own[name].shape == theirs[name].shape}
     names = [name for name in moved if name in paired]
-    blind = []
+    indices = {name: value for name, value in _buffers(model).items() if mode == "eval" and not _is_smooth(value)}
+    others = _buffers(against)
+    blind = [name for name in moved if name in indices and name in others and indices[name].shape == others[name].shape]
     for name, reached in _reached(model, {name: own[name] for name in names}, calls).items():
         free = shifted.get(name, torch.zeros_like(reached))
         if bool(((own[name] != theirs[name]) & ~reached & ~free).any()):
@@ -246,7 +257,7 @@ def _read(model: nn.Module, mode: str) -> dict[str, torch.Tensor]:
         if isinstance(module, nn.modules.batchnorm._NormBase)
         for name in ("running_mean", "running_var")
     }
-    buffers = {name: value for name, value in model.named_buffers() if value.is_floating_point() and name not in statistics}
+    buffers = {name: value for name, value in _buffers(model).items() if _is_smooth(value) and name not in statistics}
     return {**dict(model.named_parameters()), **buffers}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from normscope._checkpoint.entries import Entry
+from normscope._checkpoint.entries import COMPLEX, Entry
 
 UNKNOWN = "unknown"
 MATRICES = ("weight", "query", "key", "value", "qkv", "output", "gate", "up", "gate and up", "down", "router", "head", "embedding",
@@ -65,6 +65,13 @@ class Structure:
     basis: str = "names"
     notes: tuple[str, ...] = ()
     transposed: frozenset[str] = field(default_factory=frozenset)
+
+    def without_complex(self, entries: Mapping[str, Entry]) -> Structure:
+        """Complex tensors have no role: what the rules say of γ, β and weights is said of real numbers."""
+        left = {name for name in self.roles if entries[name].dtype in COMPLEX}
+        roles = {name: Role(UNKNOWN, "complex numbers") if name in left else role for name, role in self.roles.items()}
+        pairs = tuple(pair for pair in self.pairs if not left & {pair.gamma, pair.beta, *pair.readers})
+        return replace(self, roles=roles, pairs=pairs)
 
     @property
     def gammas(self) -> dict[str, Pair | None]:

@@ -14,6 +14,7 @@ import torch
 
 from normscope._checkpoint.entries import DTYPES, Entry
 from normscope._checkpoint.opening import Checkpoint
+from normscope.core.errors import InputError
 
 GGUF = (
     (r"^token_embd\.", "model.embed_tokens."), (r"^output_norm\.", "model.norm."), (r"^output\.", "lm_head."),
@@ -44,19 +45,37 @@ class View:
     steps: tuple[str, ...] = ()
 
     def value(self) -> torch.Tensor:
-        """In float64."""
-        return self.make().to(torch.float64)
+        """In float64 or complex128, which hold every number but the lowest bits of large integers."""
+        stored = self.make()
+        try:
+            return stored.to(torch.complex128 if stored.is_complex() else torch.float64)
+        except NotImplementedError as error:  # PyTorch has types without a single operation
+            raise InputError(
+                f"{self.source} is stored as {self.dtype}, which PyTorch cannot convert: convert it to BF16 or F32"
+            ) from error
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The type of the numbers; float32 for blocks of quantized ones."""
+        return DTYPES.get(self.dtype, torch.float32)
+
+    @property
+    def whole(self) -> bool:
+        return not self.kind.is_floating_point and not self.kind.is_complex
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The type of a number, or of either part of a complex one; None for integers and blocks of quantized numbers."""
+        return None if self.dtype not in DTYPES or self.whole else self.kind.to_real()
 
     @property
     def roundoff(self) -> float:
         """How far a number may move, relatively, when it is stored like this; NaN for blocks of quantized numbers."""
-        kind = DTYPES.get(self.dtype)
-        return torch.finfo(kind).eps / 2 if kind is not None and kind.is_floating_point else float("nan")
+        return torch.finfo(self.precision).eps / 2 if self.precision is not None else float("nan")
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
-        """Numbers as this tensor would store them, in float64."""
-        kind = DTYPES.get(self.dtype)
-        return values.to(kind).to(torch.float64) if kind is not None and kind.is_floating_point else values
+        """Real numbers, or parts of complex ones, as this tensor would store them, in float64."""
+        return values.to(self.precision).to(torch.float64) if self.precision is not None else values
 
     def changed(self, step: str, shape: tuple[int, ...], make: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> View:
         inner = self.make

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from normscope._checkpoint.entries import Entry, content_hash
+from normscope._checkpoint.entries import Entry, content_hash, real
 from normscope._checkpoint.norms import Matrix, Numbers, head_norms, measured, scaled_norm
 from normscope.core.errors import InputError
 
@@ -71,7 +71,7 @@ class Work:
             values = gain.values()
             pairs.append(scaled_norm(matrix, values, self.transposed) if usable and bool(values.isfinite().all()) else None)
         if self.heads and usable:
-            bias = None if self.bias is None else self.bias.tensor()
+            bias = None if self.bias is None else real(self.bias.tensor())
             for gain in self.gains:
                 shift = None if gain.beta is None else gain.beta.tensor().to(torch.float64).flatten()
                 parts = [part for part in (gain.values(), shift, bias) if part is not None]

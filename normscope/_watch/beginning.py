@@ -19,10 +19,8 @@ from normscope.core.errors import InputError
 AUTO, RUNS = "auto", "runs"
 
 
-def numbered(run: Path, model: nn.Module) -> Path:
-    """The directory of a run; for "auto" the first of runs/name, runs/name-2, … that is free, named after the model's class."""
-    if str(run) != AUTO:
-        return run
+def numbered(model: nn.Module) -> Path:
+    """The directory of run="auto": the first of runs/name, runs/name-2, … that is free, named after the model's class."""
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise InputError('run="auto" is for one process: with several, give all of them the same run=')
     name, number = type(model).__name__.lower(), 1

@@ -27,3 +27,4 @@ class Options:
     resume: bool = False
     overwrite: bool = False
     sinks: Sequence[str | Sink] = ()
+    numbered: bool = False  # whether run="auto" was asked for

@@ -41,7 +41,7 @@ class Probe:
     iterators that have ended; (b) attributes assigned on classes other than those of modules, parameters and the loss; (c) what
     functions from other files write to or draw from, and what hooks on all modules do; (d) objects more than four deep inside of a
     module (modules and containers do not count), or two inside of a function's variables; (e) what other threads share; (f) files
-    and prints.
+    and prints. Models with parts of TorchScript are not probed: nothing that their code changes could be put back.
     """
 
     def __init__(
@@ -60,6 +60,11 @@ class Probe:
 
     def measure(self, model: nn.Module, learning_rate: float) -> dict[str, float]:
         """All three numbers, of the model as it is now."""
+        loss = self.loss.modules() if isinstance(self.loss, nn.Module) else ()
+        if any(isinstance(part, torch.jit.ScriptModule) for part in (*model.modules(), *loss)):
+            raise InputError(
+                "a probe cannot put back what TorchScript changes: train the nn.Module that it was made from, or pass no probe"
+            )
         start = time.perf_counter()
         twice = sdpa_kernel(SDPBackend.MATH)  # the other kernels of attention have no second derivative
         with preserved_random_state(), unrecorded(), torch.inference_mode(False), twice:
@@ -95,12 +100,16 @@ class Probe:
         return self._largest_curvature(slope, at), tuple(g.detach() for g in slope)
 
     def _largest_curvature(self, slope: Tensors, weights: Tensors) -> float:
+        bent = [place for place, part in enumerate(slope) if part.requires_grad]  # the others do not depend on the weights
+        if not bent:
+            return 0.0
         generator = torch.Generator().manual_seed(0)
         vector = self._direction or tuple(torch.randn(w.shape, generator=generator).to(w) for w in weights)
         for _ in range(self.iterations):
             length = _norm(vector)
             vector = tuple(v / length for v in vector)
-            image = torch.autograd.grad(slope, weights, vector, retain_graph=True, allow_unused=True)
+            along = [vector[place] for place in bent]
+            image = torch.autograd.grad([slope[place] for place in bent], weights, along, retain_graph=True, allow_unused=True)
             turned = tuple(torch.zeros_like(v) if h is None else h for v, h in zip(vector, image, strict=True))
             curvature = sum(float((v * h).sum()) for v, h in zip(vector, turned, strict=True))
             if not float(_norm(turned)) > 0:

@@ -77,7 +77,8 @@ class Watch:
 
     def _make(self, undo: ExitStack) -> None:
         """All parts. undo: takes them away again."""
-        options, self.run = self.options, numbered(self.run, self.model)
+        options = self.options
+        self.run = numbered(self.model) if options.numbered else self.run
         self.model, self._compiled = unwrapped(self.model), any(is_compiled(module) for module in self.model.modules())
         named = dict(self.model.named_parameters())  # now: FSDP puts others in their place during a pass
         self.parameters = {name: parameter for name, parameter in named.items() if is_plain(parameter)}

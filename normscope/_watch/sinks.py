@@ -221,7 +221,7 @@ class Sinks:
 
     def _end(self) -> None:
         for name, sink in self.sinks:
-            self.guard.run(f"end of sink {name}", sink.close)
+            self.guard.run(f"end of sink {name}", methodcaller("close"), sink)
 
 
 def _numbers(row: Row, layers: Sequence[str]) -> dict[str, float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from normscope._watch.beginning import AUTO
 from normscope._watch.budget import Budget
 from normscope._watch.completion import OnRow
 from normscope._watch.options import Options
@@ -18,7 +20,7 @@ from normscope._watch.recording import Watch
 from normscope._watch.sinks import Sink
 from normscope.core.data import Example
 from normscope.core.deprecation import earlier
-from normscope.core.errors import InputError
+from normscope.core.errors import InputError, first_line
 from normscope.symmetry.report import SymmetryReport
 
 DENSE = 50
@@ -97,6 +99,18 @@ def watch(
         raise InputError(f"run must be the path of a directory, got {type(run).__name__}")
     if resume and overwrite:
         raise InputError("resume=True continues a run and overwrite=True replaces it: pass only one of them")
-    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, sinks)
+    if layers is not None:
+        try:
+            re.compile(layers)
+        except (re.error, TypeError, OverflowError, RecursionError) as error:
+            raise InputError(
+                f"layers must be a regular expression for names of layers, got {layers!r}: {first_line(error)}"
+            ) from error
+    if probe is not None and not isinstance(probe, Probe):
+        raise InputError(f"probe must be an ns.Probe, got {type(probe).__name__}")
+    if isinstance(sinks, str) or not isinstance(sinks, Iterable):
+        raise InputError(f'sinks must be a list of names or objects, such as ["wandb"], got {sinks!r}')
+    auto = run == AUTO  # the path ./auto is another
+    options = Options(layers, symmetries, scaler, probe, on_row, start_step, quiet, resume, overwrite, tuple(sinks), auto)
     first = (0 if every else DENSE) if dense is None else dense
     return Watch(model, optimizer, Path(run), Budget(budget, every, dense=first), options)

@@ -22,10 +22,8 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     """
     own = model.state_dict()
     given = _unwrapped(read_state(path), own)
-    entries = {key: (value.data_ptr(), value.shape, value.stride()) for key, value in own.items() if _in_memory(value)}
-    filled = {entries[key] for key in given if key in entries}  # a tied weight is saved once
     problems = {
-        "missing": [key for key in own if key not in given and entries.get(key) not in filled],
+        "missing": _missing(own, given),
         "unexpected": [key for key in given if key not in own],
         "of another shape": [
             f"{key} {_shape(value)} instead of {_shape(own[key])}"
@@ -79,8 +77,32 @@ def _unwrapped(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str,
     return given
 
 
-def _in_memory(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_meta
+def _missing(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The names that a file leaves out, but for tensors all of whose bytes belong to others that it has: tied weights and views."""
+    left = [key for key in own if key not in given]
+    places = {_storage(own[key]) for key in left}
+    filled: dict[Any, torch.Tensor] = {}  # which bytes of each storage are given
+    for key, value in own.items():
+        if key in given and (place := _storage(value)) is not None and place in places:
+            filled.setdefault(place, torch.zeros(value.untyped_storage().nbytes(), dtype=torch.bool))
+            _bytes_of(value, filled[place]).fill_(True)
+    return [
+        key for key in left if (place := _storage(own[key])) not in filled or not bool(_bytes_of(own[key], filled[place]).all())
+    ]
+
+
+def _storage(value: Any) -> Any:
+    """What two tensors have in common if they share memory; None for what has no memory of its own."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.layout != torch.strided or value.is_nested:
+        return None
+    return value.device, value.untyped_storage().data_ptr()
+
+
+def _bytes_of(value: torch.Tensor, storage: torch.Tensor) -> torch.Tensor:
+    """Those of a tensor, each once where it is expanded, among those of its storage."""
+    width = value.element_size()
+    sizes = [size if step else min(size, 1) for size, step in zip(value.shape, value.stride(), strict=True)]
+    return storage.as_strided((*sizes, width), (*(step * width for step in value.stride()), 1), value.storage_offset() * width)
 
 
 def _shape(value: Any) -> str:

@@ -97,7 +97,7 @@ def euclidean_norm(values: torch.Tensor, dim: int | tuple[int, ...] | None = Non
 
     Each sum is scaled by a power of two of its own first, so that no square overflows, and none that counts is lost.
     """
-    values = values.detach().to(torch.float64)
+    values = (values.abs() if values.is_complex() else values).detach().to(torch.float64)
     axes = tuple(range(values.dim())) if dim is None else (dim,) if isinstance(dim, int) else dim
     if not values.dim() or not axes:
         return values.abs()

@@ -133,7 +133,7 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
 @contextmanager
 def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -> Iterator[None]:
     """The model as its own `train()` or `eval()` makes it, and then as it was; `before`: see `untouched`."""
-    with untouched(model, before=before), transforms_closed():
+    with _modes_kept(model), untouched(model, before=before), transforms_closed():
         if isinstance(model, torch.fx.GraphModule):  # an exported program has one mode, and raises when asked for another
             model.training = mode != "eval"
         elif mode == "eval":
@@ -141,6 +141,18 @@ def in_mode(model: torch.nn.Module, mode: str, before: Snapshot | None = None) -
         else:
             model.train()
         yield
+
+
+@contextmanager
+def _modes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Those of TorchScript are out of Python's sight, so that no snapshot has them."""
+    before = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, training in before:
+            if part.training != training:
+                part.training = training
 
 
 @contextmanager

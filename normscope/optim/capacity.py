@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from normscope.core.deprecation import earlier
 from normscope.core.errors import InputError
 from normscope.core.magnitude import Magnitude
-from normscope.core.rounding import above, below, length
+from normscope.core.rounding import above, below, length, times_power_of_two
 from normscope.operators.conv import Convolution
 from normscope.operators.dense import spectral_norm
 
@@ -50,7 +50,7 @@ class CappedMap:
     @property
     def rounding(self) -> float:
         """How much a scaled weight's rounding can add to the norm, relatively: √r ‖ΔW‖_F ≤ (ε/2) √(r · rank) ‖A‖."""
-        rank = min(len(self.weight), self.weight[0].numel())
+        rank = min(len(self.weight), self.weight.numel() // max(1, len(self.weight)))
         return torch.finfo(self.weight.dtype).eps * math.sqrt(reuse(self.module) * rank)
 
     def within(self) -> bool:
@@ -76,11 +76,17 @@ class CappedMap:
         for _ in range(MOST_TURNS):
             if bound <= self.limit:
                 break
-            self.weight.mul_(self.limit / bound * (1 - margin))
+            self._scale(self.limit, bound, 1 - margin)
             bound = self.limit if covered else self.norm().ceiling
         else:
             raise InputError(f"{self.name or 'the model'} cannot be scaled to a norm of {self.limit:g} in {self.weight.dtype}")
         self.proved, self.seen = bound, self.weight.detach().clone()
+
+    def _scale(self, limit: float, bound: float, less: float) -> None:
+        """Times less · limit/bound < 1, a power of two apart: the whole may be too small for the weight's type, or for float64."""
+        (high, up), (low, down) = math.frexp(limit), math.frexp(bound)
+        factor, exponent = math.frexp(high / low * less)
+        self.weight.copy_(times_power_of_two(self.weight, up - down + exponent)).mul_(factor)
 
 
 class SpectralCap:

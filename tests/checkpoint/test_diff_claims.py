@@ -35,6 +35,50 @@ def test_masks_and_counters_are_left_out(tmp_path):
     assert compared(tmp_path, PLAIN, stored).same is True
 
 
+@pytest.mark.parametrize(("one", "other"), [
+    (torch.tensor([[1 + 2j, 3 - 1j]]), torch.tensor([[1 - 6j, 3 + 3j]])),
+    (torch.tensor([2**60]), torch.tensor([2**60 + 1])),
+    (torch.tensor([2**63 + 1], dtype=torch.uint64), torch.tensor([2**63 + 2], dtype=torch.uint64)),
+    (torch.tensor([True]), torch.tensor([False])),
+], ids=["imaginary parts", "int64", "uint64", "bool"])  # fmt: skip
+def test_numbers_that_float64_does_not_hold_are_told_apart(tmp_path, one, other):
+    found = compared(tmp_path, {"w": one}, {"w": other})
+    assert found.same is False and found.rows[0].change > 0 and "blocks" not in found.explanation
+    assert compared(tmp_path, {"w": one}, {"w": one.clone()}).explanation == "the same function: all tensors are equal"
+
+
+def test_the_change_of_complex_numbers(tmp_path):
+    one, other = torch.randn(2, 3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    row = compared(tmp_path, {"w": one}, {"w": other}).rows[0]
+    step = (other - one).to(torch.complex128)
+    assert row.spectral_change == pytest.approx(float(torch.linalg.matrix_norm(step, 2)))
+    assert row.largest_change == pytest.approx(float(step.abs().max()))
+    assert row.change == pytest.approx(float(step.norm() / one.norm()))
+
+
+def test_complex_numbers_are_rounded_and_transposed_as_others_are(tmp_path):
+    one = torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    torch.save({"h.0.weight": one.to(torch.complex128) / 3}, tmp_path / "a.pt")
+    torch.save({"h.0.weight": one.to(torch.complex128).div(3).to(torch.complex64)}, tmp_path / "b.pt")
+    assert ns.diff(tmp_path / "a.pt", tmp_path / "b.pt").same is True
+    assert compared(tmp_path, {"h.0.weight": one}, {"h.0.weight": one.T.contiguous()}).same is True
+
+
+def test_complex_gains_are_no_gains_of_a_real_normalizer(tmp_path):
+    state, config = llama()
+    gain = layer(0, "input_layernorm")
+    complex_state = {**state, gain: state[gain] * (1 + 1j)}
+    assert compared(tmp_path, state, complex_state, config).same is False
+    report = ns.checkpoint(tmp_path / "b")
+    assert gain not in {pair.gamma for pair in report.pairs} and report.pairs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.complex64])
+def test_tensors_of_nan_are_equal_to_themselves(tmp_path, dtype):
+    state = {"w": torch.full((3,), float("nan")).to(dtype)}
+    assert compared(tmp_path, state, state).explanation == "the same function: all tensors are equal"
+
+
 @pytest.mark.parametrize(("size", "dtype"), [(1e-9, torch.float16), (1e-7, torch.float16), (1e-44, torch.bfloat16)])
 def test_numbers_too_small_for_a_type_are_not_rounded_but_lost(tmp_path, size, dtype):
     one = {**PLAIN, "a.weight": size * PLAIN["a.weight"]}
@@ -272,6 +316,32 @@ def test_entries_of_a_table_that_no_input_reads_are_not_called_the_same():
     found = ns.diff(model, twin, example=torch.randn(2, 5, 4), mode="eval")
     assert found.same is None and "table" in found.explanation
     assert ns.diff(model, twin, example=torch.randn(2, 9, 4), mode="eval").same is False
+
+
+class Indexed(nn.Module):
+    """Reads its table at the places of a buffer, and its phases by size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+        self.register_buffer("places", torch.arange(8))
+        self.register_buffer("phases", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[1]
+        return (x * self.table[self.places[:size]]).sum(-1) * self.phases[:size].imag
+
+
+@pytest.mark.parametrize("name", ["places", "phases"])
+def test_entries_of_indices_and_complex_buffers_that_no_input_reads_are_not_called_the_same(name):
+    model = Indexed()
+    twin = copy.deepcopy(model)
+    getattr(twin, name)[7] = 0
+    found = ns.diff(model, twin, example=torch.randn(2, 5, 4), mode="eval")
+    assert found.same is None and name in found.explanation
+    assert ns.diff(model, twin, example=torch.randn(2, 8, 4), mode="eval").same is False
+    noted = ns.diff(model, twin, example=torch.randn(2, 5, 4), mode="train")
+    assert any(name in note for note in noted.notes)
 
 
 class Spectrum(nn.Linear):

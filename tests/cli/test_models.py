@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -187,7 +187,7 @@ class Held(nn.Module):
         self.weight = nn.Parameter(torch.zeros(4, 3, device=device))
         self.register_buffer("same", self.weight.detach())
         self.register_buffer("head", self.weight.detach()[:2])
-        self.register_buffer("turned", self.weight.detach().as_strided((4, 3), (1, 4)))
+        self.register_buffer("turned", self.weight.detach().as_strided((2, 3), (1, 4)))
 
 
 @pytest.mark.parametrize("given", ["head", "turned"])
@@ -202,6 +202,49 @@ def test_without_memory_no_weight_is_another(place: Path) -> None:
     torch.save({"same": torch.ones(4, 3)}, "same.pt")
     with pytest.raises(InputError, match=r"3 missing \(weight, head, turned\)"):
         load_weights(Held("meta"), Path("same.pt"))
+
+
+class Viewed(nn.Module):
+    """Parameters, and views of them that a file need not hold."""
+
+    def __init__(self, views: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.randn(12))
+        for name, value in views(self.flat.data).items():
+            self.register_buffer(name, value)
+
+
+VIEWS = {
+    "a slice": lambda flat: {"v": flat[:2]},
+    "a matrix": lambda flat: {"v": flat.view(3, 4)},
+    "its transpose": lambda flat: {"v": flat.view(3, 4).t()},
+    "every other entry": lambda flat: {"v": flat[1::2]},
+    "expanded": lambda flat: {"v": flat[:3].expand(2, 3)},
+    "bytes": lambda flat: {"v": flat.view(torch.uint8)},
+    "a number": lambda flat: {"v": flat[5]},
+    "nothing": lambda flat: {"v": flat[:0]},
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_a_weight_need_not_be_saved(place: Path, name: str) -> None:
+    given, model = Viewed(VIEWS[name]), Viewed(VIEWS[name])
+    save_file({"flat": given.flat.data}, "flat.safetensors")
+    load_weights(model, Path("flat.safetensors"))
+    assert torch.equal(model.v, given.v)
+
+
+def test_parts_of_a_weight_fill_it_only_together(place: Path) -> None:
+    def views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"low": flat[:5], "high": flat[5:]}
+
+    given, model = Viewed(views), Viewed(views)
+    save_file({"low": given.low}, "low.safetensors")
+    with pytest.raises(InputError, match=r"2 missing \(flat, high\)"):
+        load_weights(model, Path("low.safetensors"))
+    save_file({"low": given.low.clone(), "high": given.high.clone()}, "both.safetensors")
+    load_weights(model, Path("both.safetensors"))
+    assert torch.equal(model.flat, given.flat)
 
 
 def test_a_tied_weight_is_saved_once(place: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 import normscope as ns
 from normscope.core.errors import ExportError, InputError
+from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Constant, Graph
 from normscope.graph.trace import trace
 from tests.cases import Function, network, randn
@@ -287,6 +289,18 @@ def test_training_flags_come_back(mode):
     model[1].eval()
     trace(model, randn(1, 4), mode)
     assert [module.training for module in model.modules()] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_flags_of_torchscript_come_back(fails):
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.Dropout())), nn.ReLU()).train()
+    model[0][1].eval()
+    before = [module.training for module in model.modules()]
+    with suppress(KeyError), in_mode(model, "eval"):
+        assert not any(module.training for module in model.modules())
+        if fails:
+            raise KeyError
+    assert [module.training for module in model.modules()] == before
 
 
 def test_training_flags_come_back_after_a_failure():

@@ -202,6 +202,25 @@ def test_scaling_ends_at_every_size(dtype, size, limit):
     assert float(torch.linalg.matrix_norm(layer.weight.double(), 2)) <= limit * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("dtype, size, limit", [
+    (torch.float32, 1e20, 1e-20), (torch.float32, 1e38, 1e-36), (torch.bfloat16, 1e38, 1e-36), (torch.float64, 1e200, 1e-120),
+    (torch.float64, 1e150, 1e-200),
+])  # fmt: skip
+def test_a_cap_that_is_far_below_the_weight_is_held_and_reached(dtype, size, limit):
+    """The factor itself is subnormal or 0."""
+    layer = drawn(nn.Linear(6, 5), dtype, 0)
+    with torch.no_grad():
+        layer.weight.mul_(size)
+    spectral_cap(layer, limit)
+    norm = float(torch.linalg.matrix_norm(layer.weight.double() / limit, 2))
+    assert 0.98 <= norm <= 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_a_layer_without_entries_is_within_every_cap(shape):
+    spectral_cap(nn.Linear(*shape), 0.5)()
+
+
 @pytest.mark.parametrize("dtype, before, after", [(torch.float64, 1e-200, 1e-170), (torch.complex128, 0.1, 5j)])
 def test_every_move_of_a_weight_is_seen(dtype, before, after):
     """Also one whose square underflows, and one of imaginary parts."""

@@ -314,3 +314,11 @@ def test_auto_numbers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with Loop().watch("auto") as watch:  # type: ignore[arg-type]
             pass
         assert watch.run == Path("runs") / expected and watch.run.is_dir()
+
+
+@pytest.mark.parametrize("run", ["./auto", Path("auto")])
+def test_a_directory_may_be_called_auto(run: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Loop().watch(run) as watch:  # type: ignore[arg-type]
+        pass
+    assert watch.run == Path("auto") and [path.name for path in tmp_path.iterdir()] == ["auto"]

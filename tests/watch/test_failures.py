@@ -173,8 +173,10 @@ def test_sparse_gradients_and_half_precision(tmp_path: Path) -> None:
 
 def test_mistakes_in_the_call(tmp_path: Path) -> None:
     loop = Loop(mlp)
-    for wrong in ({"budget": 2.0}, {"every": -1}):
-        with pytest.raises(ns.InputError):
+    for wrong in (
+        {"budget": 2.0}, {"every": -1}, {"sinks": None}, {"sinks": "wandb"}, {"sinks": 3}, {"probe": 7}, {"layers": "("}, {"layers": 3},
+    ):  # fmt: skip
+        with pytest.raises(ns.InputError, match=f"{next(iter(wrong))} must be"):
             loop.watch(tmp_path, **{"every": None, **wrong})
     with pytest.raises(ns.InputError, match=r"torch\.nn\.Module"):
         ns.watch(len, loop.optimizer, run=tmp_path)  # type: ignore[arg-type]

@@ -136,6 +136,46 @@ def test_a_probe_that_fails_ends_only_itself(tmp_path: Path) -> None:
         ns.Probe(torch.zeros(1), torch.zeros(1), nn.functional.mse_loss, every=0)
 
 
+def test_parameters_that_the_loss_does_not_read_have_no_curvature() -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(6, 3)), torch.randn(8, 6), torch.randn(8, 3)
+    expected = ns.Probe(x, y, nn.functional.mse_loss, iterations=200).measure(model, 0.1)
+    model.unused = nn.Parameter(torch.ones(2))
+    found = ns.Probe(x, y, nn.functional.mse_loss, iterations=200).measure(model, 0.1)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_loss_that_is_linear_has_no_curvature(bias: bool) -> None:
+    probe = ns.Probe(torch.randn(8, 6), torch.randn(8, 3), lambda outputs, targets: (outputs * targets).sum(), iterations=2)
+    found = probe.measure(nn.Linear(6, 3, bias), 0.1)
+    assert found["sharpness"] == 0 and found["gradient_predictiveness"] == pytest.approx(0, abs=1e-6)
+
+
+def scripted(*layers: nn.Module) -> nn.Module:
+    return torch.jit.script(nn.Sequential(*layers))
+
+
+@pytest.mark.parametrize("model", [
+    scripted(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)),
+    nn.Sequential(scripted(nn.Linear(6, 8), nn.Dropout(0.5)), nn.Linear(8, 5)),
+], ids=["whole", "a part"])  # fmt: skip
+def test_torchscript_is_left_as_it_is_and_not_probed(model: nn.Module, tmp_path: Path) -> None:
+    x, y = torch.randn(8, 6), torch.randint(5, (8,))
+    optimizer = torch.optim.SGD(model.train().parameters(), 0.1)
+    probe = ns.Probe(x, y, nn.functional.cross_entropy, every=1)
+    with (
+        pytest.warns(UserWarning, match="cannot put back what TorchScript changes"),
+        ns.watch(model, optimizer, run=tmp_path / "run", probe=probe, quiet=True),
+    ):
+        for _ in range(2):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(part.training for part in model.modules())
+    assert len(ns.load_run(tmp_path / "run").table()) == 2
+
+
 def probe_of(model: nn.Module, loss_of: Loss) -> ns.Probe:
     """With the case's own loss, which runs the model once more."""
     return ns.Probe(

@@ -221,6 +221,14 @@ def test_a_sink_that_fails_or_hangs_costs_only_itself(how: str, tmp_path: Path, 
     assert [event["what"] for event in run.events("error")] == (["sink Broken"] if how == "raises" else [])
 
 
+@pytest.mark.filterwarnings("ignore:normscope.watch no longer records", "error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sink_without_methods_costs_only_itself(tmp_path: Path) -> None:
+    fine = Broken("")
+    run = trained(tmp_path, [object(), fine])
+    assert fine.closed and run.status == "finished"
+    assert {event["what"] for event in run.events("error")} == {"sink object", "end of sink object"}
+
+
 @pytest.mark.filterwarnings("ignore:normscope.watch no longer records")
 def test_what_fails_when_all_rows_are_written_is_on_record(tmp_path: Path) -> None:
     class Late(Broken):
