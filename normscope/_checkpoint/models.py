@@ -29,7 +29,7 @@ from normscope._checkpoint.running import (
     outputs_apart,
     plain_attention,
     ran,
-    set_epsilon,
+    set_epsilons,
 )
 from normscope._checkpoint.views import BUFFERS, View
 from normscope.core.data import Call, Example
@@ -53,8 +53,7 @@ def compare_models(a: nn.Module, b: nn.Module, example: Example, mode: str) -> D
     with torch.no_grad(), plain_attention():
         with_epsilon = outputs_apart([ran(one, call) for call in calls], [ran(other, call) for call in calls])
         differing = differing_epsilons(one, other)
-        for model in (one, other):
-            set_epsilon(model)
+        set_epsilons(one, other)
         outputs = [ran(one, call) for call in calls], [ran(other, call) for call in calls]
         again = outputs_apart([outputs[0][0], outputs[1][0]], [ran(one, calls[0]), ran(other, calls[0])])
     defect = outputs_apart(*outputs)

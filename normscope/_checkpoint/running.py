@@ -126,19 +126,22 @@ def plain_attention() -> Iterator[None]:
 
 def differing_epsilons(one: nn.Module, other: nn.Module) -> list[str]:
     """Modules of both whose ε differ."""
-    theirs = dict(other.named_modules())
-    return [
-        path
-        for path, module in one.named_modules()
-        for name in EPSILONS
-        if path in theirs
-        and isinstance(getattr(module, name, None), float)
-        and getattr(theirs[path], name, None) != getattr(module, name)
-    ]
+    return [path for path, name in _epsilons(one, other) if _epsilon(one, path, name) != _epsilon(other, path, name)]
 
 
-def set_epsilon(model: nn.Module) -> None:
-    for module in model.modules():
-        for name in EPSILONS:
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, TINY)
+def set_epsilons(one: nn.Module, other: nn.Module) -> None:
+    """ε → 0 in what has one in both; a normalizer that is folded away left its own ε in the weights."""
+    for path, name in _epsilons(one, other):
+        for model in (one, other):
+            setattr(model.get_submodule(path), name, TINY)
+
+
+def _epsilons(one: nn.Module, other: nn.Module) -> list[tuple[str, str]]:
+    """Modules of both that have an ε in both, and its name."""
+    shared = dict(one.named_modules()).keys() & dict(other.named_modules()).keys()
+    own = [(path, name) for path, _ in one.named_modules() if path in shared for name in EPSILONS]
+    return [(path, name) for path, name in own if all(isinstance(_epsilon(model, path, name), float) for model in (one, other))]
+
+
+def _epsilon(model: nn.Module, path: str, name: str) -> Any:
+    return getattr(model.get_submodule(path), name, None)

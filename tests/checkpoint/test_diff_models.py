@@ -263,3 +263,12 @@ def test_running_statistics_that_train_mode_does_not_read_are_noted():
     found = ns.diff(model, other, example=x)
     assert found.same and any("4.running_var" in note and 'mode="eval"' in note for note in found.notes)
     assert ns.diff(model, other, example=x, mode="eval").first == "4.running_var"
+
+
+def test_an_epsilon_that_was_folded_away_is_no_difference():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(16, 4)
+    for _ in range(5):
+        model(x)
+    found = ns.diff(model.eval(), ns.fold(model, example=x), example=x, mode="eval")
+    assert "ε" not in found.explanation and found.defect < 1e-6
