@@ -38,7 +38,7 @@ class Use:
 
 def uses_of_parameters(model: torch.nn.Module, call: Call, output: str) -> Iterator[Use]:
     """Every use of a parameter before the node called `output`, or in the whole model if the trace has no such node."""
-    graph = trace_parameters(model, call)
+    graph = trace_parameters(model, call, named_views=True)  # see `sharing_memory`
     last = next((node for node in graph if node.name == output), None)
     graph = graph if last is None else graph.up_to(last)
     reads = _Reads(graph, model, call)

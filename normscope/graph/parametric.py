@@ -22,17 +22,18 @@ from normscope.graph.rebinding import check_views
 from normscope.graph.trace import Conversion, check_flat, in_one_line, is_random
 
 
-def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval") -> Graph:
+def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval", named_views: bool = False) -> Graph:
     """Trace `model` as a function of its parameters too: each is a node of its own, named as in `named_parameters()`.
 
     The whole example is one input, integer tensors and random draws included; dropout is kept as a node that evaluates
     to its input. All floating-point outputs of the model are gathered in one `outputs` node.
+    named_views: whether the model may keep views of its parameters under names of their own; they are constants then.
     """
     check_flat(call)
     with in_one_line(model):
         module = module_of(model)
         program = export(module, call.copied(), mode)
-        check_views(program)
+        check_views(program, not named_views)
         graph = ParametricConversion(program, call, "eval" if mode == "eval" else "batch").graph()
         graph.validate()
 

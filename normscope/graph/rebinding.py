@@ -46,12 +46,15 @@ def same_tensors(program: ExportedProgram) -> Iterator[tuple[FxNode, Any, FxNode
             sharing.append((node, spec, tensor))
 
 
-def check_views(program: ExportedProgram) -> None:
-    """Refuse what is a view of a parameter, where parameters are variables: a program holds it as a tensor of its own."""
+def check_views(program: ExportedProgram, named: bool) -> None:
+    """Refuse what is a view of a parameter, where parameters are variables: a program holds it as a tensor of its own.
+
+    named: those too that have a name in the model, which some look for there.
+    """
     held = list(_held(program))
     parameters = [(spec.target, tensor) for _, spec, tensor in held if spec.kind == InputKind.PARAMETER]
     for node, spec, tensor in held:
-        others = parameters if node.users else ()
+        others = parameters if node.users and (named or str(spec.target).startswith("lifted_tensor")) else ()
         names = [name for name, its in others if not is_same_view(tensor, its) and share_entries(tensor, its)]
         if names:
             what = "reads one" if spec.kind == InputKind.CONSTANT_TENSOR else f"reads it as '{spec.target}',"
