@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from normscope.core.errors import InputError
 from normscope.core.interval import Interval
@@ -96,20 +96,31 @@ def dense_matrix(node: Node) -> torch.Tensor:
     return torch.stack([plain.apply(unit.reshape(shape)).reshape(-1) for unit in basis], 1)
 
 
-def added(node: Node) -> object:
-    """What an affine node adds to its product, or None."""
-    position = {"linear": 2, "addmm": 0, "baddbmm": 0, "addmv": 0, "bilinear": 3}.get(
-        node.op, 2 if node.op.startswith("conv") else -1
-    )
-    return node.args[position] if 0 <= position < len(node.args) else None
+def _offset_at(node: Node) -> int:
+    """At which place an affine operation takes what it adds to its product; -1 if it adds nothing."""
+    place = {"linear": 2, "addmm": 0, "baddbmm": 0, "addmv": 0, "bilinear": 3}.get(node.op, 2 if node.op.startswith("conv") else -1)
+    return place if place < len(node.args) else -1
+
+
+def adds_its_input(node: Node) -> bool:
+    """Whether what depends on the input is what an affine node of one input adds to its product."""
+    place = _offset_at(node)
+    return place >= 0 and node.args[place] is node.input
+
+
+def factors(node: Node) -> list[Constant]:
+    """The constants that an affine node multiplies, without the one it adds, which may be the same tensor."""
+    place = _offset_at(node)
+    multiplied = [arg for i, arg in enumerate(node.args) if i != place]
+    return [leaf for leaf in tree_leaves((multiplied, node.kwargs)) if isinstance(leaf, Constant)]
 
 
 def without_offset(node: Node) -> Node:
     """The same operation that adds nothing."""
-    offset = added(node)
-    if not isinstance(offset, Constant):
+    place = _offset_at(node)
+    if place < 0 or not isinstance(node.args[place], Constant):
         return node
-    args = tuple(Constant(torch.zeros_like(arg.value)) if arg is offset else arg for arg in node.args)
+    args = (*node.args[:place], Constant(torch.zeros_like(node.args[place].value)), *node.args[place + 1 :])
     return Node(node.name, node.op, node.target, args, node.kwargs, node.path, node.source, node.shape, node.dtype)
 
 
@@ -117,38 +128,36 @@ def without_offset(node: Node) -> Node:
 class Linear(Rule):
     """x ↦ Wx + b on the last axis."""
 
+    first_alone = "its weight or bias depends on the input"
+
     def reading(self, node: Node) -> LinearMap:
         x, weight, bias = node.args[:3]
         vector = len(weight.shape) == 1  # gives one number per sample
         return LinearMap(x, weight, bias, () if vector else (0,), -1, None if vector else -1, plain=not vector)
 
     def tokenwise(self, node: Node) -> bool:
-        return self.linear(node) and len(node.args[1].shape) == 2 and node.input is node.args[0]
+        return len(node.args[1].shape) == 2
 
     def terms(self, node: Node) -> float:
         """n terms err by n u |W||x|, and ‖|W|‖ ≤ √n ‖W‖."""
         return node.args[1].shape[-1] ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if not self.linear(node):
-            return Gain.infinite(node, "its weight or bias depends on the input")
         bound, method = self.reading(node).norm()
         return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if not self.linear(node):
-            return Interval.unbounded(node.shape)
         rows = length(self.reading(node).matrix(), -1).reshape(node.args[1].shape[:-1])
         return propagate(node, context, node.args[1].shape[-1], rows)
 
     def norm(self, node: Node, context: Context) -> float:
-        if not self.linear(node) or not node.shape or len(node.args[1].shape) == 1:
+        if not node.shape or len(node.args[1].shape) == 1:
             return math.inf
         bias = float(length(node.args[2].double())) if node.args[2] is not None else 0.0
         return above(context.gain(node).factors[0].ceiling * context.norm(node.input) + bias) + 2 * UNDERFLOW
 
     def linear(self, node: Node) -> bool:
-        return node.inputs == node.args[:1]
+        return True
 
     def form(self, node: Node, forms: Forms) -> Form:
         x, weight, bias = (None if operand is None else forms.of(operand) for operand in node.args[:3])
@@ -186,7 +195,7 @@ def _constant_norms(node: Node) -> Magnitude:
     """The product of the Frobenius norms of all constant factors: times ‖x‖ a bound on ‖Σ|products|‖, by Cauchy and Schwarz."""
     alone = _summed_alone(node) if node.op == "einsum" else 1.0
     scale = abs(float(node.kwargs.get("alpha", 1))) if node.op in ("addmm", "baddbmm", "addmv") else 1.0
-    norms = [Magnitude(float(length(constant.double()))) for constant in node.constants if constant is not added(node)]
+    norms = [Magnitude(float(length(constant.double()))) for constant in factors(node)]
     factor = above(alone * scale)
     return (product(norms) * factor).raised(*norms, factor)
 
@@ -288,11 +297,11 @@ class ConstantProduct(Rule):
                 return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
         if node.op == "mv" and node.input is node.args[1]:
             return spectral_norm(node.args[0].double())
-        if node.input is added(node):
+        if adds_its_input(node):
             return Magnitude(above(abs(float(node.kwargs.get("beta", 1))) * math.sqrt(copies(node.input.shape, node.shape))))
         if math.prod(node.input.shape) <= EXACT_SIZE and math.prod(node.input.shape) * math.prod(node.shape) <= 16_000_000:
             matrix = dense_matrix(node)
-            several = len([c for c in node.constants if c is not added(node)]) > 1 or "alpha" in node.kwargs  # entries are computed
+            several = len(factors(node)) > 1 or "alpha" in node.kwargs  # entries are computed
             if not several:
                 return spectral_norm(matrix)
             error = gamma(ConstantProduct().terms(node) + 8) * float(length(dense_matrix(with_absolute_constants(node))))
@@ -309,13 +318,12 @@ class ConstantProduct(Rule):
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """Products of several constants may cancel in the gain, but not in the rounding."""
-        factors = [constant for constant in node.constants if constant is not added(node)]
-        if len(node.inputs) > 1 or len(factors) < 2:
+        if len(node.inputs) > 1 or len(factors(node)) < 2:
             return 0.0
         middle = context.center(node.input)
         if middle is None:
             return math.inf
-        size = 1.0 if node.input is added(node) else float(length(middle))
+        size = 1.0 if adds_its_input(node) else float(length(middle))
         return _constant_norms(node).ceiling * size
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:

@@ -81,6 +81,8 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 class ConvolutionRule(Rule):
     """x ↦ K ∗ x + b. With `absorbed_padding` the gain counts from what is padded."""
 
+    first_alone = "its kernel or bias depends on the input"
+
     def reading(self, node: Node) -> LinearMap:
         x, weight, bias = node.args[:3]
         kernel = _kernel(node)
@@ -93,20 +95,16 @@ class ConvolutionRule(Rule):
         return (math.prod(shape) / min(shape[:2])) ** 1.5
 
     def gain(self, node: Node, context: Context) -> Gain:
-        if not self.linear(node):
-            return Gain.infinite(node, "its kernel or bias depends on the input")
         bound, method = self.reading(node).norm()
         return Gain((bound,), method)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        if not self.linear(node):
-            return Interval.unbounded(node.shape)
         shape = node.args[1].shape
         rows = length(self.reading(node).matrix(), 1).reshape(-1, *[1] * (len(shape) - 2))
         return propagate(node, context, math.prod(shape) // min(shape[:2]), rows)
 
     def linear(self, node: Node) -> bool:
-        return node.inputs == node.args[:1]
+        return True
 
     def form(self, node: Node, forms: Forms) -> Form:
         """Channels are contracted group by group; positions and taps are mixed, alike for all channels."""

@@ -44,9 +44,12 @@ class Cosine(Rule):
     def center_error(self, node: Node, context: Context) -> float:
         """Nothing is known where it divides by lengths whose squares vanish."""
         axis, epsilon = node.argument(2, "dim", 1), float(node.argument(3, "eps", 1e-8))
-        middles = [_middle(operand, context) for operand in node.args[:2]]
-        lengths = [0.0 if middle is None else float(euclidean_norm(middle, axis).min()) for middle in middles if node.shape]
-        return math.inf if max(epsilon, min(lengths, default=0.0)) < VANISHING else super().center_error(node, context)
+        x, y = (_middle(operand, context) for operand in node.args[:2])
+        if epsilon < VANISHING and x is not None and y is not None:
+            lengths = [euclidean_norm(middle, axis) for middle in torch.broadcast_tensors(x, y)]
+            if any(bool((found < VANISHING).any()) for found in lengths):
+                return math.inf
+        return super().center_error(node, context)
 
 
 @rule("cdist", "pairwise_distance")
@@ -75,12 +78,16 @@ class Distance(Rule):
         x, y = (_middle(operand, context) for operand in node.args[:2])
         if value is None or x is None or y is None:
             return found
-        found += root_of_powers_error(order, x.shape[-1], value)
-        mode, many = node.argument(3, "compute_mode"), node.op == "cdist" and max(x.shape[-2], y.shape[-2]) > FEW_ROWS
-        if order == 2 and (mode == TOGETHER or (many and mode != APART)):
+        width = max(x.shape[-1], y.shape[-1])
+        found += root_of_powers_error(order, width, value)
+        if node.op == "cdist" and order == 2 and self._multiplies(node.argument(3, "compute_mode"), x, y):
             sizes = length(x, -1)[..., :, None] + length(y, -1)[..., None, :]
-            found += math.sqrt(gamma(8 * (x.shape[-1] + FEW))) * float(length(sizes))
+            found += math.sqrt(gamma(8 * (width + FEW))) * float(length(sizes))
         return above(found)
+
+    @staticmethod
+    def _multiplies(mode: int | None, x: torch.Tensor, y: torch.Tensor) -> bool:
+        return mode == TOGETHER or (mode != APART and max(x.shape[-2], y.shape[-2]) > FEW_ROWS)
 
 
 def _middle(operand: Operand, context: Context) -> torch.Tensor | None:

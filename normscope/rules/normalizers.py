@@ -93,7 +93,15 @@ class Centering(Rule):
 
 @rule("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm", "standardize")
 class NormalizerRule(Rule):
-    def reading(self, node: Node) -> Normalizer:
+    first_alone = "its scale or statistics depend on the input"
+
+    def reading(self, node: Node) -> Normalizer | None:
+        """None where its running statistics are computed: it neither takes its own nor is one fixed map."""
+        computed = node.op in ("batch_norm", "instance_norm") and any(isinstance(part, Node) for part in node.args[3:5])
+        return None if computed else self._normalizer(node)
+
+    @staticmethod
+    def _normalizer(node: Node) -> Normalizer:
         rank, epsilon = len(node.shape), node.args[EPSILON[node.op]]
         if node.op == "standardize":
             _, kind, axes, _, placement, _ = node.args
@@ -117,13 +125,11 @@ class NormalizerRule(Rule):
         )
 
     def terms(self, node: Node) -> float:
-        normalizer = self.reading(node)
+        normalizer = self._normalizer(node)
         return 1 if normalizer.fixed else elements(node, normalizer)
 
     def gain(self, node: Node, context: Context) -> Gain:
-        normalizer = self.reading(node)
-        if len(node.inputs) > 1:
-            return Gain.infinite(node, "its scale depends on the input")
+        normalizer = self._normalizer(node)
         _check(node, normalizer)
         if normalizer.fixed:
             size = scale_interval(normalizer).magnitude
@@ -168,9 +174,7 @@ class NormalizerRule(Rule):
         return min(float(spectral_norm(sets[:, :, None] * centering)), largest)
 
     def interval(self, node: Node, context: Context) -> Interval:
-        normalizer = self.reading(node)
-        if len(node.inputs) > 1:
-            return Interval.unbounded(node.shape)
+        normalizer = self._normalizer(node)
         if normalizer.fixed:
             bounds = context.interval(node.input)
             if not bounds.finite:
@@ -186,7 +190,7 @@ class NormalizerRule(Rule):
 
     def curvature(self, node: Node, context: Context) -> tuple[float, ...] | None:
         """The derivative of u/s, s² = ‖u‖²/d + ε, is 2/(√3 √d s²)-Lipschitz where s is smallest (docs/laws.md)."""
-        normalizer, reach = self.reading(node), context.deviation(node.input) + context.error(node.input)
+        normalizer, reach = self._normalizer(node), context.deviation(node.input) + context.error(node.input)
         scale = smallest_scale(node, normalizer, context)
         if normalizer.placement != "inside" or scale <= 0 or not math.isfinite(reach):
             return None
@@ -195,20 +199,20 @@ class NormalizerRule(Rule):
         return (above(BEND / math.sqrt(count) * largest * reach / scale / scale) + UNDERFLOW,)
 
     def measured(self, node: Node) -> tuple[tuple[Sets, ...], ...]:
-        normalizer = self.reading(node)
-        if normalizer.fixed or len(node.inputs) != 1:
+        normalizer = self._normalizer(node)
+        if normalizer.fixed:
             return super().measured(node)
         if normalizer.kind == "group":
             return ((Sets(tuple(range(len(node.shape))), elements(node, normalizer)),),)
         return ((Sets.along(node.shape, normalizer.axes),),)
 
     def tokenwise(self, node: Node) -> bool:
-        normalizer = self.reading(node)
-        return len(node.inputs) == 1 and not normalizer.by_channel and normalizer.axes == (len(node.shape) - 1,)
+        normalizer = self._normalizer(node)
+        return not normalizer.by_channel and normalizer.axes == (len(node.shape) - 1,)
 
     def remainder(self, node: Node, context: Context, away: Sizes, moves: Sizes | None) -> Remainder | None:
         """`curvature`, one set that is normalized together at a time; from the middle half of it, by Taylor's theorem."""
-        normalizer, middle = self.reading(node), context.center(node.inputs[0])
+        normalizer, middle = self._normalizer(node), context.center(node.inputs[0])
         sets = next(iter(self.measured(node)[0]), None)
         if sets is None or middle is None or normalizer.placement != "inside":
             return None
@@ -225,13 +229,13 @@ class NormalizerRule(Rule):
         )
 
     def center_error(self, node: Node, context: Context) -> float:
-        normalizer, middle = self.reading(node), context.center(node.input)
-        divided = VANISHING if normalizer.fixed or middle is None else float(known_spreads(normalizer, middle).min())
+        normalizer, middle = self._normalizer(node), context.center(node.input)
+        divided = VANISHING if middle is None else float(known_spreads(normalizer, middle).min())
         return super().center_error(node, context) if divided or normalizer.epsilon > VANISHING else math.inf
 
     def computed_on_the_way(self, node: Node, context: Context) -> float:
         """With running statistics μγ/√(v + ε) and β, which may cancel each other."""
-        normalizer = self.reading(node)
+        normalizer = self._normalizer(node)
         if not normalizer.fixed or normalizer.running_mean is None:
             return 0.0
         shift = normalizer.running_mean.abs() * normalizer.affine[0].abs()
@@ -240,9 +244,9 @@ class NormalizerRule(Rule):
 
     def norm(self, node: Node, context: Context) -> float:
         """After LN or RMSNorm every token has norm at most √d max|γ| + ‖β‖."""
-        normalizer = self.reading(node)
+        normalizer = self._normalizer(node)
         last = len(node.shape) - 1
-        if normalizer.by_channel or normalizer.axes != (last,) or len(node.inputs) > 1:
+        if normalizer.by_channel or normalizer.axes != (last,):
             return math.inf
         size = 1.0 if normalizer.kind == "l2" else math.sqrt(node.shape[last])
         largest = 1.0 if normalizer.weight is None else float(normalizer.weight.abs().max())
@@ -250,11 +254,12 @@ class NormalizerRule(Rule):
         return above(size * largest + shift) + UNDERFLOW
 
     def linear(self, node: Node) -> bool:
-        normalizer = self.reading(node)
-        return normalizer.fixed and len(node.inputs) == 1
+        return self._normalizer(node).fixed
 
     def form(self, node: Node, forms: Forms) -> Form:
         normalizer = self.reading(node)
+        if normalizer is None:
+            return forms.opaque()
         x = forms.of(node.args[0])
         if normalizer.fixed:
             mean, scale = (Fixed((), _channels(node), node=node) for _ in range(2))

@@ -292,16 +292,16 @@ class VectorNorm(Rule):
 class Quantile(Rule):
     """A mean of two neighbours among the sorted values: it moves no farther than the entry that moves farthest."""
 
+    first_alone = "which quantile it takes depends on the input"
+
     def gain(self, node: Node, context: Context) -> Gain:
-        if isinstance(node.args[1], Node):
-            return Gain.infinite(node, "which quantile it takes depends on the input")
         count = node.args[1].value.numel() if isinstance(node.args[1], Constant) else 1
         return Gain.of(root(count), method="sorting")
 
     def interval(self, node: Node, context: Context) -> Interval:
         """It increases with every entry. a + w (b − a) is rounded like its terms, and w as the rank in n entries is."""
         size = context.interval(node.input).magnitude
-        if len(node.inputs) > 1 or not size < LARGEST / 4:
+        if not size < LARGEST / 4:
             return Interval.unbounded(node.shape)
         axis, shape = node.argument(2, "dim"), node.input.shape
         entries = math.prod(shape) if axis is None else shape[axis] if shape else 1

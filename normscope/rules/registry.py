@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import torch
 
@@ -79,7 +79,13 @@ class Context(Protocol):
 
 
 class Rule:
-    """Base class of all rules; a user's rule overrides `gain`, and more where it knows more."""
+    """Base class of all rules; a user's rule overrides `gain`, and more where it knows more.
+
+    first_alone: set where the bounds are about nodes whose first operand alone depends on the input, and readings about nodes whose
+    first operand does; it says why others have no bound.
+    """
+
+    first_alone: ClassVar[str] = ""
 
     def gain(self, node: Node, context: Context) -> Gain:
         """A bound on how much the node stretches the distance between two values of its inputs."""
@@ -185,6 +191,16 @@ class Rule:
 
 
 @dataclass
+class Uncovered(Rule):
+    """Of a node whose rule bounds it only where other operands depend on the input."""
+
+    reason: str
+
+    def gain(self, node: Node, context: Context) -> Gain:
+        return Gain.infinite(node, self.reason)
+
+
+@dataclass
 class KnownGain(Rule):
     """A rule made from a number or from a function of the node, for operations with one input."""
 
@@ -223,6 +239,8 @@ class Registry:
     def find(self, node: Node) -> Rule | None:
         """The rule that bounds the gain of a node."""
         found = self._of_real_numbers(node)
+        if found is not None and found.first_alone and node.inputs != node.args[:1]:
+            return Uncovered(found.first_alone)
         return found if found is not None and found.certifies else None
 
     def form(self, node: Node, forms: Forms) -> Form:
@@ -239,7 +257,8 @@ class Registry:
         """What a node is, if it is of this kind; an operation without a rule is known for random if torch says so."""
         found = self._of_real_numbers(node)
         if found is not None:
-            read: Reading | None = found.reading(node)
+            elsewhere = bool(found.first_alone) and not isinstance(node.args[0], Node)
+            read: Reading | None = None if elsewhere else found.reading(node)
         else:
             read = Random() if node.draws else None
         return read if isinstance(read, kind) else None

@@ -228,6 +228,26 @@ def test_what_is_divided_by_vanishing_squares(name, size):
     assert bool((bounds.low <= exact + exact.abs() * 1e-12).all()) and bool((exact - exact.abs() * 1e-12 <= bounds.high).all())
 
 
+BROADCAST = {
+    "cosine": lambda x: functional.cosine_similarity(x, torch.ones(4, dtype=D), dim=1, eps=0.0),
+    "cosine of a row": lambda x: functional.cosine_similarity(x[0], torch.ones(4, dtype=D), dim=0, eps=0.0)[None],
+    "pairs": lambda x: functional.pairwise_distance(x, torch.ones(4, dtype=D), 3.0, 1.0),
+    "one pair": lambda x: functional.pairwise_distance(x[0], torch.ones(4, dtype=D), 3.0, 1.0)[None],
+    "all pairs": lambda x: torch.cdist(x.reshape(1, 2, 2), torch.ones(30, 2, dtype=D)).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_distances_of_other_shapes(name):
+    x = tensor([1.0, 2.0, 4.0, -3.0])
+    graph = trace(Function(BROADCAST[name]), x[None])
+    bounds = forward_pass(graph, region=ns.Box(x, x)).interval(graph.output)
+    exact = BROADCAST[name](x[None])
+    assert (
+        bool((bounds.low <= exact).all()) and bool((exact <= bounds.high).all()) and bool((bounds.high - bounds.low < 1e-4).all())
+    )
+
+
 @pytest.mark.parametrize("rows", [4, 40])
 @pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot_use_mm_for_euclid_dist"])
 def test_distances_between_near_rows_far_from_zero(mode, rows):
