@@ -18,7 +18,7 @@ def foldable(graph: Graph) -> dict[Node, Node]:
     found = {}
     for node in graph:
         normalizer = registry.reading(node, Normalizer)
-        if normalizer is None or not normalizer.fixed or node.inputs != node.args[:1]:
+        if normalizer is None or not normalizer.fixed or len(node.inputs) != 1:
             continue
         before = node.input
         if len(users[before]) == 1 and before is not graph.output and _channels_second(before):
