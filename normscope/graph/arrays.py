@@ -27,9 +27,14 @@ def shared_with_arrays(root: Any, storages: Iterable[torch.UntypedStorage]) -> b
     for one in _arrays(root) if written else ():
         if one is None:
             return any(not storage.resizable() for storage in written)
-        if any(np.may_share_memory(np.asarray(one), other) for other in bytes_of):
+        if any(np.may_share_memory(_memory_of(one), other) for other in bytes_of):
             return True
     return False
+
+
+def _memory_of(one: Any) -> np.ndarray:
+    """As bytes where that is possible: numpy does not know every format of a `memoryview`."""
+    return np.asarray(one) if isinstance(one, np.ndarray) or not memoryview(one).c_contiguous else np.frombuffer(one, np.uint8)
 
 
 def _arrays(root: Any) -> Iterator[Any]:

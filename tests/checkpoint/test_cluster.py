@@ -80,13 +80,14 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
 
     def done(name: str, *_: int) -> None:
         names.append(name)
-        alive = children(os.getpid(), b"spawn_main")  # none where what was done before the last kill is still being told
+        # none where what was done before the last kill is still being told; a killed one may be on its way out
+        alive = [worker for worker in children(os.getpid(), b"spawn_main") if worker not in killed]
         if len(killed) < 3 and alive:
             killed.append(alive[0])
             os.kill(alive[0], signal.SIGKILL)
 
     found = ns.checkpoint(path, workers=2, progress=done)
-    assert len(set(killed)) == 3
+    assert len(killed) == 3
     assert sorted(names) == sorted(state)
     assert found.to_dict() == ns.checkpoint(path).to_dict()
 
