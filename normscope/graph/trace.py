@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -221,7 +221,7 @@ class Conversion:
             self._note_casts(fx, leaves, meta if between_floats else None)
         if not dynamic:
             return args[0] if between_floats else self._fold(fx, target, args, kwargs)
-        args, kwargs = in_double(target, args, kwargs)
+        args, kwargs = in_double(target, *tree_map_only(Constant, _dense, (args, kwargs)))
         if is_identity(op, args, meta):
             return args[0]
         make = partial(self._part, fx)
@@ -320,6 +320,11 @@ class Conversion:
         outputs = tree_unflatten(flat, self.program.call_spec.out_spec)
         self.notes += which_output(outputs, self.wanted)
         return chosen_output(outputs, self.wanted)
+
+
+def _dense(constant: Constant) -> Constant:
+    """What multiplies an input, without a sparse layout; the same numbers."""
+    return constant if constant.value.layout == torch.strided else replace(constant, value=constant.value.to_dense())
 
 
 def is_random(target: Any) -> bool:

@@ -318,3 +318,22 @@ def test_a_graph_that_reads_ahead_is_invalid():
 
 def test_constants_print_their_parameters():
     assert repr(Constant(torch.zeros(2, 3), ("weight",))) == "Constant(weight: (2, 3))"
+
+
+class Spread(nn.Linear):
+    """What a graph network does: the features of neighbours are added up by a sparse matrix."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.matrix @ super().forward(x).T).T
+
+
+@pytest.mark.parametrize("sparse", [Tensor.to_sparse, Tensor.to_sparse_csr], ids=lambda sparse: sparse.__name__)
+def test_a_sparse_matrix_is_the_matrix(sparse):
+    matrix = torch.diag(torch.tensor([1.0, 2.0, 0.0, 3.0]))
+    model, dense = Spread(sparse(matrix)), Spread(matrix)
+    dense.load_state_dict({**model.state_dict(), "matrix": matrix})
+    assert float(ns.lipschitz(model, randn(2, 4)).upper) == float(ns.lipschitz(dense, randn(2, 4)).upper)
