@@ -199,7 +199,13 @@ class _Derivative:
         generator: torch.Generator | None = None,
     ) -> None:  # fmt: skip
         self.generator = generator_of(generator)
-        twin = twin_of(model)._apply(lambda value: cast(value, torch.float64)).eval()
+        try:
+            twin = twin_of(model)._apply(lambda value: cast(value, torch.float64)).eval()
+        except Exception as error:  # of whatever the model holds
+            causes = [f"the model cannot be copied: {type(error).__name__}: {first_line(error)}"]
+            raise Refusal(
+                "no bound in the weights: its check is the derivative of a copy of the model in float64", causes
+            ) from error
         self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
         call = Call.of(example).samples(slice(0, 1))
         floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 from normscope.core.data import Call
 from normscope.core.errors import ExportError, InputError, Refusal
 from normscope.core.randomness import preserved_random_state
-from normscope.core.twins import twin_of
 from normscope.graph.rebinding import rebind
 from normscope.graph.restoring import Snapshot, untouched
 from normscope.graph.standins import Observed, observed
@@ -120,8 +119,8 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise if the model does not even run on the example: then tracing is not what failed."""
     try:
         with torch.no_grad(), preserved_random_state(), untouched(model):
-            given = call.copied()
-            twin_of(model)(*given.args, **given.kwargs)  # copies: its buffers may move, its input may be overwritten
+            given = call.copied()  # it may be overwritten
+            model(*given.args, **given.kwargs)
     except Exception as error:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
         wants_ids = any(isinstance(part, torch.nn.Embedding) for part in model.modules())

@@ -1,6 +1,7 @@
 """Sensitivity to weights: above the autograd derivative at every sampled input; removal of normalizers."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.certify import weights
+from normscope.core.errors import UnforeseenError
 from normscope.core.magnitude import Magnitude
 from tests.networks import Function, randn
 
@@ -164,6 +166,14 @@ def test_a_parameter_that_shares_memory_is_not_moved_alone(attach):
         model.view = nn.Parameter(view) if attach == "parameter" else view
     rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
     assert "shares memory with view" in rows["first.weight"].reason and not rows["first.weight"].bound.finite
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model, x = nn.Linear(3, 3), torch.ones(1, 3)
+    model.lock = threading.Lock()
+    with pytest.raises(ns.Refusal, match="the model cannot be copied: TypeError") as refused:
+        ns.lipschitz(model, x, wrt="weights")
+    assert not isinstance(refused.value, UnforeseenError)
 
 
 def test_parameters_side_by_side_in_memory_are_apart():

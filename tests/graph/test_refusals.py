@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -200,3 +201,10 @@ def test_a_rule_with_the_wrong_number_of_factors_is_named(rules):
     ns.rules.register("normscope_tests.triple", Wrong())
     with pytest.raises(ns.InputError, match=r"Wrong\.gain gave 2 factors for the 1 inputs of"):
         ns.lipschitz(Function(triple), randn(1, 4))
+
+
+def test_a_model_that_cannot_be_copied_runs_all_the_same():
+    model = Function(lambda x: x if x.sum() > 0 else -x)
+    model.lock = threading.Lock()
+    with pytest.raises(ns.ExportError, match="could not be traced"):
+        ns.lipschitz(model, randn(1, 4))
