@@ -20,6 +20,7 @@ from normscope.graph.parametric import trace_parameters
 from normscope.graph.running import span
 
 NEAR = 1e-3  # how far from its present value a parameter is moved, relative to its largest entry
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
@@ -126,20 +127,32 @@ def _is_float(node: Node) -> bool:
 def sharing_memory(model: torch.nn.Module) -> dict[str, str]:
     """Parameters that overlap another tensor of the model in memory, and which: to move the one is to move the other.
 
-    One parameter under several names is not meant.
+    One parameter under several names is not meant; one that repeats its own entries, as an expanded one does, is.
     """
     found: dict[str, str] = {}
     parameters = dict(model.named_parameters())
     own = {id(parameter) for parameter in parameters.values()}
     others = [(name, tensor) for name, tensor in _tensors(model) if id(tensor) not in own]
-    spans = sorted((*span(tensor), name, name in parameters) for name, tensor in (*parameters.items(), *others) if tensor.numel())
+    stored = ((name, part) for name, tensor in (*parameters.items(), *others) for part in _stored(tensor) if part.numel())
+    spans = sorted((*span(part), name, part.numel() * part.element_size()) for name, part in stored)
     end, holder = -1, ""
-    for start, stop, name, _ in spans:
+    for start, stop, name, size in spans:
         if start < end:
             found[name], found[holder] = holder, name
+        if stop - start < size:
+            found[name] = "itself"
         if stop > end:
             end, holder = stop, name
     return {name: other for name, other in found.items() if name in parameters}
+
+
+def _stored(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The numbers of a tensor where they lie in memory with strides: of a sparse one, those that it stores."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor.detach()._values()]
+    if tensor.layout in COMPRESSED:
+        return [tensor.detach().values()]
+    return [] if tensor.layout != torch.strided or tensor.is_nested else [tensor]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

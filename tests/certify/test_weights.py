@@ -168,6 +168,24 @@ def test_a_parameter_that_shares_memory_is_not_moved_alone(attach):
     assert "shares memory with view" in rows["first.weight"].reason and not rows["first.weight"].bound.finite
 
 
+def test_a_parameter_that_repeats_its_own_entries_has_no_bound():
+    """To move one of them is to move the others."""
+    model, x = nn.Linear(3, 3).double(), torch.ones(1, 3).double()
+    model.weight = nn.Parameter(torch.ones(1, 3).double().expand(3, 3))
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
+    assert "shares memory with itself" in rows["weight"].reason and not rows["weight"].bound.finite
+    assert rows["bias"].bound.finite
+
+
+def test_a_sparse_buffer_may_share_what_it_stores():
+    model, x = nn.Linear(3, 3).double(), torch.ones(1, 3).double()
+    model.register_buffer("apart", torch.eye(3).to_sparse())
+    assert all(row.bound.finite for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1)))
+    model.register_buffer("kept", torch.sparse_coo_tensor([[0, 1, 2]], model.bias.detach()))
+    rows = {row.parameter: row for row in ns.certify.weight_sensitivities(model, x, region=ns.Ball(x[0], 0.1))}
+    assert "shares memory with kept" in rows["bias"].reason and rows["weight"].bound.finite
+
+
 def test_a_model_that_cannot_be_copied_is_refused():
     model, x = nn.Linear(3, 3), torch.ones(1, 3)
     model.lock = threading.Lock()
