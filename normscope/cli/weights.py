@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from normscope.core.errors import InputError, first_line
 
 SHOWN = 3  # names listed in an error
 STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints of a training loop keep it
+WHOLE = "whole numbers"
 WRAPPERS = ("module.", "_orig_mod.")  # what data parallelism and torch.compile put before every name
 
 
@@ -21,6 +24,8 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
     Names may begin with what a wrapper of the trained model put there.
     """
     own = model.state_dict()
+    if unmade := [key for key, value in own.items() if isinstance(value, UninitializedBuffer | UninitializedParameter)]:
+        raise InputError(f"{some(unmade)} of the model has no shape yet (lazy): run the model on an input before, and save it then")
     given = _unwrapped(read_state(path), own)
     problems = {
         "missing": _missing(own, given),
@@ -42,6 +47,10 @@ def load_weights(model: torch.nn.Module, path: Path) -> None:
         model.load_state_dict(dict(given), strict=False)
     except Exception as error:  # a module's own hooks may raise anything
         raise InputError(f"{path} cannot be loaded into the model: {type(error).__name__}: {first_line(error)}") from error
+    if lost := _overwritten(own, given):
+        raise InputError(
+            f"{path} holds different numbers for {some(lost)} and for what shares its memory: give the weights of this very model"
+        )
 
 
 def read_state(path: Path) -> Mapping[str, Any]:
@@ -91,6 +100,14 @@ def _missing(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _overwritten(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The names whose numbers are not those of the file that was loaded: another name for the same memory came after them."""
+    places = Counter(_storage(own[key]) for key in given)
+    shared = [key for key in given if (place := _storage(own[key])) is not None and places[place] > 1]
+    pairs = ((key, _precise(own[key]), _precise(given[key].to(own[key].dtype))) for key in shared)
+    return [key for key, mine, its in pairs if not bool(((mine == its) | (mine.isnan() & its.isnan())).all())]
+
+
 def _storage(value: Any) -> Any:
     """What two tensors have in common if they share memory; None for what has no memory of its own."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.layout != torch.strided or value.is_nested:
@@ -124,14 +141,25 @@ def _unusable(given: Any, own: Any, trained: bool) -> str:
     if _kind(given) != _kind(own):
         return f"is {_kind(given)} instead of {_kind(own)}"
     try:
-        undefined = given.is_floating_point() and bool(given.to(torch.float64).isnan().any())
+        values = _precise(given)
     except Exception:  # PyTorch has types without a single operation
         return f"is {str(given.dtype).removeprefix('torch.')}, which cannot be turned into other numbers"
-    return "is not a number (NaN) in places" if trained and undefined else ""
+    if trained and bool(values.isnan().any()):
+        return "is not a number (NaN) in places"
+    held = values if own.is_quantized else _precise(given.to(own.dtype))
+    same = torch.equal(held, values) if _kind(given) == WHOLE else torch.equal(held.isfinite(), values.isfinite())
+    return "" if same else f"holds numbers that the model's {str(own.dtype).removeprefix('torch.')} cannot hold"
 
 
 def _kind(value: torch.Tensor) -> str:
-    return "complex" if value.is_complex() else "real" if value.is_floating_point() else "whole numbers"
+    return "complex" if value.is_complex() else "real" if value.is_floating_point() else WHOLE
+
+
+def _precise(value: torch.Tensor) -> torch.Tensor:
+    """In a type that tells all numbers of a kind apart: complex128, float64, or int64 beside whether it is negative."""
+    if value.is_complex() or value.is_floating_point():
+        return value.to(torch.complex128 if value.is_complex() else torch.float64)
+    return torch.stack([value.to(torch.int64), (value.to(torch.float64) < 0).to(torch.int64)])
 
 
 def some(names: list[str], separator: str = ", ") -> str:

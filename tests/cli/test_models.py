@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -253,6 +254,64 @@ def test_a_tied_weight_is_saved_once(place: Path) -> None:
     state = {key: value for key, value in model.state_dict().items() if key != "1.weight"}
     save_file(state, "tied.safetensors")
     load_weights(model, Path("tied.safetensors"))
+
+
+@pytest.mark.parametrize("other", [torch.zeros(12), torch.full((12,), math.nan)])
+def test_different_numbers_for_the_same_memory_are_refused(place: Path, other: torch.Tensor) -> None:
+    """Those that come last would overwrite the others."""
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    torch.save({**nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).state_dict()}, "untied.pt")
+    with pytest.raises(InputError, match=r"different numbers for 0\.weight and for what shares its memory"):
+        load_weights(tied, Path("untied.pt"))
+    viewed = Viewed(VIEWS["a matrix"])
+    torch.save({"flat": torch.ones(12), "v": other.view(3, 4)}, "viewed.pt")
+    with pytest.raises(InputError, match="flat"):
+        load_weights(viewed, Path("viewed.pt"))
+    torch.save({"v": other.view(3, 4)}, "buffer.pt")
+    load_weights(viewed, Path("buffer.pt"))
+
+
+class Whole(nn.Module):
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(2, dtype=kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (torch.int32, torch.tensor([2**40, 1])), (torch.uint8, torch.tensor([300, 1])), (torch.bool, torch.tensor([2, 0])),
+        (torch.uint64, torch.tensor([-1, 0])), (torch.int64, torch.tensor([2**64 - 1, 0], dtype=torch.uint64)),
+        (torch.float32, torch.tensor([1e300, 0], dtype=torch.float64)), (torch.float16, torch.tensor([1e5, 0])),
+    ],
+)  # fmt: skip
+def test_numbers_that_the_model_cannot_hold_are_refused(place: Path, kind: torch.dtype, given: torch.Tensor) -> None:
+    torch.save({"n": given}, "large.pt")
+    with pytest.raises(InputError, match=f"n holds numbers that the model's {str(kind)[6:]} cannot hold"):
+        load_weights(Whole(kind), Path("large.pt"))
+
+
+@pytest.mark.parametrize(
+    "given", [torch.tensor([2**62 + 1, -(2**63)]), torch.tensor([True, False]), torch.tensor([255, 0], dtype=torch.uint8)]
+)
+def test_whole_numbers_are_loaded_to_the_last_digit(place: Path, given: torch.Tensor) -> None:
+    torch.save({"n": given}, "whole.pt")
+    model = Whole(torch.int64)
+    load_weights(model, Path("whole.pt"))
+    assert model.n.tolist() == given.tolist()
+
+
+def test_a_lazy_model_is_refused_in_one_line(place: Path) -> None:
+    torch.save(nn.Linear(3, 2).state_dict(), "linear.pt")
+    with pytest.raises(InputError, match=r"weight, bias of the model has no shape yet \(lazy\)"):
+        load_weights(nn.LazyLinear(2), Path("linear.pt"))
+
+
+def test_complex_weights_are_numbers(place: Path) -> None:
+    torch.save({"weight": torch.full((2, 3), complex(0, math.nan)), "bias": torch.zeros(2, dtype=torch.complex64)}, "complex.pt")
+    with pytest.raises(InputError, match=r"weight is not a number \(NaN\) in places"):
+        load_weights(nn.Linear(3, 2, dtype=torch.complex64), Path("complex.pt"))
 
 
 def test_what_does_not_fit_is_listed(place: Path) -> None:
