@@ -157,3 +157,29 @@ def test_the_risk_of_the_randomized_predictor_is_covered(distribution, draws):
         risks = [distribution.risk(partial(functional_call, twin, parameters), zero_one()) for parameters in drawn]
         failed += bool(bound.value < sum(risks) / len(risks))
     assert failed <= binom.isf(1e-3, draws, 0.1)
+
+
+class _Mixed(nn.Module):
+    """A gate of bfloat16, which comes first, and weights of float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        self.weight = nn.Parameter(100 * torch.randn(2, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.gate.to(x.dtype)) @ self.weight.to(x.dtype).T
+
+
+def test_the_divergence_is_that_of_the_noise_that_is_drawn():
+    """It is drawn around weights in the type of the first parameter, to which others are rounded."""
+    model = seeded(_Mixed())
+    initial = copy.deepcopy(model)
+    with torch.no_grad():
+        model.weight += 1e-3
+    points = torch.randn(100, 20)
+    labels = initial(points).argmax(1)
+    found = ns.generalization(model, "zero-one", (points, labels), initial=initial, select=["PAC-Bayes"])
+    moved = model.weight.detach().bfloat16().double() - initial.weight.detach().double()
+    for bound in found.bounds:
+        assert float(bound.parts["‖w − w₀‖"]) == pytest.approx(float(moved.norm()), rel=1e-9)

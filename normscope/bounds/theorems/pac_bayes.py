@@ -108,12 +108,12 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     """For the error of the model under Gaussian noise on its parameters, σ the best of those tried."""
     own, model, size = setting.train.error, setting.folded, setting.train.size
     initial = None if setting.initial is None else folded(setting.initial, setting.example.kwargs or setting.example.args)
-    dimension, distance = GaussianPosterior(model, 0.0).dimension, distance_between(model, initial)
+    twin = twin_of(model).to(next(setting.model.parameters()).dtype)
+    dimension, distance = GaussianPosterior(twin, 0.0).dimension, distance_between(twin, initial)  # of what is drawn around
     if distance == 0:
         raise NotApplicable("the parameters are those of the prior")
     if distance == math.inf:
         raise NotApplicable("the distance of the parameters from the prior is beyond float64")
-    twin = twin_of(model).to(next(setting.model.parameters()).dtype)
 
     def tried(sigma: float) -> Magnitude:
         """The bound as far as a few draws can tell."""
@@ -122,7 +122,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
         _, divergence, weight = best_prior(dimension, sigma, distance)
         return mcallester(error, divergence + weight, size, setting.delta)
 
-    largest = 2 * (distance_between(model, None) or distance) / math.sqrt(dimension)
+    largest = 2 * (distance_between(twin, None) or distance) / math.sqrt(dimension)
     sigma = min((largest * 2**-i for i in range(HALVINGS)), key=tried)
     found = _drawn(GaussianPosterior(twin, sigma), setting)  # fresh draws: the choice of σ has not seen them
     error = found.upper(SHARE_OF_DRAWS * setting.delta)
