@@ -79,8 +79,8 @@ class Magnitude:
 
     @property
     def ceiling(self) -> float:
-        """A float that is not below this value: the logarithm is rounded, and so is its exponential."""
-        return float(self.widened(0.0)) * (1 + 2.0**-50)
+        """A float that is not below this value: the logarithm is rounded, and so is its exponential, a subnormal one by up to η."""
+        return 0.0 if self.log == -math.inf else float(self.widened(0.0)) * (1 + 2.0**-50) + math.ulp(0.0)
 
     def __mul__(self, other: Real) -> Magnitude:
         other = Magnitude(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -242,3 +243,14 @@ def test_a_cap_among_subnormal_numbers_is_held_or_refused(dtype, limit):
     except InputError:
         return
     assert float(spectral_norm(layer.weight)) <= limit * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("weight", [[[1.0, 1.0]], [[1.0], [1.0]], [[1.0, 0.0], [1.0, 0.0]], [[1.0, 2.0], [2.0, 1.0]], [[1.0]]])
+def test_a_cap_at_the_smallest_number_is_held_or_refused(weight):
+    """√2 η is more than η, though both are the same float."""
+    layer = nn.Linear(len(weight[0]), len(weight), dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(weight, dtype=torch.float64) * 5e-324)
+    with contextlib.suppress(InputError):
+        spectral_cap(layer, 5e-324)
+        assert float(torch.linalg.matrix_norm(layer.weight.detach() * 2.0**1000 * 2.0**74, 2)) <= 1.0 + 1e-12
