@@ -111,7 +111,7 @@ class Probe:
             along = [vector[place] for place in bent]
             image = torch.autograd.grad([slope[place] for place in bent], weights, along, retain_graph=True, allow_unused=True)
             turned = tuple(torch.zeros_like(v) if h is None else h for v, h in zip(vector, image, strict=True))
-            curvature = sum(float((v * h).sum()) for v, h in zip(vector, turned, strict=True))
+            curvature = sum(float((v.conj() * h).sum().real) for v, h in zip(vector, turned, strict=True))
             if not float(_norm(turned)) > 0:
                 return curvature
             vector = turned

@@ -24,7 +24,6 @@ from tests.watch.test_user_code import train
 UNMEASURED = {
     "blocks, checkpointed, reentrant": "incompatible with .grad()",
     "checkpointed, reentrant": "incompatible with .grad()",
-    "complex weights": "cannot be converted",
     "odd arguments and results": "positional argument",
 }
 ITERATED = {"counter in forward", "hook that changes what it returns"}  # what they compute depends on an iterator
@@ -313,3 +312,26 @@ def test_no_copy_outlives_a_measurement() -> None:
         assert tensors() == before
     finally:
         gc.enable()
+
+
+class _Amplitudes(nn.Module):
+    """|W x| with W of complex numbers, or of their real and imaginary parts."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        return (x.to(weight.dtype) @ weight.T).abs()
+
+
+def test_a_complex_weight_is_measured_as_its_two_parts() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 8, dtype=torch.complex128)
+    inputs, labels = torch.randn(16, 8, dtype=torch.float64), torch.randint(0, 4, (16,))
+    found, expected = (
+        ns.Probe(inputs, labels, nn.functional.cross_entropy, iterations=300).measure(_Amplitudes(value), 0.1)
+        for value in (weight, torch.view_as_real(weight).clone())
+    )
+    assert found == pytest.approx(expected, rel=1e-6)
