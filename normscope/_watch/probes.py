@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,8 +53,11 @@ class Probe:
         every: int = 500,
         iterations: int = 10,
     ) -> None:
-        if every < 1 or iterations < 1:
-            raise InputError(f"every and iterations must be at least 1, got {every} and {iterations}")
+        if not all(isinstance(number, Integral) and number >= 1 for number in (every, iterations)):
+            raise InputError(f"every and iterations must be whole numbers, at least 1, got {every!r} and {iterations!r}")
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor) or not callable(loss):
+            kinds = ", ".join(type(given).__name__ for given in (inputs, targets, loss))
+            raise InputError(f"a probe needs a tensor of inputs, a tensor of targets and a loss function, got {kinds}")
         self.inputs, self.targets, self.loss, self.every, self.iterations = inputs, targets, loss, every, iterations
         self.cost = 0.0
         self._direction: Tensors | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import re
 import warnings
@@ -101,11 +102,20 @@ def watch(
         raise InputError("resume=True continues a run and overwrite=True replaces it: pass only one of them")
     if layers is not None:
         try:
-            re.compile(layers)
+            re.search(layers, "")
         except (re.error, TypeError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"layers must be a regular expression for names of layers, got {layers!r}: {first_line(error)}"
             ) from error
+    for name, number in (("budget", budget), ("every", every), ("dense", dense), ("start_step", start_step)):
+        if number is not None and not isinstance(number, numbers.Real):
+            raise InputError(f"{name} must be a number, got {number!r}")
+    if start_step is not None and not isinstance(start_step, numbers.Integral):
+        raise InputError(f"start_step must be a whole number, got {start_step}")
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    if on_row is not None and not callable(on_row):
+        raise InputError(f"on_row must be a function of a row and the layers' names, got {type(on_row).__name__}")
     if probe is not None and not isinstance(probe, Probe):
         raise InputError(f"probe must be an ns.Probe, got {type(probe).__name__}")
     if isinstance(sinks, str) or not isinstance(sinks, Iterable):

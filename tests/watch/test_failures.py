@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,9 +177,22 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
     loop = Loop(mlp)
     for wrong in (
         {"budget": 2.0}, {"every": -1}, {"sinks": None}, {"sinks": "wandb"}, {"sinks": 3}, {"probe": 7}, {"layers": "("}, {"layers": 3},
+        {"layers": b"0"}, {"layers": re.compile(b"0")}, {"budget": "a"}, {"every": "a"}, {"dense": "a"}, {"start_step": "a"},
+        {"start_step": math.nan}, {"scaler": 3}, {"on_row": 3},
     ):  # fmt: skip
         with pytest.raises(ns.InputError, match=f"{next(iter(wrong))} must be"):
             loop.watch(tmp_path, **{"every": None, **wrong})
+    for wrong in (
+        {"every": "5"},
+        {"every": None},
+        {"every": math.nan},
+        {"iterations": 2.5},
+        {"inputs": "x"},
+        {"targets": 3},
+        {"loss": None},
+    ):
+        with pytest.raises(ns.InputError, match=r"must be whole numbers|a probe needs a tensor"):
+            ns.Probe(**{"inputs": torch.zeros(1), "targets": torch.zeros(1), "loss": nn.functional.mse_loss, **wrong})  # type: ignore[arg-type]
     with pytest.raises(ns.InputError, match=r"torch\.nn\.Module"):
         ns.watch(len, loop.optimizer, run=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ns.InputError, match=r"torch\.optim\.Optimizer"):
