@@ -8,9 +8,10 @@ import torch
 
 from normscope._checkpoint.norms import MOST_GRAM, Matrix
 from normscope._checkpoint.views import View
-from normscope.core.rounding import euclidean_norm, gamma
+from normscope.core.rounding import euclidean_norm, exponent_of, gamma, times_power_of_two
 from normscope.operators.dense import gram_norm
 
+LARGE, DOWN = 900, 100  # of numbers from 2^900 on differences and norms may be beyond float64, but not of those 2^100 smaller
 COARSE = 2.0**-8  # the unit roundoff of bfloat16: what is rounded more coarsely is another function
 FINE = 2.0**-10  # a coarser type can hide a change of 1 %
 Outcome = tuple[bool, float]  # whether both are the same, and the largest difference relative to the largest entry
@@ -59,20 +60,22 @@ def change(one: View, other: View) -> dict[str, float | None]:
     x, y = one.value(), other.value()
     if not bool(x.isfinite().all()) or not bool(y.isfinite().all()) or not x.numel():
         return {}
+    down = DOWN if max(exponent_of(x), exponent_of(y)) > LARGE else 0
+    x, y = (times_power_of_two(values, -down) for values in (x, y))
     step = _step(one, other, x, y)
     size, other_size, moved = (float(euclidean_norm(values)) for values in (x, y, step))
     cosine = float(((x / size).conj() * (y / other_size)).sum().real) if size and other_size else 1.0
     found: dict[str, float | None] = {
         "change": moved / size if size else math.inf if moved else 0.0,
         "rotation": math.degrees(math.acos(max(-1.0, min(1.0, cosine)))),
-        "largest_change": float(step.abs().max()),
-        "spectral_change": moved * (1 + gamma(x.numel() + 8)),
+        "largest_change": float(step.abs().max()) * 2.0**down,
+        "spectral_change": moved * (1 + gamma(x.numel() + 8)) * 2.0**down,
         "rank": None,
     }
     matrix = Matrix(_real_matrix(step.flatten(1))) if len(one.shape) >= 2 and moved else None
     if matrix is not None and matrix.narrow <= MOST_GRAM:
         norm = gram_norm(matrix.gram, matrix.terms) * matrix.unit
-        found |= {"spectral_change": norm, "rank": (moved / norm) ** 2}
+        found |= {"spectral_change": norm * 2.0**down, "rank": (moved / norm) ** 2}
     return found
 
 

@@ -39,6 +39,14 @@ def test_the_change_of_a_tensor(tmp_path, dtype, size):
     assert row.rotation == pytest.approx(angle, rel=1e-4) and row.spectral_change / size == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.parametrize(("moved", "change", "angle"), [(1 - 1e-3, 1e-3, 0.0), (-1.0, 2.0, 180.0), (0.0, 1.0, 0.0)])
+def test_the_change_of_a_tensor_whose_norm_is_beyond_float64(tmp_path, moved, change, angle):
+    start = torch.full((3, 4), 1.7e308, dtype=torch.float64)
+    paths = [write(tmp_path / str(i), "safetensors", {"a.weight": start * size}) for i, size in enumerate((1.0, moved))]
+    (row,) = (row for row in ns.diff(*paths).rows if row.name == "a.weight")
+    assert row.change == pytest.approx(change, rel=1e-9) and row.rotation == pytest.approx(angle, abs=1e-5)
+
+
 @pytest.mark.parametrize(("dtype", "size"), SIZES)
 def test_a_merged_update(tmp_path, dtype, size):
     torch.manual_seed(0)
