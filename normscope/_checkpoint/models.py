@@ -132,7 +132,7 @@ def _rows(one: nn.Module, other: nn.Module) -> list[DiffRow]:
         elif mine[name].shape != theirs[name].shape:
             rows.append(DiffRow(name, "parameter", False, f"{tuple(mine[name].shape)} in A, {tuple(theirs[name].shape)} in B"))
         else:
-            same = torch.equal(mine[name], theirs[name])
+            same = _equal(mine[name], theirs[name])
             rows.append(
                 DiffRow(name, "parameter", same, "equal" if same else "differs", **_changes(name, mine[name], theirs[name]))
             )
@@ -151,7 +151,12 @@ def _is_smooth(value: torch.Tensor) -> bool:
 
 def _changes(name: str, one: torch.Tensor, other: torch.Tensor) -> dict[str, float | None]:
     sides = [View(name, name, tuple(value.shape), "F64", Held(name, value).tensor) for value in (one, other)]
-    return {} if torch.equal(one, other) or not one.numel() else change(*sides)
+    return {} if _equal(one, other) or not one.numel() else change(*sides)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """NaN is equal to NaN."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _groups(model: nn.Module, call: Call, mode: str) -> tuple[tuple[Group, ...], tuple[str, ...]]:

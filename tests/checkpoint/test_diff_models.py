@@ -272,3 +272,15 @@ def test_an_epsilon_that_was_folded_away_is_no_difference():
         model(x)
     found = ns.diff(model.eval(), ns.fold(model, example=x), example=x, mode="eval")
     assert "ε" not in found.explanation and found.defect < 1e-6
+
+
+def test_equal_weights_with_nan_are_equal_and_others_differ():
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    same, other = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        other.weight[1, 1] += 1
+    for against, said in ((same, "equal"), (other, "differs")):
+        found = ns.diff(model, against, example=torch.randn(4, 3), mode="eval")
+        assert found.same is None and [row.how for row in found.rows] == [said, "equal"]
