@@ -14,6 +14,7 @@ from normscope.bounds.losses import margins
 from normscope.curvature.batches import Batch
 
 HALVINGS = 40  # of [q, 1], to within 1e-12
+ROUNDING = 2.0**-50  # of kl(q‖p), relative to 1 and to itself: where p is near q, it is a small difference of two logarithms
 
 
 @dataclass(frozen=True)
@@ -78,5 +79,6 @@ def kl_inverse(q: float, budget: float) -> float:
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        low, high = (low, middle) if binary_kl(q, middle) > budget else (middle, high)  # NaN leaves 1
+        least = binary_kl(q, middle) * (1 - ROUNDING) - ROUNDING
+        low, high = (low, middle) if least > budget else (middle, high)  # NaN leaves 1
     return high

@@ -192,3 +192,21 @@ def test_what_is_not_finite_has_no_bound(value):
         assert not ns.generalization(model, "zero-one", data(16)).bounds
     except InputError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("q", "budget"),
+    [
+        (0.9999107809344201, 1.1692202987558378e-10),
+        (0.9728031374175278, 4.545871337389807e-14),
+        (0.9879270817896175, 5.5e-17),
+        (0.3, 0.0),
+    ],
+)
+def test_the_inverse_of_kl_errs_upwards_where_logarithms_cancel(q, budget):
+    found = kl_inverse(q, budget)
+    with mpmath.workdps(50):
+        exact = mpmath.mpf(q) * mpmath.log(mpmath.mpf(q) / found) + (1 - mpmath.mpf(q)) * mpmath.log(
+            (1 - mpmath.mpf(q)) / (1 - mpmath.mpf(found))
+        )
+        assert budget <= exact <= budget * (1 + 1e-3) + 1e-14
