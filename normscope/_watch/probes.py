@@ -107,8 +107,9 @@ class Probe:
         bent = [place for place, part in enumerate(slope) if part.requires_grad]  # the others do not depend on the weights
         if not bent:
             return 0.0
-        generator = torch.Generator().manual_seed(0)
-        vector = self._direction or tuple(torch.randn(w.shape, generator=generator).to(w) for w in weights)
+        generator, vector = torch.Generator().manual_seed(0), self._direction
+        if vector is None or [v.shape for v in vector] != [w.shape for w in weights]:  # what is trained may have changed since
+            vector = tuple(torch.randn(w.shape, generator=generator).to(w) for w in weights)
         for _ in range(self.iterations):
             length = _norm(vector)
             vector = tuple(v / length for v in vector)

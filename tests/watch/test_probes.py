@@ -335,3 +335,14 @@ def test_a_complex_weight_is_measured_as_its_two_parts() -> None:
         for value in (weight, torch.view_as_real(weight).clone())
     )
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_layers_may_be_frozen_and_freed_between_measurements() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    inputs, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    followed = ns.Probe(inputs, labels, nn.functional.cross_entropy, iterations=300)
+    for trained in (False, True, False):
+        model[0].requires_grad_(trained)
+        anew = ns.Probe(inputs, labels, nn.functional.cross_entropy, iterations=300)
+        assert followed.measure(model, 0.1) == pytest.approx(anew.measure(model, 0.1), rel=1e-3)
