@@ -267,8 +267,8 @@ class ConstantProduct(Rule):
             return None if product is None else replace(product, bias=bias)
         if node.op in ("mm", "matmul", "bmm"):
             return _product_with(node.args[:2], True)
-        if node.op == "inner" and isinstance(node.args[1], Constant) and len(node.args[1].shape) == 2:  # x Wᵀ
-            return LinearMap(node.args[0], node.args[1])
+        if node.op == "inner" and isinstance(node.args[1], Constant) and len(node.args[1].shape) == 2 and node.args[0].shape:
+            return LinearMap(node.args[0], node.args[1])  # x Wᵀ; of a number without axes it is a multiple of W
         return _contraction(node) if node.op == "einsum" else None
 
     def terms(self, node: Node) -> float:

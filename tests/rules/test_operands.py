@@ -80,6 +80,7 @@ OPERATIONS = {
     "matrices": (torch.matmul, (numbers(2, 4, 4), SQUARE)),
     "mv": (torch.mv, (SQUARE, VECTOR)),
     "inner": (torch.inner, (SQUARE, SQUARE)),
+    "inner with a number": (torch.inner, (numbers(1)[0], SQUARE)),
     "tensordot": (lambda x, y: torch.tensordot(x, y, dims=1), (SQUARE, SQUARE)),
     "linear of a vector": (lambda x, w, b: F.linear(x, w, b), (SQUARE, VECTOR, numbers(1)[0])),
     "conv2d": (F.conv2d, (numbers(1, 2, 3, 3), numbers(2, 2, 2, 2), numbers(2))),
