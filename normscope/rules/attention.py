@@ -173,7 +173,7 @@ class AttentionRule(Rule):
         def shaped(values: torch.Tensor, inner: int) -> torch.Tensor:
             values = values.reshape(part.shape[: rank - 2 + inner])
             values = values.repeat_interleave(copies, rank - 3) if copies > 1 else values
-            return values.expand(*heads, *part.shape[rank - 2 : rank - 2 + inner])
+            return values.expand((*heads, *part.shape[rank - 2 : rank - 2 + inner]))
 
         single, whole = Sets.along(part.shape, (-1,)), Sets.along(part.shape, (-2, -1))
         found = shaped(middle, 2)

@@ -70,6 +70,7 @@ OPERATIONS = {
     "grid_sample": (lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False), (numbers(1, 1, 4, 4), numbers(1, 2, 2, 2))),
     "quantile": (lambda x, q: torch.quantile(x, q.sigmoid(), dim=1), (FAR, VECTOR)),
     "attention": (F.scaled_dot_product_attention, (SQUARE[None, None], SQUARE[None, None], SQUARE[None, None], SQUARE)),
+    "attention without heads": (F.scaled_dot_product_attention, (SQUARE, SQUARE, SQUARE, SQUARE)),
     "einsum": (lambda x, y: torch.einsum("bi,ij->bj", x, y), (FAR, SQUARE)),
     "einsum of three": (lambda x, y, z: torch.einsum("bi,ij,jk->bk", x, y, z), (FAR, SQUARE, SQUARE)),
     "weighted addmm": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=3), (SQUARE, SQUARE, SQUARE)),
