@@ -30,6 +30,8 @@ SPLITS = {
     "dsplit": 2,
 }  # axis
 
+AT_LEAST = ("atleast_1d", "atleast_2d", "atleast_3d")  # of one tensor, or of each of several
+
 FUNCTIONAL_BATCH_NORMS = (
     "_native_batch_norm_legit_no_training",
     "_native_batch_norm_legit_functional",
@@ -127,8 +129,10 @@ def _reshape(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
 
 
 def _part(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
-    """One piece of a tensor that was taken apart is a slice or a row of it."""
+    """One piece of a tensor that was taken apart is a slice or a row of it; one of several with more axes is made of that one."""
     several, index = args
+    if isinstance(several, Node) and several.op in AT_LEAST and not isinstance(several.args[0], Node):
+        return several.op, getattr(aten, several.op).default, (several.args[0][index],)
     if not isinstance(several, Node) or several.op not in ("unbind", *SPLITS):
         return op, target, args
     whole = several.input

@@ -82,6 +82,7 @@ OPERATIONS = {
     "mv": (torch.mv, (SQUARE, VECTOR)),
     "inner": (torch.inner, (SQUARE, SQUARE)),
     "inner with a number": (torch.inner, (numbers(1)[0], SQUARE)),
+    "several with two axes": (lambda x, y: torch.cat([part.reshape(-1) for part in torch.atleast_2d(x, y)]), (VECTOR, SQUARE)),
     "tensordot": (lambda x, y: torch.tensordot(x, y, dims=1), (SQUARE, SQUARE)),
     "linear of a vector": (lambda x, w, b: F.linear(x, w, b), (SQUARE, VECTOR, numbers(1)[0])),
     "conv2d": (F.conv2d, (numbers(1, 2, 3, 3), numbers(2, 2, 2, 2), numbers(2))),
