@@ -52,7 +52,7 @@ class Space:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def flat(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(points, d) from one tensor per input, each (points, …)."""
+        """(points, entries) from one tensor for each input, or for other nodes, each (points, …)."""
         return torch.cat([value.reshape(len(value), -1) for value in inputs], 1)
 
     def unflat(self, points: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -61,7 +61,7 @@ class Space:
 
     def function(self, dtype: torch.dtype) -> Function:
         batched = self.graph.batched(dtype)
-        return lambda points: batched(*self.unflat(points)).flatten(1)
+        return lambda points: self.flat([batched(*self.unflat(points))])
 
     def unflat_one(self, point: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One point as one tensor per input, as a region holds it."""
@@ -204,7 +204,7 @@ class _Search:
     def __init__(self, space: Space, generator: torch.Generator, effort: float, region: Region | None) -> None:
         self.space, self.generator, self.effort, self.region = space, generator, effort, region
         batched = space.graph.batched(space.graph.compute_dtype)
-        self.function: Function = lambda points: batched(*space.unflat(points)).flatten(1)
+        self.function: Function = lambda points: space.flat([batched(*space.unflat(points))])
         self.dtype = space.graph.compute_dtype
         held = sum(math.prod(node.shape) for node in space.graph)
         self.large = held > SEARCH_ENTRIES
@@ -220,7 +220,7 @@ class _Search:
         capture = space.graph.batched_capture(bent, self.dtype) if bent else None
         self.pre_activations: Function | None = None
         if capture is not None:
-            self.pre_activations = lambda points: torch.cat([part.flatten(1) for part in capture(*space.unflat(points))], 1)
+            self.pre_activations = lambda points: space.flat(capture(*space.unflat(points)))
 
     def run(self, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(points, directions, partners) of the most promising points, best first."""

@@ -125,8 +125,8 @@ class _Halving:
         """(outputs, answers of all decisions) at each point."""
         with torch.no_grad():
             output, *answers = self._captured(*self.space.unflat(points))
-        decided = [answer.flatten(1).double() for answer in answers]
-        return output.flatten(1), torch.cat([output.new_zeros(len(points), 1), *decided], 1)
+        decided = self.space.flat([output.new_zeros(len(points), 1), *(answer.double() for answer in answers)])
+        return self.space.flat([output]), decided
 
     def _halved(self, ends: Pair, halvings: int) -> tuple[list[Pair], torch.Tensor]:
         """The segments at every level, and their quotients there, roundoff not yet taken off: (levels, segments).
