@@ -118,6 +118,14 @@ def _linear(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     return ("matmul", aten.matmul.default, args[:2]) if vector else (op, target, args)
 
 
+def _softmax(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
+    """Of a single number without axes it is 1, and its logarithm 0."""
+    if result.shape:
+        return op, target, args
+    constant = "zeros_like" if "log" in op else "ones_like"
+    return constant, getattr(aten, constant).default, args[:1]
+
+
 def _expand(op: str, target: Any, args: tuple[Any, ...], result: Any) -> Form:
     """Of another tensor it may be given only the shape is read."""
     return "expand", aten.expand.default, (args[0], list(result.shape))
@@ -209,6 +217,7 @@ REWRITES: dict[str, Callable[[str, Any, tuple[Any, ...], Any], Form]] = {
     "_unsafe_view": _reshape,
     "getitem": _part,
     "vdot": _dot,
+    **dict.fromkeys(("softmax", "_softmax", "special_softmax", "log_softmax", "_log_softmax", "special_log_softmax"), _softmax),
     "_unsafe_index_put": _index_put,
     "empty_like": _empty,
     "new_empty": _empty,

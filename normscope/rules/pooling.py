@@ -189,7 +189,8 @@ class OrderStatistic(Rule):
         if node.op in ("cummax", "cummin", "logcumsumexp"):  # of n results each is 1-Lipschitz
             return Gain.of(root(max(node.input.shape, default=1)), method="repeats")
         axis = node.kwargs.get("dim")
-        if node.op == "aminmax" and (math.prod(node.input.shape) if axis is None else node.input.shape[axis]) == 1:
+        shape = node.input.shape
+        if node.op == "aminmax" and (math.prod(shape) if axis is None or not shape else shape[axis]) == 1:
             return Gain.of(root(2), method="repeats")  # the least may be the largest
         return Gain.of(1, method="sorting")
 

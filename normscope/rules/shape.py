@@ -141,7 +141,7 @@ def reduced(node: Node, forms: Forms, linear: bool = True, constants: bool = Tru
     if node.dtype is None:  # values and indices: the values
         shape = tuple(node.apply(torch.zeros(x.shape, dtype=torch.float64))[0].shape)
     given = _named_axes(node, position)
-    axes = tuple(range(len(x.shape))) if given is None else tuple(axis % len(x.shape) for axis in given)
+    axes = tuple(range(len(x.shape))) if given is None or not x.shape else tuple(axis % len(x.shape) for axis in given)
     kept = shape if len(shape) == len(x.shape) else tuple(1 if i in axes else size for i, size in enumerate(x.shape))
     return forms.mixed(x, axes, shape, kept, linear, constants)
 

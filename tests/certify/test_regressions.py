@@ -288,3 +288,31 @@ def test_weights_of_two_types_in_the_same_memory_share_no_norm():
     model = Read()
     truth = float(model.weight[0, 0]) + float(model.again[0, 0])
     assert math.isclose(float(ns.lipschitz(model, randn(1, 2)).upper), truth, rel_tol=1e-6) and truth > 0.8
+
+
+WITHOUT_AXES = {  # functions of a number without axes, and their constants
+    "itself": (lambda s: s, 1),
+    "ReLU": (torch.relu, 1),
+    "softmax": (lambda s: s.softmax(0), 0),
+    "softmin": (lambda s: functional.softmin(s, -1), 0),
+    "log-softmax": (lambda s: s.log_softmax(-1), 0),
+    "its least and largest": (lambda s: torch.stack(torch.aminmax(s, dim=0)), math.sqrt(2)),
+    "its mean": (lambda s: s.mean(0), 1),
+    "its distance from the mean": (lambda s: s - s.mean(0, keepdim=True), 0),
+    "its norm": (lambda s: s / 2 + s.norm(dim=0, keepdim=True), 1.5),
+    "a matrix times it": (lambda s: torch.inner(s, torch.eye(9)), 3),
+    "two of it": (lambda s: torch.cat(torch.atleast_1d(s, s)), math.sqrt(2)),
+    "a jump": (lambda s: torch.where(s > 0, s, s - 1), math.inf),
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("name", WITHOUT_AXES)
+def test_numbers_without_axes(name):
+    """They are there where the whole batch is one input."""
+    function, expected = WITHOUT_AXES[name]
+    model, x = Function(lambda x: function(x.sum() / 2)), randn(1, 4)
+    found = ns.lipschitz(model, x, mode="batch", effort=0.1)
+    assert found.upper >= expected * (1 - 1e-6) and found.lower <= max(expected, 1e-3 * found.upper) * (1 + 1e-6)
+    assert ns.lipschitz(model, x, mode="batch", region=Ball(x, 0.1), effort=0.1).upper <= max(found.upper, expected) * (1 + 1e-6)
+    ns.symmetries(model, x)

@@ -225,4 +225,4 @@ def _axes(value: Any, rank: int) -> tuple[int, ...]:
     if value is None:
         return tuple(range(rank))
     listed = [value] if isinstance(value, int) else list(value)
-    return tuple(sorted(axis % rank for axis in listed)) if listed else tuple(range(rank))
+    return tuple(sorted(axis % rank for axis in listed)) if listed and rank else tuple(range(rank))
