@@ -205,6 +205,8 @@ class ParametricReLU(Entrywise):
         return weight.reshape(-1, *(1 for _ in shape[2:])) if len(shape) > 1 else weight
 
     def slopes_on(self, node: Node, bounds: Interval) -> tuple[torch.Tensor, torch.Tensor]:
+        if not isinstance(node.args[1], Constant):  # nothing is known about what may be the only input, of one entry like x
+            return torch.full(bounds.shape, -math.inf, dtype=torch.float64), torch.full(bounds.shape, math.inf, dtype=torch.float64)
         weight = self._negative_slopes(node, bounds.shape if bounds.shape else ()).flatten()
         return torch.minimum(weight, torch.ones(())), torch.maximum(weight, torch.ones(()))
 

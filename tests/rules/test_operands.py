@@ -34,6 +34,8 @@ OPERATIONS = {
     "instance_norm": (lambda x, g, b: F.instance_norm(x, None, None, g, b, eps=9.0), (1e3 * IMAGE, VECTOR, VECTOR)),
     "batch_norm": (lambda x, m, v, g, b: F.batch_norm(x, m, v, g, b, eps=9.0), (FAR, VECTOR, POSITIVE, VECTOR, VECTOR)),
     "prelu": (lambda x, a: F.prelu(x, a), (FAR, VECTOR)),
+    "prelu of one entry": (F.prelu, (numbers(1), numbers(1))),
+    "prelu of a number": (F.prelu, (numbers(1)[0], numbers(1)[0])),
     "linear": (F.linear, (FAR, SQUARE, VECTOR)),
     "bilinear": (F.bilinear, (FAR, FAR, numbers(3, 4, 4), numbers(3))),
     "conv1d": (F.conv1d, (IMAGE, numbers(4, 4, 2), VECTOR)),
