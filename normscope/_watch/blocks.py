@@ -14,7 +14,7 @@ from torch import nn
 from normscope._watch.columns import BLOCK_METRICS
 from normscope._watch.layers import PLAIN
 from normscope._watch.statistics import magnitudes
-from normscope._watch.unrecorded import unrecorded
+from normscope._watch.unrecorded import aside
 
 Place = tuple[str, int]  # module path, and which call of it
 
@@ -54,7 +54,7 @@ class BlockView:
         if value is None or type(result) not in PLAIN or result.shape != value.shape or not _is_readable(result):
             return
         if value._version == version:  # else the block wrote into what it got
-            self.look("blocks", self._measure, place, value.detach(), result.detach(), channel_axis)
+            self.look("blocks", self._measure, place, value, result, channel_axis)
         for name, tensor in (("in", value), ("out", result)):
             if tensor.grad_fn is not None:
                 hook = guarded(lambda gradients, key=(place, name), number=tensor.output_nr: self._passed(key, number, gradients))
@@ -75,13 +75,13 @@ class BlockView:
         both = [place for place in places if (place, "in") in self.lengths and (place, "out") in self.lengths]
         return {place: self.lengths[place, "in"] / self.lengths[place, "out"] for place in both}
 
+    @aside
     def _measure(self, place: Place, value: torch.Tensor, result: torch.Tensor, channel_axis: int) -> None:
-        with unrecorded():
-            wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-            length = torch.linalg.vector_norm(wide)
-            written = torch.linalg.vector_norm(result.to(wide.dtype) - wide)
-            found = [length / wide.numel() ** 0.5, written / length, *magnitudes(wide, channel_axis)]
-            self.measured[place] = torch.stack(found)
+        wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+        length = torch.linalg.vector_norm(wide)
+        written = torch.linalg.vector_norm(result.to(wide.dtype) - wide)
+        found = [length / wide.numel() ** 0.5, written / length, *magnitudes(wide, channel_axis)]
+        self.measured[place] = torch.stack(found)
         assert len(found) == len(BLOCK_METRICS)
 
     def _passed(self, key: tuple[Place, str], number: int, gradients: Any) -> None:
@@ -90,9 +90,9 @@ class BlockView:
         if type(gradient) in PLAIN:
             self.look("backward gains", self._length, key, gradient)
 
+    @aside
     def _length(self, key: tuple[Place, str], gradient: torch.Tensor) -> None:
-        with unrecorded():
-            self.lengths[key] = torch.linalg.vector_norm(gradient.detach().float() if gradient.dtype != torch.float64 else gradient)
+        self.lengths[key] = torch.linalg.vector_norm(gradient.detach().float() if gradient.dtype != torch.float64 else gradient)
 
 
 def _is_readable(value: torch.Tensor) -> bool:

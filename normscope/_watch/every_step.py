@@ -21,7 +21,7 @@ from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.layers import WatchedLayer, is_plain
 from normscope._watch.scaling import may_skip, scale_left_to
 from normscope._watch.transfer import HOST
-from normscope._watch.unrecorded import unrecorded
+from normscope._watch.unrecorded import aside
 from normscope._watch.weights import local, norms
 from normscope.findings.finding import Finding
 from normscope.findings.over_time import Chronicle
@@ -75,6 +75,7 @@ class EveryStep:
         """Whether the gradients of this step are looked at: always, unless that takes more than its share of a long time."""
         return self.budget.dense_now or BESIDE * self._spent <= FREE + SHARE * self.budget.share * self.budget.elapsed
 
+    @aside
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Of a step that is about to be made, as the optimizer uses them: after clipping and unscaling."""
         start = self.budget.clock()
@@ -86,17 +87,17 @@ class EveryStep:
                 names.append(name)
                 found.append(gradient)
         if found:
-            with unrecorded():
-                vector = norms([local(gradient) for gradient in found])
-                if scale is not None:
-                    vector = vector / torch.as_tensor(scale).to(vector.device, non_blocking=True)
-                if skippable:
-                    vector = vector.where(vector.isfinite(), math.nan)
+            vector = norms([local(gradient) for gradient in found])
+            if scale is not None:
+                vector = vector / torch.as_tensor(scale).to(vector.device, non_blocking=True)
+            if skippable:
+                vector = vector.where(vector.isfinite(), math.nan)
             rate = float(learning_rate) if isinstance(learning_rate, (int, float)) else math.nan  # a tensor would have to be read
             self.latest = step, vector
             self._read(Reading(step, vector, names, rate, skippable))
         self._spent += self.budget.clock() - start
 
+    @aside
     def loss(self, step: int, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
             value = torch.tensor(float(value), dtype=torch.float64)
@@ -118,6 +119,7 @@ class EveryStep:
             highest[of_loss] = max(size, highest.get(of_loss, -math.inf))
         self._highest |= highest
 
+    @aside
     def finish(self) -> None:
         """Wait for what is still on a device: training is over."""
         self.catch_up()
@@ -155,10 +157,9 @@ class EveryStep:
         """Start a copy of all that waits."""
         readings, device = list(self._waiting), self._waiting[0].value.device
         self._waiting.clear()
-        with unrecorded():
-            together = torch.cat([reading.value.to(device=device, dtype=torch.float32) for reading in readings])
-            copied = torch.empty(together.shape, dtype=torch.float32, pin_memory=device.type == "cuda")
-            copied.copy_(together, non_blocking=True)
+        together = torch.cat([reading.value.to(device=device, dtype=torch.float32) for reading in readings])
+        copied = torch.empty(together.shape, dtype=torch.float32, pin_memory=device.type == "cuda")
+        copied.copy_(together, non_blocking=True)
         event = torch.Event(device=device)
         event.record()
         self._landing = readings, copied, event

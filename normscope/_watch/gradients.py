@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Variable
 
 from normscope._watch.layers import is_plain
-from normscope._watch.unrecorded import unrecorded
+from normscope._watch.unrecorded import aside
 from normscope._watch.weights import dots, local, norms
 
 
@@ -66,10 +66,10 @@ class GradientView:
         self._queued = lambda: None
         self.look(self._read)
 
+    @aside
     def _read(self) -> None:
         found = {name: p for name, p in self.parameters.items() if p.grad is not None and is_plain(p.grad)}
         gradients = [local(parameter.grad) for parameter in found.values()]
         weights = [local(parameter) for parameter in found.values()]
-        with unrecorded():
-            self.names = list(found)
-            self.values = torch.stack([norms(gradients), dots(gradients, weights).to(torch.float64)])
+        self.names = list(found)
+        self.values = torch.stack([norms(gradients), dots(gradients, weights).to(torch.float64)])

@@ -35,6 +35,7 @@ from normscope._watch.sampler import Sampler
 from normscope._watch.scaling import skips
 from normscope._watch.sinks import Sinks
 from normscope._watch.store import Writer
+from normscope._watch.unrecorded import aside
 from normscope._watch.unseen import UnseenSteps
 from normscope.core.errors import InputError
 from normscope.core.wrapping import stepping, unwrapped
@@ -226,8 +227,7 @@ class Watch:
             self._read_loss(loss)
         if self._given_after and self._pending is None:
             return
-        given = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
-        given = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+        given = self._detached(loss=loss, accuracy=accuracy)
         if not self._given_after:
             self._given = given
         elif self._pending is not None and self._pending["step"] == self.step_number:
@@ -247,6 +247,13 @@ class Watch:
         self.budget.charge(self.budget.clock() - start)
 
     @staticmethod
+    @aside
+    def _detached(**values: Any) -> dict[str, Any]:
+        known = ((name, value) for name, value in values.items() if value is not None)
+        return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in known}
+
+    @staticmethod
+    @aside
     def _complete(row: dict[str, Any], name: str, value: Any) -> None:
         row[name] = float(value)
         row["loss_given"] |= name == "loss"

@@ -24,7 +24,7 @@ from normscope._watch.rows import assemble
 from normscope._watch.scaling import active_scaler, scale_left_to
 from normscope._watch.stepping import StepView
 from normscope._watch.transfer import Transfer
-from normscope._watch.unrecorded import unrecorded
+from normscope._watch.unrecorded import aside
 from normscope.symmetry.report import SymmetryReport
 
 Parameters = dict[str, torch.Tensor]
@@ -107,6 +107,7 @@ class Sampler:
         seen.spans, seen.parameters = Spans(), {}
         return table
 
+    @aside
     def settle(self, table: LayerTable) -> str:
         """From now on these layers are looked at; what of them cannot be is returned in words."""
         self.spectra, note = sharded_spectra(table.layers, self.parameters, self.processes)
@@ -122,6 +123,7 @@ class Sampler:
 
     # around the optimizer's step ----------------------------------------------------------------------------------------
 
+    @aside
     def before(self, scaler: torch.amp.GradScaler | None) -> None:
         self._transfer = Transfer()
         self._notice_replaced()
@@ -130,9 +132,10 @@ class Sampler:
             self._transfer.add("loss_scale", scaler._scale)
         self.view.before(self._transfer)
         if self.replicas.tensors:
-            self.look("hashes of replicas", self._hash)
+            self.look("hashes of replicas", lambda: self._transfer.add("hashes", self.replicas.hashes()))
         self._shards = self.guard.run("spectral norms of shards", self.spectra.shards) if self.spectra is not None else None
 
+    @aside
     def now(self) -> None:
         """Of a step that was not to be sampled all but the inputs of its layers, which have passed."""
         if not self.active and self.spectra is None:  # shards are measured by all processes together, or not at all
@@ -144,6 +147,7 @@ class Sampler:
             self.view.before(self._transfer)
             self.active = True
 
+    @aside
     def row(self, given: Mapping[str, Any], gradients: torch.Tensor | None) -> dict[str, Any]:
         """Everything that was seen. given: loss and accuracy. gradients: norms as the optimizer got them, if they were read."""
         assert self.table is not None
@@ -164,10 +168,6 @@ class Sampler:
 
     def _add_number(self, name: str, value: Any) -> None:
         self._transfer.add(name, torch.as_tensor(value, dtype=torch.float64).reshape(()))
-
-    def _hash(self) -> None:
-        with unrecorded():
-            self._transfer.add("hashes", self.replicas.hashes())
 
     def _notice_replaced(self) -> None:
         """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""

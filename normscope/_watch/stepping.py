@@ -11,7 +11,7 @@ import torch
 from normscope._watch.layers import WatchedLayer
 from normscope._watch.motion import equilibrium_factor, group_rate
 from normscope._watch.transfer import Transfer
-from normscope._watch.unrecorded import unrecorded
+from normscope._watch.unrecorded import aside
 from normscope._watch.weights import PowerIteration, dots, local, norms
 
 
@@ -46,22 +46,22 @@ class StepView:
         self._before: list[torch.Tensor] = []
         self._scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # row → γ at the first sample and at the last
 
+    @aside
     def before(self, transfer: Transfer) -> None:
         """Norms of the weights as the forward pass used them, and a copy to compare with."""
         self._before = []
-        with unrecorded():
-            tensors = [local(tensor) for tensor in self.tensors]
-            self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
-            self.look("spectral norms", self._spectral_norms, transfer)
-            self.look("affine ranges", self._ranges, transfer)
-            self.look("moved scales", self._moved, transfer)
-            self.look("learning rates", self._rates, transfer)
-            self.look("updates", self._copy, tensors)
+        tensors = [local(tensor) for tensor in self.tensors]
+        self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
+        self.look("spectral norms", self._spectral_norms, transfer)
+        self.look("affine ranges", self._ranges, transfer)
+        self.look("moved scales", self._moved, transfer)
+        self.look("learning rates", self._rates, transfer)
+        self.look("updates", self._copy, tensors)
 
+    @aside
     def after(self, transfer: Transfer) -> None:
         """‖Δ‖ and ⟨Δ, w⟩ of the step just made."""
-        with unrecorded():
-            self.look("updates", self._updates, transfer)
+        self.look("updates", self._updates, transfer)
         self._before = []
 
     def _spectral_norms(self, transfer: Transfer) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
 
 DEVICES = ("cpu", "cuda")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 def unrecorded() -> AbstractContextManager[object]:
@@ -18,6 +22,17 @@ def unrecorded() -> AbstractContextManager[object]:
     if cast or _len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():
         return _covered()
     return torch.no_grad()  # as a rule; it is entered many times in a step
+
+
+def aside(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """A function of the recorder that computes with nothing of the user's but tensors."""
+
+    @wraps(function)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with unrecorded():
+            return function(*args, **kwargs)
+
+    return called
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import normscope as ns
-from tests.watch.awkward import CASES, Loss, Net, Record, Spectral, plain_loss
+from tests.watch.awkward import CASES, Counting, Loss, Net, Record, Spectral, plain_loss
 
 STEPS = 6
 NOTED = {"a parameter of a subclass": "second.weight"}
@@ -59,6 +59,17 @@ def test_training_is_bit_identical_and_runs_the_code_as_often(case: str, options
     if options:
         assert run.table()["step"].to_pylist() == list(range(2 if case == "lazy modules" else 1, STEPS + 1))
         assert np.isfinite(run.matrix("gradient_norm")[:, 0]).all() and np.isfinite(run.matrix("update_ratio")[:, 0]).all()
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("case", CASES)
+def test_a_mode_around_the_loop_sees_the_operations_of_the_training_alone(case: str, tmp_path: Path) -> None:
+    train(case, tmp_path / "first")  # what is imported late is not counted
+    with Counting() as alone:
+        train(case, None)
+    with Counting() as watched:
+        train(case, tmp_path / "second", every=1)
+    assert watched.count == alone.count
 
 
 def test_complex_weights_have_the_norms_of_their_real_and_imaginary_parts(tmp_path: Path) -> None:
