@@ -231,8 +231,9 @@ def largest_eigenpair(
 
 
 def frobenius_norm(weight: torch.Tensor) -> Magnitude:
-    """√Σ w², computed without overflow; infinite where an entry is."""
-    weight = weight.detach().to(torch.float64)
+    """√Σ |w|², computed without overflow; infinite where an entry is."""
+    weight = weight.detach()
+    weight = (torch.view_as_real(weight.resolve_conj()) if weight.is_complex() else weight).to(torch.float64)
     largest = float(weight.abs().max()) if weight.numel() else 0.0
     if largest == 0 or math.isinf(largest):
         return Magnitude(largest)

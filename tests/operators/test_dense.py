@@ -230,3 +230,10 @@ def test_a_factorization_with_nan_proves_nothing():
 def test_lanczos_ends_on_every_operator(value):
     found, vector = dense.largest_eigenpair(lambda v: value * v, 7, torch.float64, 1e-8)
     assert bool(vector.isfinite().all()) and found == (pytest.approx(value) if math.isfinite(value) else 0.0)
+
+
+def test_a_complex_entry_is_two_numbers():
+    weight = torch.randn(3, 4, dtype=torch.complex64)
+    assert float(frobenius_norm(weight.conj())) == pytest.approx(
+        float(weight.to(torch.complex128).abs().square().sum().sqrt()), rel=1e-12
+    )
