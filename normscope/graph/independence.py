@@ -100,7 +100,7 @@ def unproved(
 
 def _other(condition: sympy.Expr, most: int = MOST_SIZES) -> int | None:
     """A size for which it does not hold."""
-    return next((size for size in _sizes(condition, most) if condition.subs(SIZE, size) == sympy.false), None)
+    return next((size for size in _sizes(condition, most) if _at(condition, size) == sympy.false), None)
 
 
 def _sizes(condition: sympy.Expr, most: int) -> Iterator[int]:
@@ -111,7 +111,15 @@ def _sizes(condition: sympy.Expr, most: int) -> Iterator[int]:
 
 
 def _differs(expression: sympy.Expr, one: int, other: int) -> bool:
-    return bool(expression.subs(SIZE, one) != expression.subs(SIZE, other))
+    return bool(_at(expression, one) != _at(expression, other))
+
+
+def _at(expression: sympy.Expr, size: int) -> sympy.Basic | None:
+    """Its value at a size, or None where it has none, as 1/(B − 2) at 2."""
+    try:
+        return expression.subs(SIZE, size)
+    except (ArithmeticError, ValueError, AssertionError):  # of torch's functions of sizes
+        return None
 
 
 class _Attempt:
@@ -164,9 +172,7 @@ def _in_size(expressions: Sequence[sympy.Expr]) -> list[sympy.Expr]:
 
 def _fixes(condition: sympy.Expr, size: int) -> bool:
     """Whether it holds for one size alone, as far as is looked: so does `int(B / 2) == 6`."""
-    return isinstance(condition, sympy.Eq) and all(
-        condition.subs(SIZE, other) == sympy.false for other in range(2, FEW) if other != size
-    )
+    return isinstance(condition, sympy.Eq) and all(_at(condition, other) == sympy.false for other in range(2, FEW) if other != size)
 
 
 @contextmanager

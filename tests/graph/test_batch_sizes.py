@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._sympy.functions import FloatPow, ToFloat
 
 import normscope as ns
 from normscope.core.data import Call
 from normscope.core.errors import Refusal
+from normscope.graph.independence import SIZE, _differs
 from normscope.graph.samples import _is_same_program, _Run, check_samples_independent
 from tests.graph.test_samples import WIDE, Net, example, exported
 
@@ -188,3 +190,9 @@ def test_large_samples_are_probed_in_larger_batches_too():
     step = Net(lambda x: x * (100.0 if int(x.shape[0]) >= 9 else 1))
     with pytest.raises(Refusal, match="influence each other"):
         check_samples_independent(step, torch.ones(1, 100_000), "eval")
+
+
+def test_a_step_without_a_value_at_some_size_differs_there():
+    """The scale of attention whose width is the size of the batch less 2."""
+    scale = FloatPow(ToFloat(SIZE - 2), -0.5)
+    assert _differs(scale, 3, 2) and _differs(scale, 2, 3) and not _differs(scale, 3, 3)
