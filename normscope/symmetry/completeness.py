@@ -22,6 +22,7 @@ IDLE = 8  # batches in a row that add no rank: then no input will
 STREAMS = 2  # of random inputs: a rank that one input in thousands shows, where it is ill-conditioned, is rounding
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
+SIZES = (1e-3, 1e3)  # of a parameter's entries (root mean square): others are scaled to 1, for beside them a rank drowns in rounding
 SEED = 0
 
 
@@ -82,6 +83,9 @@ def _at(point: dict[str, torch.Tensor], groups: Sequence[Group], numerics: Numer
 
 def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> torch.Tensor:
     """A point near by at which no entry is special, such as the zeros and ones of initial biases and gains."""
+    size = float(euclidean_norm(value)) / math.sqrt(max(value.numel(), 1))
+    if size > 0 and not SIZES[0] <= size <= SIZES[1]:
+        value = value / size
     noise = torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
     return value * (1 + distance * noise[0]) + distance * noise[1]
 

@@ -80,3 +80,18 @@ def test_a_function_without_a_second_derivative_is_checked_by_what_there_is():
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6), nn.Hardsigmoid(), nn.Linear(6, 3))
     report = ns.symmetries(model, torch.randn(3, 4))
     assert any(group.kind == "scale" for group in report.groups) and report.check() == []
+
+
+@pytest.mark.parametrize("layer", [0, 1, 3, 4, 6])
+@pytest.mark.parametrize("size", [1e-10, 1e10])
+def test_one_layer_far_from_the_others_hides_no_rank(layer, size):
+    """Its columns of the Jacobian are far below those of the others, or far above."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    with torch.no_grad():
+        for parameter in model[layer].parameters():
+            parameter.mul_(size)
+    found = ns.symmetries(model, torch.randn(5, 3)).completeness()
+    assert found.complete and found.named == 21, found
