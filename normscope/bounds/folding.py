@@ -19,6 +19,7 @@ from normscope.certify.fold import foldable
 from normscope.core.data import Call, Example
 from normscope.core.errors import InputError, InternalError, NormscopeError
 from normscope.core.twins import twin_of
+from normscope.core.vector_layout import movable
 from normscope.core.wrapping import unwrapped
 from normscope.geometry.quotient import canonical
 from normscope.graph.graph import Constant, Graph, Node
@@ -56,7 +57,7 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
 
     That it computes the same is checked on the example.
     """
-    twin = twin_of(unwrapped(model)).double().eval().requires_grad_(True)
+    twin = _without_whole_numbers(twin_of(unwrapped(model))).double().eval().requires_grad_(True)
     before = twin_of(twin)
     graph = trace(twin, as_double(example), "eval")
     for path, owner in _owners(graph, twin).items():
@@ -66,6 +67,16 @@ def folded(model: nn.Module, example: Example) -> nn.Module:
             _replace(twin, path, _scale_of(module))
     check_same_function(before, twin, example)
     return twin
+
+
+def _without_whole_numbers(model: nn.Module) -> nn.Module:
+    """The model, whose parameters of whole numbers are buffers now: they cannot move, so no bound on parameters counts them."""
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        for name in own.keys() - movable(own.items()):
+            del module._parameters[name]
+            module.register_buffer(name, own[name].detach())
+    return model
 
 
 @dataclass(frozen=True)

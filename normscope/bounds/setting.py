@@ -82,7 +82,7 @@ class Setting:
         self._unproved = _unproved_independence(self.model, self.example)
 
     def _read(self, data: Data) -> Batches:
-        first = next(self.model.parameters(), torch.empty(0))
+        first = next((value for value in self.model.parameters() if value.is_floating_point()), torch.empty(0))
         return Batches(data, self.model.forward, self.batch_size, None, first.device, first.dtype)
 
     # samples -----------------------------------------------------------------------------------------------------------

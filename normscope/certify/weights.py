@@ -34,6 +34,7 @@ from normscope.core.rendering import RenderableType, Table
 from normscope.core.result import ResultSequence
 from normscope.core.rounding import above, exponent_of, length, times_power_of_two
 from normscope.core.twins import twin_of
+from normscope.core.vector_layout import movable
 from normscope.graph.double import InDouble
 from normscope.graph.graph import Constant, Graph, Node, cast
 from normscope.graph.outputs import chosen_output
@@ -51,6 +52,7 @@ SIDES = ("bound", "behind", "entering")
 NO_RULE = "it enters in a way that has no rule for weights (a parametrization, or an operation other than a layer)"
 UNCONFIRMED = "no lower bound: differences of the model's outputs are not what its derivative in the weights says"
 UNUSED = "the output does not depend on it"
+WHOLE = "whole numbers: there is no derivative in them"
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def _sensitivities(
         bound = follows * entering
         for name in dict.fromkeys(called[name] for name in use.parameters):
             found[name].append(Sensitivity(name, bound, follows, entering, reason if bound == INFINITY else ""))
+    whole = found.keys() - movable(model.named_parameters())
+    found |= {name: [Sensitivity(name, ZERO, ZERO, ZERO, WHOLE)] for name in whole}
     rows = [_added(several) if several else Sensitivity(name, ZERO, ZERO, ZERO, UNUSED) for name, several in found.items()]
     with untouched(model):  # the twin's hooks are the model's
         _check(rows, _Derivative(graph, model, example, region, output), loss_constant)
@@ -206,7 +210,7 @@ class _Derivative:
             raise Refusal(
                 "no bound in the weights: its check is the derivative of a copy of the model in float64", causes
             ) from error
-        self.parameters = {name: parameter.requires_grad_(True) for name, parameter in twin.named_parameters()}
+        self.parameters = {name: value.requires_grad_(True) for name, value in movable(twin.named_parameters()).items()}
         call = Call.of(example).samples(slice(0, 1))
         floats = iter(part[None] for part in region.middle) if region is not None else iter(call.floats())
         reach = 1e-3 * (region.reach if region is not None else max(float(part.abs().max()) for part in call.floats()))

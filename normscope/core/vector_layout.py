@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from normscope.core.errors import InputError
+
+
+def movable(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The parameters among `model.named_parameters()` that can move by a little: not those of whole numbers."""
+    return {name: value for name, value in named if value.is_floating_point() or value.is_complex()}
 
 
 class VectorLayout:

@@ -23,7 +23,7 @@ from normscope.graph.trace import Conversion, check_flat, in_one_line, is_random
 
 
 def trace_parameters(model: torch.nn.Module | ExportedProgram, call: Call, mode: str = "eval", named_views: bool = False) -> Graph:
-    """Trace `model` as a function of its parameters too: each is a node of its own, named as in `named_parameters()`.
+    """Trace `model` as a function of its parameters too: each that can move is a node, named as in `named_parameters()`.
 
     The whole example is one input, integer tensors and random draws included; dropout is kept as a node that evaluates
     to its input. All floating-point outputs of the model are gathered in one `outputs` node.
@@ -53,6 +53,8 @@ class ParametricConversion(Conversion):
 
     def _parameter(self, placeholder: FxNode, name: str) -> Any:
         stored = self.program.state_dict
+        if not stored[name].is_floating_point() and not stored[name].is_complex():
+            return super()._parameter(placeholder, name)  # whole numbers cannot move
         for known in self.inputs:  # a tied parameter goes by the first of its names
             if (
                 known.op == "parameter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,8 +202,8 @@ def _linear_maps(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _check_cappable(name: str, module: nn.Module, limit: float) -> None:
-    if not limit > 0:
-        raise InputError(f"the limit of a norm must be positive, got {limit}")
+    if not isinstance(limit, (numbers.Real, torch.Tensor)) or not limit > 0:
+        raise InputError(f"the limit of a norm must be a positive number, got {limit!r}")
     if is_parametrized(module, "weight"):
         raise InputError(f"the weight of {name} is parametrized, so it cannot be scaled: remove that first, or leave {name} out")
     if isinstance(module, CONVOLUTIONS) and module.padding_mode != "zeros":

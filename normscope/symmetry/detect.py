@@ -13,6 +13,7 @@ from normscope.core.data import Call, Example
 from normscope.core.deprecation import earlier
 from normscope.core.errors import ExportError, InputError, boundary
 from normscope.core.progress import Progress, shown
+from normscope.core.vector_layout import movable
 from normscope.graph.exporting import check_runs, in_mode, module_of
 from normscope.graph.graph import Graph
 from normscope.graph.parametric import trace_parameters
@@ -64,7 +65,7 @@ def _found(model: torch.nn.Module | ExportedProgram, call: Call, graph: Graph, m
         if not bool(value.isfinite().all()):
             raise InputError(f"{name} holds NaN or infinite values: load weights from before training diverged")
     numerics = Numerics(module, graph, call, mode)
-    sizes = {name: value.numel() for name, value in module.named_parameters()}
+    sizes = {name: value.numel() for name, value in movable(module.named_parameters()).items()}
     groups = _groups(forms_of(graph), numerics, list(sizes))
     used = {source.path for node in graph for source in node.inputs if source.is_parameter}
     unused = tuple(name for name in sizes if name not in used)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from normscope.core.data import Call
 from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.core.twins import twin_of
+from normscope.core.vector_layout import movable
 from normscope.graph.exporting import in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, cast
 from normscope.rules.normalizers import with_epsilon
@@ -50,8 +51,9 @@ class Numerics:
 
     @cached_property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """As they are when they are first needed."""
-        return {name: cast(parameter.detach(), torch.float64).clone() for name, parameter in self.original.named_parameters()}
+        """As they are when they are first needed; those of whole numbers cannot move and are left out."""
+        stored = movable(self.original.named_parameters())
+        return {name: cast(parameter.detach(), torch.float64).clone() for name, parameter in stored.items()}
 
     def outputs(self, parameters: Parameters) -> torch.Tensor:
         """All floating-point outputs of the model in a row; of its graph, where the model cannot compute in float64."""
@@ -81,7 +83,7 @@ class Numerics:
         with in_mode(self.model, self.mode), torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
-                    parameter.copy_(parameters[name])
+                    parameter.copy_(parameters.get(name, parameter))
             seed_generators(0)
             result = self.model(*self.call.args, **self.call.kwargs)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]

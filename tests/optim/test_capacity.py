@@ -140,8 +140,9 @@ def test_what_cannot_be_capped_is_refused():
         spectral_cap(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), 1.0)
     with pytest.raises(InputError, match="reflect"):
         spectral_cap(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), 1.0)
-    with pytest.raises(InputError, match="positive"):
-        spectral_cap(nn.Linear(3, 3), 0.0)
+    for limit in (0.0, math.nan, "a", None):
+        with pytest.raises(InputError, match="positive number"):
+            spectral_cap(nn.Linear(3, 3), limit)
     layer = nn.Linear(3, 3)
     with torch.no_grad():
         layer.weight[0, 0] = math.nan

@@ -108,7 +108,7 @@ def pac_bayes(setting: Setting) -> Iterator[Bound]:
     """For the error of the model under Gaussian noise on its parameters, σ the best of those tried."""
     own, model, size = setting.train.error, setting.folded, setting.train.size
     initial = None if setting.initial is None else folded(setting.initial, setting.example.kwargs or setting.example.args)
-    twin = twin_of(model).to(next(setting.model.parameters()).dtype)
+    twin = twin_of(model).to(next(value.dtype for value in setting.model.parameters() if value.is_floating_point()))
     dimension, distance = GaussianPosterior(twin, 0.0).dimension, distance_between(twin, initial)  # of what is drawn around
     if distance == 0:
         raise NotApplicable("the parameters are those of the prior")
