@@ -84,7 +84,7 @@ class _Reads:
             value, *results = (self._evaluate(leaf, names[0], point) for point in (parameter, *moved))
         except RuntimeError:  # an operation that does not run in float64 tells nothing
             return Use(reader.name, position, names, None, None)
-        return Use(reader.name, position, names, _copies(moved, results), value)
+        return Use(reader.name, position, names, _copies([parameter, *moved], [value, *results]), value)
 
     def _evaluate(self, leaf: Node, name: str, parameter: torch.Tensor) -> torch.Tensor:
         given = iter(self.given)
@@ -101,10 +101,11 @@ class _Reads:
 def _copies(points: list[torch.Tensor], results: list[torch.Tensor]) -> int | None:
     """The largest number of entries of a result that are one and the same entry of the point, the same ones for all points.
 
-    At random points, numbers that were computed coincide with entries of the point with probability zero.
+    At random points, numbers that were computed coincide with entries of the point with probability zero. The first point is the
+    parameter as it is, where entries may be equal, and where something may happen that random points miss: `int(1.0)` is 1.
     """
     places = []
-    for point, result in zip(points, results, strict=True):
+    for point, result in zip(points[1:], results[1:], strict=True):
         entries, order = point.reshape(-1).sort()
         if not len(entries) or bool((entries[1:] == entries[:-1]).any()):
             return None
@@ -113,8 +114,10 @@ def _copies(points: list[torch.Tensor], results: list[torch.Tensor]) -> int | No
             return None
         nearest = torch.searchsorted(entries, flat).clamp(max=len(entries) - 1)
         places.append(torch.where(entries[nearest] == flat, order[nearest], -1))
-    fixed = (results[0] == results[1]).reshape(-1)
-    if not torch.equal(*places) or not bool(((places[0] >= 0) | fixed).all()):
+    stored, first, second = (result.reshape(-1) for result in results)
+    fixed = (first == second) & (first == stored)
+    at_first = points[0].reshape(-1)[places[0].clamp(min=0)] == stored
+    if not torch.equal(*places) or not bool(torch.where(places[0] >= 0, at_first, fixed).all()):
         return None
     read = places[0][places[0] >= 0]
     return int(torch.bincount(read).max()) if len(read) else 0

@@ -290,10 +290,10 @@ class ConstantProduct(Rule):
         if read is not None and read.plain and read.fixed:
             return read.norm()[0]
         if node.op in ("mm", "matmul") and node.input is node.args[0]:
-            matrix = node.args[1].double()
-            if matrix.dim() > 2 and node.input.shape[:-2] == node.shape[:-2]:  # each part of x meets one of the matrices
+            matrix, rows = node.args[1].double(), len(node.input.shape) > 1
+            if matrix.dim() > 2 and rows and node.input.shape[:-2] == node.shape[:-2]:  # each part of x meets one of the matrices
                 return spectral_norm(matrix)
-            if matrix.dim() > 2:  # one input against several matrices
+            if matrix.dim() > 2:  # one input against several matrices, as a vector always is
                 return root_sum_square(spectral_norm(m) for m in matrix.reshape(-1, *matrix.shape[-2:]))
         if node.op == "mv" and node.input is node.args[1]:
             return spectral_norm(node.args[0].double())

@@ -57,6 +57,7 @@ REGRESSIONS = {  # a function, the shape of its input, a number that its constan
     "one query for many heads": (lambda x: attention_over(torch.tanh(x).reshape(1, 1, 1, 1), HEADS), (1, 1), 8),
     "one key for many heads": (lambda x: attention_over(HEADS[:, :, :1], torch.tanh(x).reshape(1, 1, 2, 1)), (1, 2), 8 / math.sqrt(2)),
     "a spread with hardly a count": (lambda x: torch.std(x, -1, correction=3.9), (1, 4), 1 / math.sqrt(0.1)),
+    "a vector against several matrices": (lambda x: torch.matmul(x[0].clamp(0, 1), torch.ones(9, 4, 1))[None], (1, 4), 6),
     "a scale beside an activation": (lambda x: x * torch.sigmoid(x) * 1.0000009, (1, 4), 1.09983931 * 1.0000009),
 }  # fmt: skip
 

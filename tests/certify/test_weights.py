@@ -328,3 +328,20 @@ def test_the_root_of_many_squares_is_rounded_up():
     for seed in range(20):
         drawn = torch.rand(3000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
         assert float(weights.length_of(map(Magnitude, drawn))) >= math.sqrt(math.fsum(value * value for value in drawn))
+
+
+class Jumping(nn.Module):
+    """Its weight is the parameter where that is 1 exactly, as torch's Householder products look at a diagonal of ±1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.w * (self.w.int() == self.w)) * torch.relu(x[:, :1] - 0.95)
+
+
+@pytest.mark.parametrize("model", [Jumping(), nn.utils.parametrizations.orthogonal(nn.Linear(3, 1))])
+def test_what_happens_at_the_stored_numbers_alone_counts(model):
+    rows = ns.certify.weight_sensitivities(model, torch.zeros(1, 3), region=ns.Ball(torch.zeros(3), 1.0))
+    assert rows[0].bound == math.inf and "no rule for weights" in rows[0].reason
