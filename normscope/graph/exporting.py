@@ -61,13 +61,15 @@ def export(model: torch.nn.Module, call: Call, mode: str = "eval") -> ExportedPr
     """torch.export in the stated mode; the model comes back as it was.
 
     It runs once before: what it computes on its first call, and keeps where nobody sees it (in a function's cache or a class), must
-    not be one of export's stand-ins for tensors. Random numbers go on between both, so that a model that draws is seen to differ.
+    not be one of export's stand-ins for tensors, with gradients (as in graph/independence.py) or without. Random numbers go on
+    between the runs, so that a model that draws is seen to differ.
     """
     model = module_of(model)
     before = Snapshot(model)
-    with in_mode(model, mode, before), suppress(Exception), torch.no_grad():
-        given = call.copied()
-        model(*given.args, **given.kwargs)
+    for gradients in {True, torch.is_grad_enabled()}:
+        with in_mode(model, mode, before), suppress(Exception), torch.set_grad_enabled(gradients):
+            given = call.copied()
+            model(*given.args, **given.kwargs)
     with in_mode(model, mode, before), tensors_alone(model), quiet(), observed(model) as seen:
         try:
             program = torch.export.export(model, call.args, call.kwargs, strict=False)

@@ -31,6 +31,7 @@ from normscope.core.data import Call
 from normscope.core.errors import Refusal, first_line
 from normscope.graph.batch_axis import CONSTANT, Operation, SampleLayout, State, Unproved, size_of
 from normscope.graph.layouts import LAYOUTS, states_of
+from normscope.graph.standins import Observed, numbers_as_they_run
 
 SIZE = sympy.Symbol("size", integer=True, positive=True)  # of the batch, in what is said
 HINT = 13  # samples that the fake batch has where the size must be a number
@@ -134,10 +135,14 @@ class _Attempt:
         with FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True) as fake:
             proof = _Proof(self.env)
             args, kwargs = tree_map(partial(self._batch, fake, proof), (call.args, call.kwargs))
+            looked = Observed()
+            looked.failures.append([])
             try:
-                with enable_python_dispatcher(), _symbolic_len(), proof, _OwnChoices(proof):
+                with enable_python_dispatcher(), _symbolic_len(), numbers_as_they_run(looked), proof, _OwnChoices(proof):
                     output = choose(model(*args, **kwargs))
                 self.reason = proof.end(output)
+                if looked.shown:
+                    self.reason = f"the model's own code looks at a number that depends on the size of the batch: {looked.shown[0]}"
             except Exception as error:  # a model's own code may raise anything on fake tensors
                 self.reason, self.raised = _told(error), not isinstance(error, Broken)
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
@@ -159,8 +164,8 @@ class _Attempt:
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
         dynamic = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (value.dim() - 1)]
-        with unset_fake_temporarily():
-            real = torch.empty((1, *value.shape[1:]), dtype=value.dtype, device=value.device).expand(self.size, *value.shape[1:])
+        with unset_fake_temporarily():  # laid out in memory as the batches that the model is called with
+            real = torch.empty((self.size, *value.shape[1:]), dtype=value.dtype, device=value.device)
         made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         proof.keep(made, SampleLayout(0))
         return made
@@ -292,6 +297,7 @@ class _OwnChoices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
+        own = own and not any(map(_is_code, tree_leaves((args, kwargs))))  # which torch calls, as a distance of the model's own
         guards = len(self.proof.env.guards)
         result = self.proof.called(func, args, kwargs) if own else func(*args, **kwargs)
         chosen = set(map(id, self.proof.env.guards[guards:]))
@@ -300,6 +306,10 @@ class _OwnChoices(TorchFunctionMode):
         elif getattr(func, "__name__", "").partition(".")[0] in VISIBLE:
             self.proof.shown |= chosen
         return result
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) and not isinstance(value, (torch.Tensor, torch.device, type))
 
 
 def _told(error: Exception) -> str:

@@ -48,7 +48,7 @@ def _random(scale: float) -> Change:
     )
 
 
-# What is put beside a sample. A model's own code need not take all of them: the first three it must.
+# What is put beside a sample. A model's own code must take REQUIRED alone.
 NEIGHBOURS: dict[str, Change] = {
     "other values": _random(1.0),
     "larger values": lambda x, _: x + _reach(x),
@@ -58,7 +58,8 @@ NEIGHBOURS: dict[str, Change] = {
     "NaN": lambda x, _: x * torch.nan,
     "infinity": lambda x, _: torch.full_like(x, torch.inf),
 }
-REQUIRED = 3
+REQUIRED = ("other values", "larger values", "smaller values")
+EXTREME = ("NaN", "infinity")
 FADED = 2.0**-20  # of an error of rounding in float32 or less is left in float64: at most 2^-29, times what differs between kernels
 
 
@@ -92,6 +93,7 @@ def check_samples_independent(
             branches = not isinstance(model, ExportedProgram)
             reason = unproved(module, call, choose, hint, run.asserts, branches)
         if reason is None:
+            _check_neighbours(run, min(sizes), [0], EXTREME)  # of what runs, should it be another program than the proof's
             if _is_same_program(run, hint):
                 return None
             _check_alone(run, hint)
@@ -185,22 +187,26 @@ def _in_double(run: _Run, sizes: Sequence[int]) -> _Run:
 
 def _probe(run: _Run, size: int) -> None:
     """Every sample is kept while all others change: its output must stay."""
+    _check_neighbours(run, size, sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)}), [*NEIGHBOURS])
+    _check_place(run, size)
+
+
+def _check_neighbours(run: _Run, size: int, places: Sequence[int], names: Sequence[str]) -> None:
+    """The samples at these places are kept in turn while all others change to these NEIGHBOURS."""
     generator = torch.Generator().manual_seed(0)
     batch = run.batch(size)
     before = run(batch)
     alone = _alone(run, before)
     joint = before.shape == alone.shape  # it reads the first sample alone, or all of them together
-    places = [0] if joint else sorted({round(i * (size - 1) / (MOST_KEPT - 1)) for i in range(MOST_KEPT)})
-    for number, (name, change) in enumerate(NEIGHBOURS.items()):
-        for kept in places:
+    for name in names:
+        for kept in [0] if joint else places:
             try:
-                beside = run(_replaced(batch, kept, change, generator))
+                beside = run(_replaced(batch, kept, NEIGHBOURS[name], generator))
             except Exception as error:  # a model's own code may raise anything
-                if number >= REQUIRED:
+                if name not in REQUIRED:
                     continue
                 raise _untold(f"the model fails for a sample of {name}: {first_line(error)}") from error
             _check_kept(_of_sample(kept, before, alone, size), _of_sample(kept, beside, alone, size), *SAME_KERNEL)
-    _check_place(run, size)
 
 
 def _alone(run: _Run, before: torch.Tensor) -> torch.Tensor:

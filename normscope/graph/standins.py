@@ -47,6 +47,8 @@ class Observed(TorchFunctionMode):
     shown: how its own code looks at numbers that stand-ins do not know.
 
     read: the tensors of the model's own that it takes numbers from, which an exported program holds as plain numbers.
+
+    elsewhere: operations on stand-ins in other threads, where nobody writes them down.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,7 @@ class Observed(TorchFunctionMode):
         self.failures: list[list[Failure]] = []
         self.shown: list[str] = []
         self.read: list[torch.Tensor] = []
+        self.elsewhere: list[str] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -90,6 +93,12 @@ class Observed(TorchFunctionMode):
                     ["a graph would hold the numbers that are there now"],
                     f"Read it by the name '{name}'.",
                 )
+        if self.elsewhere:
+            raise Refusal(
+                "the model computes in another thread, which its graph does not show",
+                [*dict.fromkeys(self.elsewhere)],
+                "Compute in the thread that calls the model.",
+            )
         if self.shown:
             raise Refusal(
                 "the model's own code looks at numbers of tensors, which its graph does not know",
@@ -137,7 +146,7 @@ def observed(model: torch.nn.Module) -> Iterator[Observed]:
         if owner is kind and args[0] is not model:
             return call(*args, **kwargs)
         found.failures.append([])
-        with found, _numbers(found):
+        with found, numbers_as_they_run(found), _threads_seen(found):
             return call(*args, **kwargs)
 
     with ONE_AT_A_TIME, _set(owner, name, observing):
@@ -145,7 +154,7 @@ def observed(model: torch.nn.Module) -> Iterator[Observed]:
 
 
 @contextmanager
-def _numbers(found: Observed) -> Iterator[None]:
+def numbers_as_they_run(found: Observed) -> Iterator[None]:
     """Note where the model's own code fails to convert a number that is not known, or asks for its text.
 
     It is told that the class of such a number is what it is where the model runs.
@@ -191,6 +200,20 @@ def _numbers(found: Observed) -> Iterator[None]:
             noted |= {name: showing(name, getattr(kind, name)) for name in SHOWN}
             for name, method in {**noted, "__getattribute__": asking(plain)}.items():
                 stack.enter_context(_set(kind, name, method))
+        yield
+
+
+@contextmanager
+def _threads_seen(found: Observed) -> Iterator[None]:
+    """Note operations on stand-ins in other threads: those of torch's modes that record what runs are entered in one alone."""
+    own, here = FakeTensor.__torch_dispatch__, threading.get_ident()
+
+    def dispatched(kind: type, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if threading.get_ident() != here:
+            found.elsewhere.append(str(function))
+        return own(function, types, args, kwargs or {})
+
+    with _set(FakeTensor, "__torch_dispatch__", classmethod(dispatched)):
         yield
 
 

@@ -9,6 +9,7 @@ from torch.utils._sympy.functions import FloatPow, ToFloat
 import normscope as ns
 from normscope.core.data import Call
 from normscope.core.errors import Refusal
+from normscope.graph import samples
 from normscope.graph.independence import SIZE, _differs
 from normscope.graph.samples import _is_same_program, _Run, check_samples_independent
 from tests.graph.test_samples import WIDE, Net, example, exported
@@ -24,6 +25,14 @@ def asserted(x):
 def distances(x):
     """torch chooses another kernel where there are more than 25 of either."""
     return torch.cdist(x.flatten(1), WIDE)
+
+
+def farther_from_a_crowd(x):
+    def distance(a, b):
+        apart = (a - b).flatten(1).norm(dim=-1)
+        return apart - apart.mean() if len(a) > 70 else apart
+
+    return torch.nn.functional.triplet_margin_with_distance_loss(x, 2 * x, 4 * x, distance_function=distance, reduction="none")
 
 
 def raised_late(x):
@@ -111,11 +120,30 @@ def test_what_torch_chooses_by_the_size_is_no_branch():
         lambda x: x * (100.0 if x.shape[0] == 13 else 1),
         lambda x: x * (100.0 if x.shape[0] == 7777 else 1),
         lambda x: x * (100.0 if x.numel() > 1000 else 1),
+        lambda x: x - x.mean(0) if isinstance(x.shape[0], int) and x.shape[0] > 70 else x,
+        lambda x: x - x.mean(0) if x.is_contiguous() and x.shape[0] > 70 else x,
+        lambda x: x - x.mean(0) if x.stride(0) and x.shape[0] > 70 else x,
+        lambda x: x + torch.relu(x.mean(0) - 1e3) if x.is_contiguous() else x,
+        lambda x: x + torch.relu(x.mean(0) - 1e3) if x.contiguous() is x and x._base is None else x,
+        farther_from_a_crowd,
     ],
 )
 def test_a_branch_on_the_size_of_the_batch_is_refused(step):
     with pytest.raises(Refusal, match="influence each other"):
         ns.lipschitz(Net(step), example())
+
+
+@pytest.mark.parametrize("text", [lambda x: f"{x.shape[0]}x", lambda x: str(x.shape[0]), lambda x: repr(x.shape)[12:]])
+def test_a_text_that_holds_the_size_of_the_batch_ends_the_proof(text):
+    note = check_samples_independent(Net(lambda x: x - x.mean(0) if text(x).startswith("100") else x), example(), "eval")
+    assert note is not None and "looks at a number that depends on the size of the batch" in note
+
+
+def test_what_runs_is_tried_once_more_where_another_program_is_proved(monkeypatch):
+    """As if the proof had taken another way than the model."""
+    monkeypatch.setattr(samples, "unproved", lambda *_: None)
+    with pytest.raises(Refusal, match="other samples of its batch"):
+        check_samples_independent(Net(lambda x: x + torch.relu(x.mean(0) - 1e3)), example(), "eval")
 
 
 def test_other_steps_for_one_sample_are_noted():

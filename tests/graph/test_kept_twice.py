@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -248,6 +250,36 @@ SWALLOWED = {
 def test_an_exception_of_export_alone_that_the_model_catches_is_refused(name, mode):
     with pytest.raises(ns.Refusal, match="catches an exception that is raised while it is exported alone"):
         trace(guarded(SWALLOWED[name]), randn(2, 4), mode=mode)
+
+
+def in_another_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+POOL = ThreadPoolExecutor(1)
+ELSEWHERE = {"thread": in_another_thread, "pool": lambda work: POOL.submit(work).result()}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_another_thread_computes_is_refused(name):
+    def forward(x: Tensor) -> Tensor:
+        y, v = torch.zeros_like(x), 100 * torch.relu(x.detach() - 1e4)
+        ELSEWHERE[name](lambda: y.add_(v))
+        return x + y
+
+    POOL.submit(int).result()  # its thread is there
+    with torch.inference_mode(False), pytest.raises(ns.Refusal, match=r"another thread.*aten\.add_"):
+        trace(Function(forward), randn(2, 4))
+
+
+def test_a_thread_without_tensors_is_not_refused():
+    def forward(x: Tensor) -> Tensor:
+        POOL.submit(int).result()
+        return x * 2
+
+    assert trace(Function(forward), randn(2, 4)).output.op == "mul"
 
 
 def peak(x: Tensor) -> Tensor:

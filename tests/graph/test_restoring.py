@@ -139,6 +139,25 @@ class Kept(nn.Linear):
         return super().forward(x + table(x.shape[1]) + self.tables[x.shape[1]])
 
 
+class KeptApart(nn.Linear):
+    """Reads a table for each layout of its input, with gradients or without."""
+
+    tables = {}
+
+    def forward(self, x):
+        key = x.is_contiguous(), x.stride(0) > 0, torch.is_grad_enabled()
+        if key not in self.tables:
+            self.tables[key] = torch.arange(4).cos()
+        return super().forward(x + self.tables[key])
+
+
+def test_what_is_kept_for_each_layout_is_no_stand_in():
+    for look in (ns.lipschitz, ns.audit, ns.symmetries):
+        KeptApart.tables.clear()
+        look(KeptApart(4, 4), torch.randn(2, 4))
+        assert {*map(type, KeptApart.tables.values())} == {torch.Tensor}
+
+
 def test_what_is_kept_outside_of_a_model_is_no_stand_in():
     model, x = Kept(4, 4), torch.randn(2, 4)
     assert ns.lipschitz(model, x).upper.finite
