@@ -24,7 +24,7 @@ from normscope.core.randomness import preserved_random_state, seed_generators
 from normscope.graph.calls import others, part, scaled, together
 from normscope.graph.double import InDouble
 from normscope.graph.drawing import DrawnAlike
-from normscope.graph.exporting import in_mode
+from normscope.graph.exporting import check_runs, in_mode
 from normscope.graph.graph import Evaluate, Graph, Node, check_finite
 from normscope.graph.parting import Computed, Narrow, Steps, first_left, first_unconfirmed, module_outputs
 from normscope.graph.perturbing import Noise, perturbed, roundoff
@@ -285,6 +285,8 @@ class Agreement:
             except EvaluationError as error:
                 if self.compared:
                     return None
+                with in_mode(self.model, self.mode):
+                    check_runs(self.model, call, '; if axis 0 is not the batch, pass mode="batch"' if call.batch_size == 1 else "")
                 raise Refusal("the graph cannot be evaluated in float64", error.causes) from error
         if plain:
             self.outputs[call] = result

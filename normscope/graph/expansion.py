@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -41,6 +42,8 @@ def expanded(op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _biased_attention(args, kwargs, make)
     if op in ("addmm", "baddbmm", "addmv") and isinstance(args[0], Node):
         return _added_product(args, kwargs, make)
+    if op == "bilinear" and isinstance(args[0], Node) and isinstance(args[1], Node) and isinstance(args[2], Constant):
+        return _form_in_two(args, make)
     return _each(op.removeprefix(FOREACH), args, kwargs, make) if op.startswith(FOREACH) else None
 
 
@@ -73,6 +76,15 @@ def _added_product(args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) ->
     if kwargs.get("beta", 1) != 1:
         term = make(aten.mul.Tensor, term, kwargs["beta"])
     return make(aten.add.Tensor, term, product, alpha=kwargs.get("alpha", 1))
+
+
+def _form_in_two(args: tuple[Any, ...], make: Make) -> Any:
+    """Σ_ij x_i W_oij y_j + b_o, where x and y both depend on the input."""
+    first, second, weight, bias = args[:4]
+    leading = string.ascii_uppercase[: len(first.shape) - 1]
+    turned = make(aten.einsum.default, f"{leading}b,cab->{leading}ca", [second, weight])
+    product = make(aten.einsum.default, f"{leading}a,{leading}ca->{leading}c", [first, turned])
+    return product if bias is None else make(aten.add.Tensor, product, bias)
 
 
 def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], make: Make) -> list[Any] | None:

@@ -117,8 +117,8 @@ def _check_groups(model: torch.nn.Module, mode: str, error: Exception) -> None:
     ) from error
 
 
-def check_runs(model: torch.nn.Module, call: Call) -> None:
-    """Raise if the model does not even run on the example: then tracing is not what failed."""
+def check_runs(model: torch.nn.Module, call: Call, hint: str = "") -> None:
+    """Raise if the model does not even run on the example: then tracing is not what failed. hint: what else to say then."""
     try:
         with torch.no_grad(), preserved_random_state(), untouched(model):
             given = call.copied()  # it may be overwritten
@@ -128,7 +128,8 @@ def check_runs(model: torch.nn.Module, call: Call) -> None:
         wants_ids = any(isinstance(part, torch.nn.Embedding) for part in model.modules())
         advice = "; ids must be integers (on the command line, input_ids:16:int)"
         advice = advice if wants_ids and all(tensor.is_floating_point() for tensor in call.tensors) else ""
-        raise InputError(f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}{advice}") from error
+        what = f"{type(model).__name__} does not run on inputs of shape {shapes}: {described(error)}{advice}{hint}"
+        raise InputError(what) from error
 
 
 @contextmanager

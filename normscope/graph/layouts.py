@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from normscope.graph.batch_axis import (
     CONSTANT,
@@ -274,7 +275,9 @@ def _common(operation: Operation) -> State | tuple[State, ...]:
         argument for argument, value in operation.values.items() if argument not in SIZES.get(name, ()) and has_symbol(value)
     ]
     if counted:
-        return Unproved(f"{counted[0]} of {name} depends on the size of the batch")
+        of_tensors = any(map(free_unbacked_symbols, filter(has_symbol, (operation.values[one] for one in counted))))
+        source = "is a number taken from a tensor" if of_tensors else "depends on the size of the batch"
+        return Unproved(f"{counted[0]} of {name} {source}")
     sized = any(has_symbol(value) for value in operation.values.values())
     if not sized and not any(isinstance(known[id(tensor)], SampleLayout) for tensor in operation.tensors):
         return CONSTANT

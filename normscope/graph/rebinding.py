@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C import _functorch as functorch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node as FxNode
@@ -70,5 +71,11 @@ def _held(program: ExportedProgram) -> Iterator[tuple[FxNode, Any, torch.Tensor]
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         store = program.state_dict if spec.target in program.state_dict else program.constants
         value = store.get(str(spec.target))
+        if isinstance(value, torch.Tensor) and functorch.is_functorch_wrapped_tensor(value):
+            raise Refusal(
+                "torch.export keeps a tensor from inside a transform, such as torch.func.grad, that is over",
+                [str(spec.target)],
+                "Write the derivative as a formula.",
+            )
         if spec.kind in HELD and isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel():
             yield node, spec, value

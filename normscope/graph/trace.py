@@ -151,6 +151,8 @@ class Conversion:
                 values[placeholder] = Constant(store[spec.target].detach(), (spec.target,))
             elif spec.kind == InputKind.USER_INPUT:
                 values[placeholder] = self._user_input(placeholder, next(given, None))
+            elif isinstance(program.constants[spec.target], torch.Generator):
+                raise Refusal("the model draws random numbers from a generator of its own", [str(spec.target)])
             else:
                 values[placeholder] = Constant(program.constants[spec.target])
         if not self.inputs:

@@ -53,6 +53,7 @@ VARIANTS: dict[str, Case] = {
             "dot: branches": within(-1, 1, lambda x: torch.dot(x[0], x[0])[None]),
             "matmul: branches": within(-1, 1, lambda x: x.unsqueeze(1) @ x.unsqueeze(2)),
             "einsum: branches": within(-1, 1, lambda x: torch.einsum("bi,bi->b", x, x)),
+            "einsum: bilinear": within(-1, 1, lambda x: functional.bilinear(x, x, torch.eye(3)[None], VECTOR[:1])),
             "clamp: tensors": lambda x: x.clamp(-torch.ones(3), torch.tensor([1.0, 2.0, 3.0])),
             "pow: base": within(-1, 2, lambda x: 2.0**x),
             "linear: one output": nn.Linear(3, 1),

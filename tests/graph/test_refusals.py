@@ -208,3 +208,25 @@ def test_a_model_that_cannot_be_copied_runs_all_the_same():
     model.lock = threading.Lock()
     with pytest.raises(ns.ExportError, match="could not be traced"):
         ns.lipschitz(model, randn(1, 4))
+
+
+GENERATOR = torch.Generator()
+NODES = torch.tensor([0, 2, 1])
+CAUSES = {
+    "a generator": (lambda x: x + torch.randn(x.shape, generator=GENERATOR), "draws random numbers from a generator"),
+    "a transform": (lambda x: torch.func.grad(lambda z: torch.sin(z).sum())(x), "inside a transform, such as torch.func.grad"),
+    "a graph of nodes": (lambda x: x[NODES] * 2, r'does not run on inputs of shape \(1, 4\).*pass mode="batch"'),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_is_named(name):
+    function, cause = CAUSES[name]
+    with pytest.raises(ns.NormscopeError, match=cause):
+        ns.lipschitz(Function(function), randn(3, 4))
+
+
+def test_a_number_from_a_buffer_is_not_taken_for_the_size_of_the_batch():
+    scale = torch.tensor(2.0)
+    (note,) = ns.lipschitz(Function(lambda x: x * scale.item()), randn(2, 4)).notes
+    assert "a number taken from a tensor" in note and "size of the batch" not in note

@@ -217,7 +217,7 @@ REFUSED = {
 }
 
 # no finite constant on any ball, with a reason that says why
-NOWHERE = {"Hardshrink": "jumps", "Bilinear": "product", **dict.fromkeys(("MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"), "order")}
+NOWHERE = {"Hardshrink": "jumps", **dict.fromkeys(("MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"), "order")}
 
 POOLS = {"adaptive_avg": "AdaptiveAvg", "adaptive_max": "AdaptiveMax", "avg": "Avg", "max": "Max", "lp": "LP"}
 

@@ -95,3 +95,13 @@ def test_one_layer_far_from_the_others_hides_no_rank(layer, size):
             parameter.mul_(size)
     found = ns.symmetries(model, torch.randn(5, 3)).completeness()
     assert found.complete and found.named == 21, found
+
+
+@pytest.mark.parametrize("size", [3.0, 100.0, 1e6])
+def test_saturation_is_no_symmetry(size):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2), nn.Softmax(-1))
+    with torch.no_grad():
+        model[2].weight.mul_(size)
+    found = ns.symmetries(model, torch.randn(6, 3), mode="eval").completeness()
+    assert found.named == found.null == 4
