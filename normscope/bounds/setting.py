@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,7 @@ from normscope.rules.readings import Normalizer
 from normscope.rules.registry import registry
 
 BATCH_SIZE = 64  # a backward pass keeps what every layer read, for so many samples
+LEAST_DELTA = 1e-300  # shares of it are no less than float64's numbers
 MOST_POINTS = 20_000  # held-out points that partitions are made from
 
 
@@ -68,8 +70,8 @@ class Setting:
         checkpoint: str | Path | None = None,
         initial: nn.Module | None = None,
     ) -> None:
-        if not 0 < delta < 1:
-            raise InputError(f"delta must be a probability between 0 and 1, got {delta}")
+        if not isinstance(delta, numbers.Real) or not LEAST_DELTA <= delta < 1:
+            raise InputError(f"delta must be a probability between 0 and 1, of at least {LEAST_DELTA:g}, got {delta!r}")
         self.model, self.loss, self.delta = snapshot(model, "eval", None), loss, delta
         self.model.requires_grad_(False)
         self.partition, self.cellwise, self.checkpoint = partition, cellwise, checkpoint

@@ -146,6 +146,8 @@ def test_a_model_without_a_certificate_still_gets_estimates():
     [
         ({"delta": 0.0}, "delta must be a probability"),
         ({"delta": 1.0}, "delta must be a probability"),
+        ({"delta": 5e-324}, "delta must be a probability"),
+        ({"delta": "a"}, "delta must be a probability"),
         ({"loss": "hinge"}, "loss must be one of"),
         ({"train": (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))}, "above 0"),
         ({"train": (torch.full((4, 2), math.nan), torch.zeros(4, dtype=torch.long))}, "nan"),
