@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import numbers
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -70,7 +70,7 @@ class Setting:
         checkpoint: str | Path | None = None,
         initial: nn.Module | None = None,
     ) -> None:
-        if not isinstance(delta, numbers.Real) or not LEAST_DELTA <= delta < 1:
+        if not isinstance(delta, (int, float, np.floating)) or not LEAST_DELTA <= delta < 1:
             raise InputError(f"delta must be a probability between 0 and 1, of at least {LEAST_DELTA:g}, got {delta!r}")
         self.model, self.loss, self.delta = snapshot(model, "eval", None), loss, delta
         self.model.requires_grad_(False)
