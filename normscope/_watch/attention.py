@@ -116,7 +116,8 @@ def _written_out(node: AutogradNode) -> torch.Tensor | None:
 
 def _chosen(positions: int, device: Any) -> torch.Tensor:
     """A few positions, the last included, which under a causal mask sees all."""
-    return torch.linspace(0, positions - 1, min(positions, QUERIES), device=device).round().long()
+    # in float32, whatever the default type: bfloat16 has no numbers for late positions
+    return torch.linspace(0, positions - 1, min(positions, QUERIES), dtype=torch.float32, device=device).round().long()
 
 
 def _measured(logits: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from torch.nn.parameter import is_lazy
 from normscope._watch.directory import CHECKSUMS, EVENTS, MANIFEST, SEGMENTS, STATUS
 from normscope._watch.distributed import TrainingProcesses
 from normscope._watch.following import FollowedPart
+from normscope._watch.options import Options
+from normscope._watch.pairing import listed
 from normscope._watch.preparation import Earlier, outline
+from normscope._watch.probes import PROBED
 from normscope.core.errors import InputError
 
 AUTO, RUNS = "auto", "runs"
@@ -60,6 +63,13 @@ def _clear(directory: Path) -> None:
     segments = [path for segment in directory.glob(SEGMENTS) for path in (segment, segment.with_suffix(CHECKSUMS))]
     for path in (*names, *segments):
         path.unlink(missing_ok=True)
+
+
+def first_notes(processes: TrainingProcesses, foreign: Sequence[str], options: Options) -> list[str]:
+    """What is known to be missing before the first step, and that a probe will run the model. foreign: parameters."""
+    what = "parameters whose tensor type runs code of its own, so they are not recorded"
+    found = [processes.problem, f"{what}: {listed(foreign)}" if foreign else "", "" if options.probe is None else PROBED]
+    return [message for message in found if message]
 
 
 def say_resumed(run: Path, before: Earlier, step: int, say: Callable[[str], None], note: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.layers import WatchedLayer, is_plain
+from normscope._watch.preparation import held_by
 from normscope._watch.scaling import may_skip, scale_left_to
 from normscope._watch.transfer import HOST
 from normscope._watch.unrecorded import aside
@@ -60,7 +61,7 @@ class EveryStep:
         self.places = {layer.parameter: index for index, layer in enumerate(layers) if layer.parameter}
         self.layers, self.budget, self.said = len(layers), budget, said
         self.losses_read = self.gradients_read = 0
-        self.latest: tuple[int, torch.Tensor] | None = None  # the last step whose gradients were looked at
+        self._latest: tuple[int, torch.Tensor] | None = None  # the last step whose gradients were looked at, and their norms
         self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._spent = 0.0
         self._names: Sequence[str] = ()  # of the last gradients, which of them are of layers, and of which
@@ -77,11 +78,14 @@ class EveryStep:
 
     @aside
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """Of a step that is about to be made, as the optimizer uses them: after clipping and unscaling."""
+        """Of a step, as the optimizer uses them: after clipping and unscaling, and of the parameters that it holds.
+
+        If it holds none of them, as one of master copies does, all are read.
+        """
         start = self.budget.clock()
         learning_rate, scale, skippable = optimizer.param_groups[0].get("lr"), scale_left_to(optimizer), may_skip(optimizer)
         names, found = [], []
-        for name, parameter in parameters.items():
+        for name, parameter in (held_by(optimizer, parameters) or parameters).items():
             gradient = parameter.grad
             if gradient is not None and (type(gradient) is torch.Tensor or is_plain(gradient)):
                 names.append(name)
@@ -93,17 +97,28 @@ class EveryStep:
             if skippable:
                 vector = vector.where(vector.isfinite(), math.nan)
             rate = float(learning_rate) if isinstance(learning_rate, (int, float)) else math.nan  # a tensor would have to be read
-            self.latest = step, vector
+            self._latest = step, vector
             self._read(Reading(step, vector, names, rate, skippable))
-        self._spent += self.budget.clock() - start
+        seconds = self.budget.clock() - start
+        self._spent += seconds
+        self.budget.charge(seconds)
 
     @aside
     def loss(self, step: int, value: Any) -> None:
+        start = self.budget.clock()
         if not isinstance(value, torch.Tensor):
             value = torch.tensor(float(value), dtype=torch.float64)
-        if value.numel() != 1:
-            return
-        self._read(Reading(step, value.detach().reshape(1)))
+        if value.numel() == 1:
+            self._read(Reading(step, value.detach().reshape(1)))
+        self.budget.charge(self.budget.clock() - start)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"losses_read": self.losses_read, "gradients_read": self.gradients_read}
+
+    def norms_of(self, step: int) -> torch.Tensor | None:
+        """Of the gradients of the last step, if they were looked at."""
+        return self._latest[1] if self._latest is not None and self._latest[0] == step else None
 
     def kept(self, after: int, before: int) -> list[dict[str, Any]]:
         """Rows of the last steps between these two that were not sampled."""
@@ -182,7 +197,7 @@ class EveryStep:
             kept = self._kept[reading.step] = {"time": reading.time}
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        kept.update(row, losses_read=self.losses_read, gradients_read=self.gradients_read)
+        kept.update(row, **self.counts)
         for finding in self.chronicle.look(row):
             self.said(finding)
         return size

@@ -37,6 +37,7 @@ from normscope._watch.unrecorded import unrecorded
 
 OWN_HOOKS: set[int] = set()  # on all modules, of every recording that is under way
 CALL = nn.Module._call_impl.__code__
+OUTSIDE = -1  # of any backward pass, in place of its number
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -75,6 +76,7 @@ class ForwardView:
         self.inputs: dict[tuple[str, int], torch.Tensor] = {}
         self.blocks = BlockView(block_paths(model), look)
         self.attentions: dict[tuple[str, int], torch.Tensor] = {}
+        self.passes = 0  # calls of modules with gradients, outside of backward passes, while spans are noted
         self.attending = True  # whether attention is looked for: no longer if the first sample had none
         self._handles: list[Any] = []
 
@@ -125,6 +127,7 @@ class ForwardView:
             return
         if self._spans and self._thread in (None, threading.get_ident()):
             self._began[path] = next_number()
+            self.passes += torch.is_grad_enabled() and torch._C._current_graph_task_id() == OUTSIDE
         if self._over:
             return
         training = torch.is_grad_enabled()

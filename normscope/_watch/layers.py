@@ -205,6 +205,21 @@ def is_own_leaf(module: nn.Module) -> bool:
     )
 
 
+def parameter_at(model: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter of this name where the modules hold it, without calling `named_parameters`, which may be the user's own."""
+    *path, last = name.split(".")
+    module: Any = model
+    for part in path:
+        module = _entry(module, "_modules", part)
+    found = _entry(module, "_parameters", last)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _entry(module: Any, kind: str, name: str) -> Any:
+    entries = vars(module).get(kind) if isinstance(module, nn.Module) else None
+    return entries.get(name) if isinstance(entries, dict) else None
+
+
 def weight_names(model: nn.Module) -> list[str]:
     """The parameters that have a row of their own as weights."""
     normalizers = {path for path, module in model.named_modules() if isinstance(module, NORMALIZING)}

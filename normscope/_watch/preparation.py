@@ -106,13 +106,14 @@ def make_table(
     chosen = [layer for layer in layer_table(model, seen, pairing) if wanted is None or re.search(wanted, layer.name)]
     layers = tuple(replace(layer, effective_power=power, **_sharding(parameters, layer)) for layer in chosen)
     unknown = f"no formula for the effective learning rate of {type(optimizer).__name__}: effective_lr is not recorded"
-    notes = [*pairing.notes, "" if power else unknown, "" if _holds_one(optimizer, parameters) else FOREIGN]
+    notes = [*pairing.notes, "" if power else unknown, "" if held_by(optimizer, parameters) else FOREIGN]
     return LayerTable(layers, pairing.handwritten, tuple(filter(None, notes)))
 
 
-def _holds_one(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> bool:
+def held_by(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The parameters that an optimizer changes, in all of its groups as they are now."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in held for parameter in parameters.values())
+    return {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
 
 
 def _sharding(parameters: Mapping[str, torch.Tensor], layer: WatchedLayer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from normscope._watch.account import account, in_words
-from normscope._watch.beginning import earlier, numbered, say_resumed
+from normscope._watch.beginning import earlier, first_notes, numbered, say_resumed
 from normscope._watch.budget import Budget
 from normscope._watch.columns import schema
 from normscope._watch.completion import Completion
@@ -26,16 +26,16 @@ from normscope._watch.forward import is_compiled
 from normscope._watch.guard import Guard, warn
 from normscope._watch.layers import is_plain
 from normscope._watch.life import Life, ending
+from normscope._watch.losses import Losses, complete, detached
 from normscope._watch.options import Options
-from normscope._watch.pairing import listed
 from normscope._watch.preparation import LayerTable, manifest
-from normscope._watch.probes import PROBED, Probe
+from normscope._watch.probes import Probe
 from normscope._watch.reaction import Action, Reaction, checked
 from normscope._watch.sampler import Sampler
 from normscope._watch.scaling import skips
 from normscope._watch.sinks import Sinks
+from normscope._watch.stepping import has_closure
 from normscope._watch.store import Writer
-from normscope._watch.unrecorded import aside
 from normscope._watch.unseen import UnseenSteps
 from normscope.core.errors import InputError
 from normscope.core.wrapping import stepping, unwrapped
@@ -57,10 +57,8 @@ class Watch:
         self._life: Life | None = None  # how it ended
         self.every: EveryStep | None = None
         self._pending: dict[str, Any] | None = None  # a row that waits for its loss
-        self._given: dict[str, Any] = {}  # loss and accuracy of the step to come
-        self._given_after: bool | None = None  # whether the loop gives them after the optimizer's step
-        self._early: list[Any] = []  # losses that came before there was a table
         self._written = 0  # the last step of which there is a row
+        self._late = False  # whether the last step is to have one, once it has its loss
         self._probed: dict[str, float] = {}
         self._handles: list[Any] = []
         self.guard = Guard(self._event, self._stop)
@@ -89,7 +87,7 @@ class Watch:
             check_report(options.symmetries, self.model)
         self.processes = TrainingProcesses.here(self.model, self.run)
         undo.callback(self.processes.leave)
-        self.reaction = Reaction(self.guard, self.actions)
+        self.reaction, self.losses = Reaction(self.guard, self.actions), Losses()
         self.sinks = Sinks(self.guard)
         undo.callback(self.sinks.close)
         self.sinks.open(options.sinks, self.run)
@@ -130,18 +128,13 @@ class Watch:
         self._event("started", step=self.step_number, process=self.processes.rank)
         if before.rows:
             say_resumed(self.run, before, self.step_number, self._say, self._note)
-        if self.processes.problem:
-            self._event("note", message=self.processes.problem)
-        if self._foreign:
-            what = "parameters whose tensor type runs code of its own, so they are not recorded"
-            self._event("note", message=f"{what}: {listed(self._foreign)}")
+        for message in first_notes(self.processes, self._foreign, options):
+            self._event("note", message=message)
         if self._compiled:
             self.sampler.without_inputs("the model is compiled")
         register(self.optimizer.register_step_pre_hook(self.guard.hook(self._before_step)))
         register(self.optimizer.register_step_post_hook(self.guard.hook(self._after_step)))
         atexit.register(self._left)
-        if options.probe is not None:
-            self._event("note", message=PROBED)
         self.sampler.start()
         self.sinks.start()
 
@@ -187,8 +180,10 @@ class Watch:
     def _say_until(self) -> None:
         """What the last steps showed, and until when findings of single steps held."""
         if self.every is not None:
+            if not self.losses.scaled:  # else its step may have been skipped
+                self._judge(self.losses.coming, self.step_number + 1)
             self.every.finish()
-            self._write_kept(self.step_number + 1) if self.reaction.begun else None
+            self._write_kept(self.step_number + 1) if self.reaction.begun or self._late else None
             for finding in self.every.chronicle.untold():
                 self._event("finding", **finding.to_dict())
 
@@ -221,62 +216,57 @@ class Watch:
 
     def _give(self, loss: Any, accuracy: Any) -> None:
         self.guard.run("unseen steps", self.unseen.called)
-        if self._given_after is None:
-            self._given_after = self.steps > 0
-        if loss is not None:
-            self._read_loss(loss)
-        if self._given_after and self._pending is None:
-            return
-        given = self._detached(loss=loss, accuracy=accuracy)
-        if not self._given_after:
-            self._given = given
-        elif self._pending is not None and self._pending["step"] == self.step_number:
-            with self.budget.charged():
-                for name, value in given.items():
-                    self.guard.run(name, self._complete, self._pending, name, value)
-                self.guard.run("rows", self._emit)
+        given = detached(loss=loss, accuracy=accuracy)
+        if self.losses.given(self.steps, self.step_number, self.sampler.passes, given):
+            self._judge(given, self.step_number)
+            if self._pending is not None and self._pending["step"] == self.step_number:
+                with self.budget.charged():
+                    for name, value in given.items():
+                        self.guard.run(name, complete, self._pending, name, value)
+                    self.guard.run("rows", self._emit)
         if self.reaction.begun:
             self._react()
 
-    def _read_loss(self, loss: Any) -> None:
-        start = self.budget.clock()
-        if self.every is not None:
-            self.guard.run("losses", self.every.loss, self.step_number + (not self._given_after), loss)
-        elif not self._given_after:
-            self._early = [loss]
-        self.budget.charge(self.budget.clock() - start)
-
-    @staticmethod
-    @aside
-    def _detached(**values: Any) -> dict[str, Any]:
-        known = ((name, value) for name, value in values.items() if value is not None)
-        return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in known}
-
-    @staticmethod
-    @aside
-    def _complete(row: dict[str, Any], name: str, value: Any) -> None:
-        row[name] = float(value)
-        row["loss_given"] |= name == "loss"
+    def _judge(self, given: dict[str, Any], step: int) -> None:
+        if self.every is not None and "loss" in given:
+            self.guard.run("losses", self.every.loss, step, given["loss"])
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if skips(self.optimizer):  # as a GradScaler skips it for others: then there is no step
             return
+        closed = has_closure(args, kwargs)
         if self.sampler.active:
             with self.budget.charged():
-                self.guard.run("rows", self._look_before)
+                self.guard.run("rows", self.sampler.hold if closed and self.sampler.table is None else self._look_before)
+        if not closed:  # else the step's passes are still to come
+            self._read_step()
+            if self.reaction.begun:
+                with self.budget.charged(once=True):
+                    self.guard.run("samples of what happened", self._sample_now)
+                self._react()
+
+    def _read_step(self) -> None:
+        """The loss of the step to come, and the gradients that it is made with."""
+        if not self.steps:
+            self.guard.run("losses", self.losses.settle, self.sampler.passes, self.options.scaler)
+        self._judge(self.losses.coming, self.step_number + 1)
         if self.every is not None and (self.sampler.active or self.every.affordable()):
-            start = self.budget.clock()
             self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, self.optimizer)
-            self.budget.charge(self.budget.clock() - start)
+
+    def _read_closed(self) -> None:
+        """After the optimizer has called the closure: its passes have been made, and the weights have moved."""
+        if self.sampler.active and self.sampler.table is None:
+            with self.budget.charged():
+                self.guard.run("rows", self._look_before)
+        self._read_step()
         if self.reaction.begun:
-            with self.budget.charged(once=True):
-                self.guard.run("samples of what happened", self._sample_now)
+            self._emit()
+            self._late = not self.sampler.active
             self._react()
 
     def _sample_now(self) -> None:
         """A step that was not to be sampled."""
         self._emit()
-        self._write_kept(self.step_number + 1)
         self.sampler.now()
 
     def _react(self) -> None:
@@ -305,13 +295,15 @@ class Watch:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if skips(self.optimizer):
             return
+        if has_closure(args, kwargs):
+            self._read_closed()
         self.unseen.seen()
         self.steps += 1
         self.step_number += 1
         if self.sampler.active or self._pending is not None:
             with self.budget.charged():
                 self.guard.run("rows", self._end_sample)
-        self._given = {}
+        self.losses.coming = {}
         probe = self.options.probe
         if probe is not None and self.step_number % probe.every == 0:
             self.guard.run("probe", self._run_probe, probe)
@@ -323,6 +315,9 @@ class Watch:
 
     def _end_sample(self) -> None:
         self._emit()  # of an earlier step that was given no loss
+        if self._late:
+            self._write_kept(self.step_number)
+            self._late = False
         if self.sampler.active:
             self._finish_row()
             self.budget.end_setup() if self.sampled_steps == 1 else self.budget.end_sample()
@@ -356,8 +351,6 @@ class Watch:
         )
         self.writer.begin(content, schema(table.rows), self._completion, self._show)
         self.every = every
-        for loss in self._early:
-            self.guard.run("losses", self.every.loss, self.step_number + 1, loss)
         for message in filter(None, [*table.notes, note]):
             self._event("note", message=message)
 
@@ -369,12 +362,10 @@ class Watch:
     def _finish_row(self) -> None:
         assert self.every is not None
         self.every.catch_up()
-        latest = self.every.latest
-        norms = latest[1] if latest is not None and latest[0] == self.step_number else None
-        row = self.sampler.row(self._given, norms)
+        row = self.sampler.row(self.losses.coming, self.every.norms_of(self.step_number))
         overhead = self.budget.overhead if self.sampled_steps else 0.0  # the first sample is the set-up
         self.sampled_steps += 1
-        counts = {name: getattr(self.every, name) for name in ("losses_read", "gradients_read")} | {"samples": self.sampled_steps}
+        counts = self.every.counts | {"samples": self.sampled_steps}
         row.update(step=self.step_number, time=time.time(), overhead=overhead, **counts, **self._probed)
         self._pending, self._probed = row, {}
         if row["loss_given"]:

@@ -16,7 +16,7 @@ from normscope._watch.distributed import ShardedSpectra, TrainingProcesses, plac
 from normscope._watch.forward import ForwardView
 from normscope._watch.gradients import GradientView
 from normscope._watch.guard import Guard
-from normscope._watch.layers import weight_names
+from normscope._watch.layers import parameter_at, weight_names
 from normscope._watch.pairing import listed
 from normscope._watch.preparation import LayerTable, make_table, sharded_spectra
 from normscope._watch.replicas import Replicas
@@ -25,6 +25,7 @@ from normscope._watch.scaling import active_scaler, scale_left_to
 from normscope._watch.stepping import StepView
 from normscope._watch.transfer import Transfer
 from normscope._watch.unrecorded import aside
+from normscope._watch.weights import local
 from normscope.symmetry.report import SymmetryReport
 
 Parameters = dict[str, torch.Tensor]
@@ -55,6 +56,8 @@ class Sampler:
         self.gradients = GradientView(parameters, lambda f, *a: self.look("gradients", f, *a), self._backward_began)
         self._routes: list[Routes] = []  # one for each backward pass of the first sample
         self._shards: dict[int, Any] | None = None
+        self._held: dict[int, torch.Tensor] = {}  # id → copy of a parameter as it was before the step
+        self._findable = [name for name in parameters if parameter_at(model, name) is not None]  # FSDP1 renames some
 
     def look(self, what: str, function: Callable[..., None], *args: Any) -> None:
         self.budget.measure(self.guard.run, what, function, *args)
@@ -77,6 +80,11 @@ class Sampler:
         self.guard.insist("end of the forward hooks", self.forward.stop)
         self.guard.insist("end of the hooks on blocks", self.forward.blocks.stop)
         self.guard.insist("end of the gradient hooks", self.gradients.stop)
+
+    @property
+    def passes(self) -> int:
+        """Grows with every training pass before the first step; 0 where passes are not followed."""
+        return self.forward.passes if self.active and not self.compiled else 0
 
     def without_inputs(self, why: str) -> None:
         """From now on no forward hooks: each time they come or go, compiled code is compiled again."""
@@ -124,16 +132,24 @@ class Sampler:
     # around the optimizer's step ----------------------------------------------------------------------------------------
 
     @aside
+    def hold(self) -> None:
+        """Before a step whose closure makes the first pass: the layers are not known yet, and afterwards the weights have moved."""
+        self._held = {id(parameter): local(parameter).clone() for parameter in self.parameters.values()}
+
+    @aside
     def before(self, scaler: torch.amp.GradScaler | None) -> None:
+        """The weights as they are now, or as they were when `hold` was called."""
+        held, self._held = self._held, {}
         self._transfer = Transfer()
         self._notice_replaced()
         scaler = scaler or active_scaler()
         if scaler is not None and scaler.is_enabled() and scaler._scale is not None:
             self._transfer.add("loss_scale", scaler._scale)
-        self.view.before(self._transfer)
+        self.view.before(self._transfer, held)
         if self.replicas.tensors:
             self.look("hashes of replicas", lambda: self._transfer.add("hashes", self.replicas.hashes()))
-        self._shards = self.guard.run("spectral norms of shards", self.spectra.shards) if self.spectra is not None else None
+        spectra = None if held else self.spectra  # shards have no copies
+        self._shards = self.guard.run("spectral norms of shards", spectra.shards) if spectra is not None else None
 
     @aside
     def now(self) -> None:
@@ -171,8 +187,8 @@ class Sampler:
 
     def _notice_replaced(self) -> None:
         """Parameters that others were put in place of are recorded no more. Shards are left: FSDP exchanges them by itself."""
-        now = dict(self.model.named_parameters())
-        gone = [name for name, p in self.parameters.items() if now.get(name) is not p and placement(p) is None]
+        known = ((name, self.parameters[name]) for name in self._findable if name in self.parameters)
+        gone = [name for name, p in known if parameter_at(self.model, name) is not p and placement(p) is None]
         if gone:
             assert self.table is not None
             for name in gone:

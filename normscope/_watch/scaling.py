@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from normscope._watch.transfer import HOST
+from normscope._watch.unrecorded import aside
 
 FRAMES = 40  # how far up a GradScaler is looked for
 
@@ -40,4 +41,9 @@ def may_skip(optimizer: torch.optim.Optimizer) -> bool:
 def skips(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it does skip this step. On an accelerator that is never asked: the answer would have to be waited for."""
     found = vars(optimizer).get("found_inf")
-    return isinstance(found, torch.Tensor) and found.device.type in HOST and bool(found)
+    return isinstance(found, torch.Tensor) and found.device.type in HOST and _read(found)
+
+
+@aside
+def _read(found: torch.Tensor) -> bool:
+    return bool(found)

@@ -44,19 +44,25 @@ class StepView:
             if layer.role == "normalizer" and f"{layer.module}.{name}".lstrip(".") in parameters
         }
         self._before: list[torch.Tensor] = []
+        self._lengths: torch.Tensor | None = None  # norms of the weights before the step
+        self._held: Mapping[int, torch.Tensor] = {}
         self._scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # row → γ at the first sample and at the last
 
     @aside
-    def before(self, transfer: Transfer) -> None:
-        """Norms of the weights as the forward pass used them, and a copy to compare with."""
-        self._before = []
-        tensors = [local(tensor) for tensor in self.tensors]
-        self.look("weight norms", lambda: transfer.add("frobenius_norm", norms(tensors)))
+    def before(self, transfer: Transfer, held: Mapping[int, torch.Tensor] | None = None) -> None:
+        """Norms of the weights as the forward pass used them, and a copy to compare with.
+
+        held: id → copy, where the step has been made already.
+        """
+        self._before, self._lengths, self._held = [], None, held or {}
+        tensors = [self._used(tensor) for tensor in self.tensors]
+        self.look("weight norms", self._norms, tensors, transfer)
         self.look("spectral norms", self._spectral_norms, transfer)
         self.look("affine ranges", self._ranges, transfer)
         self.look("moved scales", self._moved, transfer)
         self.look("learning rates", self._rates, transfer)
         self.look("updates", self._copy, tensors)
+        self._held = {}
 
     @aside
     def after(self, transfer: Transfer) -> None:
@@ -64,23 +70,32 @@ class StepView:
         self.look("updates", self._updates, transfer)
         self._before = []
 
+    def _used(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The weight as the forward pass used it."""
+        held = self._held.get(id(tensor))
+        return local(tensor) if held is None else held
+
+    def _norms(self, tensors: Sequence[torch.Tensor], transfer: Transfer) -> None:
+        self._lengths = norms(tensors)
+        transfer.add("frobenius_norm", self._lengths)
+
     def _spectral_norms(self, transfer: Transfer) -> None:
         by_row = dict(zip(self.rows, self.tensors, strict=True))
-        found = [iteration.step(local(by_row[row])) for row, iteration in self.spectral.items()]
+        found = [iteration.step(self._used(by_row[row])) for row, iteration in self.spectral.items()]
         if found:
             transfer.add("spectral", torch.stack(found))  # (rows, 2)
-            transfer.add("row_norms", torch.stack([_rms_to_max(local(by_row[row])) for row in self.spectral]))
+            transfer.add("row_norms", torch.stack([_rms_to_max(self._used(by_row[row])) for row in self.spectral]))
 
     def _ranges(self, transfer: Transfer) -> None:
         for key, tensor in self.affine.items():
-            held = local(tensor)
+            held = self._used(tensor)
             if held.numel():
                 transfer.add(key, torch.stack(torch.aminmax(held)))
 
     def _moved(self, transfer: Transfer) -> None:
         """MOVED_METRICS: the share of entries of γ that are others than at the last sample, and than at the first."""
         for (name, row), tensor in self.affine.items():
-            held = local(tensor)
+            held = self._used(tensor)
             if name != "weight" or not held.numel():
                 continue
             if row in self._scales and self._scales[row][0].shape == held.shape:
@@ -106,13 +121,19 @@ class StepView:
         self._before = [_wide(tensor).clone() for tensor in tensors]
 
     def _updates(self, transfer: Transfer) -> None:
-        """With Δ = w' − w, ⟨Δ, w⟩ = ⟨Δ, w'⟩ − ‖Δ‖², so that the copy of w can become −Δ in place."""
+        """With Δ = w' − w, ⟨Δ, w⟩ = ⟨Δ, w'⟩ − ‖Δ‖², so that the copy of w can become −Δ in place.
+
+        Where Δ is longer than w, that difference cancels, and ⟨Δ, w⟩ = ⟨w, w'⟩ − ‖w‖² does not.
+        """
         if not self._before:
             return
         now = [_wide(local(tensor)) for tensor in self.tensors]
+        weights = (norms(self._before) if self._lengths is None else self._lengths).to(torch.float64)
+        long = dots(self._before, now).to(torch.float64) - weights.square()
         torch._foreach_sub_(self._before, now)
         lengths = norms(self._before).to(torch.float64)
-        transfer.add("updates", torch.stack([lengths, -dots(self._before, now).to(torch.float64) - lengths.square()]))  # (2, rows)
+        short = -dots(self._before, now).to(torch.float64) - lengths.square()
+        transfer.add("updates", torch.stack([lengths, torch.where(lengths > weights, long, short)]))  # (2, rows)
 
 
 def _rms_to_max(weight: torch.Tensor) -> torch.Tensor:
@@ -120,6 +141,11 @@ def _rms_to_max(weight: torch.Tensor) -> torch.Tensor:
     matrix = weight.flatten(1)
     dtype = torch.float32 if matrix.device.type == "mps" else torch.float64
     return torch.linalg.vector_norm(matrix, dim=1, dtype=dtype).amax() * matrix.shape[1] ** 0.5
+
+
+def has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether a step that was called with these (the optimizer first) makes its passes itself, by a closure."""
+    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
 
 
 def has_spectral_norm(layer: WatchedLayer) -> bool:

@@ -25,6 +25,7 @@ from normscope.core.errors import InputError, first_line
 from normscope.symmetry.report import SymmetryReport
 
 DENSE = 50
+MOST = 2**62  # steps
 
 
 @earlier(positional=2)
@@ -107,11 +108,13 @@ def watch(
             raise InputError(
                 f"layers must be a regular expression for names of layers, got {layers!r}: {first_line(error)}"
             ) from error
-    for name, number in (("budget", budget), ("every", every), ("dense", dense), ("start_step", start_step)):
-        if number is not None and not isinstance(number, numbers.Real):
-            raise InputError(f"{name} must be a number, got {number!r}")
-    if start_step is not None and not isinstance(start_step, numbers.Integral):
-        raise InputError(f"start_step must be a whole number, got {start_step}")
+    if not isinstance(budget, numbers.Real):
+        raise InputError(f"budget must be a number, got {budget!r}")
+    for name, number in (("every", every), ("dense", dense), ("start_step", start_step)):
+        if number is not None and not isinstance(number, numbers.Integral):
+            raise InputError(f"{name} must be a whole number, got {number!r}")
+        if number is not None and abs(number) > MOST:
+            raise InputError(f"{name} must be a number of steps, at most 2**62")
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     if on_row is not None and not callable(on_row):

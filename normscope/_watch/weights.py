@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 VECTORS, FIRST_STEPS, LATER_STEPS = 8, 20, 1
+LARGE = 1 << 17  # entries above which a float32 sum on the host loses digits
+PIECE, LONG_PIECE = 1 << 12, 1 << 16  # entries that are summed in float32, for norms and for dot products
 SAFE_LOW, SAFE_HIGH = 1e-15, 1e15  # squares of float32 numbers beyond are rounded to 0 or infinity
 
 
@@ -29,14 +32,30 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     dtype = torch.float64 if tensors[0].device.type == "cuda" else torch.float32
     if all(tensor.dtype == torch.float64 for tensor in tensors):
         dtype = torch.float64
-    found = torch.stack(torch._foreach_norm(list(tensors), 2, dtype))
-    if on_host and dtype == torch.float32:
-        found = found.double()
-        values = found.numpy()
-        if not SAFE_LOW < values.min() <= values.max() < SAFE_HIGH:
-            for index in np.flatnonzero(~((values > SAFE_LOW) & (values < SAFE_HIGH))).tolist():
-                values[index] = float(torch.linalg.vector_norm(tensors[index], dtype=torch.float64))
+    if not (on_host and dtype == torch.float32):
+        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype))
+    large = [index for index, tensor in enumerate(tensors) if tensor.numel() > LARGE]
+    together = [tensor for tensor in tensors if tensor.numel() <= LARGE] if large else list(tensors)
+    found = torch.stack(torch._foreach_norm(together, 2, dtype)).double() if together else torch.zeros(0, dtype=torch.float64)
+    values = found.numpy()
+    if large:
+        values = np.insert(values, np.array(large) - np.arange(len(large)), [_norm_of_pieces(tensors[index]) for index in large])
+        found = torch.from_numpy(values)
+    if not SAFE_LOW < values.min() <= values.max() < SAFE_HIGH:
+        for index in np.flatnonzero(~((values > SAFE_LOW) & (values < SAFE_HIGH))).tolist():
+            values[index] = float(torch.linalg.vector_norm(tensors[index], dtype=torch.float64))
     return found
+
+
+def _norm_of_pieces(tensor: torch.Tensor) -> float:
+    """Of a large tensor: float32 within pieces, float64 over them."""
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))  # a norm needs no order
+    flat = ordered.reshape(-1)  # no copy where the entries lie side by side
+    whole = flat.numel() // PIECE * PIECE
+    dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+    pieces = torch.linalg.vector_norm(flat[:whole].view(-1, PIECE), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return math.hypot(float(torch.linalg.vector_norm(pieces, dtype=torch.float64)), float(rest))
 
 
 def dots(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -48,9 +67,13 @@ def dots(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> torch.T
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.dtype != b.dtype or a.dtype in (torch.bfloat16, torch.float16):
         a, b = a.float(), b.float()
-    if a.is_contiguous() and b.is_contiguous():
-        return torch.dot(a.reshape(-1), b.reshape(-1))
-    return (a * b).sum()
+    if not (a.is_contiguous() and b.is_contiguous()):
+        return (a * b).sum()
+    a, b = a.reshape(-1), b.reshape(-1)
+    if a.device.type != "cpu" or a.numel() <= LONG_PIECE:
+        return torch.dot(a, b)
+    pieces = zip(a.split(LONG_PIECE), b.split(LONG_PIECE), strict=True)
+    return torch.stack([torch.dot(*pair) for pair in pieces]).sum(dtype=torch.float64)
 
 
 class PowerIteration:

@@ -16,7 +16,7 @@ from typing import Unpack
 import torch
 
 from normscope.geometry.families import Family
-from normscope.geometry.sphere import inner
+from normscope.geometry.sphere import inner, norm
 from normscope.optim.base import Detection, Matrices, Parameters, ScaleFreeOptimizer, Settings
 from normscope.optim.family_rows import Rows
 from normscope.optim.plain import step_adamw, step_sgd
@@ -116,5 +116,6 @@ def _projected_step(points: Matrices, directions: Matrices, rate: float, decay: 
 
 def _radial_factor(point: torch.Tensor, direction: torch.Tensor, rate: float, decay: float) -> torch.Tensor:
     """1 − decay + rate ⟨y, u⟩/‖y‖² of every row; where y = 0 the inner product is 0, and so is its share."""
-    square = torch.linalg.vector_norm(point, dim=1, keepdim=True).square_().clamp_(min=torch.finfo(point.dtype).tiny)
-    return torch.addcdiv(point.new_tensor(1 - decay), inner(point, direction), square, value=rate)
+    length = norm(point)
+    length = torch.where(length > 0, length, 1)
+    return torch.addcdiv(point.new_tensor(1 - decay), inner(point / length, direction), length, value=rate)

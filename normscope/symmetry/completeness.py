@@ -22,7 +22,7 @@ IDLE = 8  # batches in a row that add no rank: then no input will
 STREAMS = 2  # of random inputs: a rank that one input in thousands shows, where it is ill-conditioned, is rounding
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
 DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
-SIZES = (1e-3, 4.0)  # of a parameter's entries (root mean square): others are scaled to 1, or ranks drown in rounding and saturation
+SIZES = (1e-3, 4.0)  # of a parameter's entries (root mean square): others are scaled to 1, or rounding and saturation hide ranks
 SEED = 0
 
 

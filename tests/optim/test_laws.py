@@ -172,6 +172,21 @@ def test_extreme_scales_in_float32(kind, settings, scale):
         assert float((weight.detach().norm(dim=1) / size - 1).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+@each(PROJECTED)
+def test_the_radial_part_is_removed_where_squares_are_no_numbers(kind, settings, scale):
+    """In float32 the square of such a norm is 0 or infinite."""
+    weight = nn.Parameter(scale * torch.randn(3, 50, generator=torch.Generator().manual_seed(0)))
+    before = weight.detach().double().clone()
+    settings = settings | {"lr": scale, "momentum": 0.0} if kind is SGDP else settings | {"lr": scale}
+    optimizer = kind([("w", weight)], symmetries=Report((Group("scale", ("w",), ((0,),)),)), **settings)
+    weight.grad = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    update = weight.detach().double() - before
+    radial = (update * before).sum(1) / (update.norm(dim=1) * before.norm(dim=1))
+    assert weight.isfinite().all() and float(radial.abs().max()) < 1e-6
+
+
 def test_shapes_that_are_odd():
     model = nn.ParameterDict({
         "scalar": nn.Parameter(torch.tensor(2.0)), "empty": nn.Parameter(torch.zeros(0, 3)), "middle": nn.Parameter(torch.randn(3, 4, 5)),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normscope as ns
-from normscope._watch.attention import ModuleCall, attentions
+from normscope._watch.attention import ModuleCall, _chosen, attentions
 
 WIDTH, HEADS, TOKENS, BATCH = 8, 2, 6, 2
 
@@ -131,6 +131,17 @@ def test_what_checkpointing_packs_is_not_unpacked(reentrant: bool, tmp_path: Pat
     assert [layer["role"] for layer in run.layers].count("block") == 3
     assert not any(layer["role"] == "attention" for layer in run.layers)
     assert np.isfinite(last(run, "write_ratio", "blocks.1:block"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_type_does_not_change_which_positions_are_read(dtype: torch.dtype) -> None:
+    expected = _chosen(2049, "cpu")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(_chosen(2049, "cpu"), expected) and expected[-1] == 2048
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_a_freed_graph_gives_nothing() -> None:

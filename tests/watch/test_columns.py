@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from normscope._watch.columns import PRODUCTS
+from normscope._watch.weights import dots, norms
 from tests.watch.loops import Loop, Transformer, adamw, convolutional, mlp, sgd
 from tests.watch.reference import Double, Reference
 
@@ -214,6 +215,33 @@ def test_norms_at_extreme_scales(scale: float, tmp_path: Path) -> None:
     run = ns.load_run(tmp_path / "run")
     assert run.matrix("frobenius_norm")[0, 0] == pytest.approx(float(weight.norm()), rel=1e-5)
     assert run.matrix("spectral_norm")[0, 0] == pytest.approx(float(torch.linalg.matrix_norm(weight, 2)), rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_dot_products_of_many_entries(dtype: torch.dtype) -> None:
+    """A sum of so many squares in float32 loses digits."""
+    numbers = torch.Generator().manual_seed(0)
+    large = torch.randn(4001, 1000, generator=numbers).to(dtype)
+    for tensor in (large, large.mT, large[:, ::2], large[:300]):
+        small, exact = torch.ones(3), tensor.double()
+        np.testing.assert_allclose(norms([small, tensor]).numpy(), [3**0.5, float(exact.norm())], rtol=1e-6)
+        other = tensor.abs() + 1
+        assert float(dots([tensor.abs()], [other])[0]) == pytest.approx(float((exact.abs() * other.double()).sum()), rel=1e-5)
+    assert float(norms([large.float() * 1e-30])[0]) == pytest.approx(1e-30 * float(large.double().norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_a_step_much_longer_than_its_weight(scale: float, tmp_path: Path) -> None:
+    loop = Loop(optimizer_of=lambda parameters: torch.optim.Adam(parameters, lr=1.0))
+    weight = loop.model[1].weight
+    with torch.no_grad():
+        weight.mul_(scale)
+    before = weight.detach().double().clone()
+    for _ in loop.watched(tmp_path, 1):
+        pass
+    update = weight.detach().double() - before
+    found = ns.load_run(tmp_path).matrix("update_dot_weight")[0, 0]
+    assert found == pytest.approx(float((update * before).sum()), rel=1e-4)
 
 
 def test_frozen_batch_norm_uses_its_running_variance(tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ def test_a_loss_that_is_not_finite_is_found_at_its_step(tmp_path: Path, last: bo
     assert "The loss is not finite" in str(run) and "stayed finite" not in str(run)
 
 
+def test_a_loss_after_which_the_loop_makes_no_step_is_found(tmp_path: Path) -> None:
+    loop = Loop()
+    with loop.watch(tmp_path) as watch:
+        for loss in (1.0, float("nan")):
+            watch.step(loss=loss)
+            if math.isfinite(loss):
+                loop.step()
+    assert names(watch.findings)["loss-not-finite"].first_step == 2
+
+
 def test_the_last_steps_before_it_are_kept(tmp_path: Path) -> None:
     trained(tmp_path, 70, nan_from(65))
     table = ns.load_run(tmp_path).table(["loss", "total_gradient_norm", "samples", "gradient_norm"])

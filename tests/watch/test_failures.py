@@ -178,7 +178,8 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
     for wrong in (
         {"budget": 2.0}, {"every": -1}, {"sinks": None}, {"sinks": "wandb"}, {"sinks": 3}, {"probe": 7}, {"layers": "("}, {"layers": 3},
         {"layers": b"0"}, {"layers": re.compile(b"0")}, {"budget": "a"}, {"every": "a"}, {"dense": "a"}, {"start_step": "a"},
-        {"start_step": math.nan}, {"scaler": 3}, {"on_row": 3},
+        {"start_step": math.nan}, {"start_step": 2**70}, {"every": 1.5}, {"every": math.nan}, {"every": 2**70},
+        {"dense": math.nan}, {"scaler": 3}, {"on_row": 3},
     ):  # fmt: skip
         with pytest.raises(ns.InputError, match=f"{next(iter(wrong))} must be"):
             loop.watch(tmp_path, **{"every": None, **wrong})
@@ -312,3 +313,25 @@ def test_a_parameter_that_was_replaced_is_noticed(told: bool, tmp_path: Path) ->
         recorded = np.isfinite(run.matrix(metric))
         assert recorded[:, index].tolist() == [True, True, False, False] and recorded[:, run.layer_names.index("7")].all()
     assert "1.weight" in run.events("note")[-1]["message"] and not run.events("error")
+
+
+def test_samples_do_not_ask_the_model_for_its_parameters(tmp_path: Path) -> None:
+    """A model may name them in its own way, and count how often it is asked."""
+
+    class Own(nn.Sequential):
+        asked = 0
+
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            Own.asked += 1
+            yield from (
+                (name.replace("1.bias", "mine"), parameter) for name, parameter in super().named_parameters(*args, **kwargs)
+            )
+
+    loop, asked = Loop(lambda: Own(nn.Flatten(), nn.Linear(48, 5))), []
+    with loop.watch(tmp_path) as w:
+        for _ in range(4):
+            w.step(loss=loop.step())
+            asked.append(Own.asked)
+    run = ns.load_run(tmp_path)
+    assert asked[0] == asked[-1] and not run.events("error")
+    assert not any("replaced" in event["message"] for event in run.events("note"))
