@@ -18,6 +18,7 @@ from normscope.core.data import Call
 from normscope.graph.graph import Constant, Graph, Node
 from normscope.graph.parametric import trace_parameters
 from normscope.graph.running import span
+from normscope.rules.registry import registry
 
 NEAR = 1e-3  # how far from its present value a parameter is moved, relative to its largest entry
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -71,7 +72,8 @@ class _Reads:
 
     def use(self, reader: Node, position: int | None, leaf: Node) -> Use:
         names = tuple(sorted(self.made_of[leaf]))
-        if len(names) != 1 or position is None or not _is_float(leaf):
+        made = [node for node in self.graph.up_to(leaf) if self.made_of[node] and not node.is_parameter]
+        if len(names) != 1 or position is None or not _is_float(leaf) or not all(map(_is_linear, made)):
             return Use(reader.name, position, names, None, None)
         parameter = self.stored[names[0]].detach().to(torch.float64)
         generator = torch.Generator().manual_seed(0)
@@ -121,6 +123,12 @@ def _copies(points: list[torch.Tensor], results: list[torch.Tensor]) -> int | No
         return None
     read = places[0][places[0] >= 0]
     return int(torch.bincount(read).max()) if len(read) else 0
+
+
+def _is_linear(node: Node) -> bool:
+    """What is linear is told by a few random points; maxima, steps and the like may bend at the stored numbers alone."""
+    rule = registry.find(node)
+    return rule is not None and rule.linear(node)
 
 
 def _is_float(node: Node) -> bool:

@@ -126,6 +126,22 @@ class Operation:
         return [axis % max(among, 1) for axis in (named if isinstance(named, (list, tuple)) else [named])]
 
 
+def laid_out(like: torch.Tensor, size: int) -> torch.Tensor:
+    """An empty batch of so many samples that lies in memory as `like` does; contiguous where entries of `like` overlap."""
+    shape, strides = (size, *like.shape[1:]), list(like.stride())
+    if len(like) == 1:  # behind all of its sample
+        strides[0] = (
+            max(1, *(step * length for step, length in zip(strides[1:], like.shape[1:], strict=True))) if like.dim() > 1 else 1
+        )
+    strides[1:] = [step if step < strides[0] else step // max(len(like), 1) * size for step in strides[1:]]
+    reach = 1
+    for step, length in sorted(zip(strides, shape, strict=True)):
+        if length > 1 and step < reach:
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+        reach = step * (length - 1) + reach if length > 1 else reach
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
 def has_symbol(value: Any) -> bool:
     return any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in tree_leaves(value))
 

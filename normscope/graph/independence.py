@@ -21,6 +21,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
@@ -29,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normscope.core.data import Call
 from normscope.core.errors import Refusal, first_line
-from normscope.graph.batch_axis import CONSTANT, Operation, SampleLayout, State, Unproved, size_of
+from normscope.graph.batch_axis import CONSTANT, Operation, SampleLayout, State, Unproved, laid_out, size_of
 from normscope.graph.layouts import LAYOUTS, states_of
 from normscope.graph.standins import Observed, numbers_as_they_run
 
@@ -45,6 +46,8 @@ VISIBLE = (
     "split", "split_copy", "split_with_sizes", "split_with_sizes_copy", "unsafe_split", "unsafe_split_with_sizes",
     "chunk", "unsafe_chunk", "tensor_split", "vsplit", "hsplit", "dsplit", "pad_sequence", "unfold", "topk", "kthvalue",
 )  # fmt: skip
+
+HASHED = "einops"  # it tries whether sizes have a hash, and computes the same where they have none
 
 Choose = Callable[[Any], Any]
 
@@ -141,8 +144,9 @@ class _Attempt:
                 with enable_python_dispatcher(), _symbolic_len(), numbers_as_they_run(looked), proof, _OwnChoices(proof):
                     output = choose(model(*args, **kwargs))
                 self.reason = proof.end(output)
-                if looked.shown:
-                    self.reason = f"the model's own code looks at a number that depends on the size of the batch: {looked.shown[0]}"
+                seen = [*looked.shown, *(failure.why for failure in looked.failures[-1] if HASHED not in failure.line[0])]
+                if seen:
+                    self.reason = f"the model's own code looks at a number that depends on the size of the batch: {seen[0]}"
             except Exception as error:  # a model's own code may raise anything on fake tensors
                 self.reason, self.raised = _told(error), not isinstance(error, Broken)
         decided = [guard.expr for guard in self.env.guards if id(guard) not in proof.own]
@@ -164,8 +168,8 @@ class _Attempt:
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
         dynamic = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (value.dim() - 1)]
-        with unset_fake_temporarily():  # laid out in memory as the batches that the model is called with
-            real = torch.empty((self.size, *value.shape[1:]), dtype=value.dtype, device=value.device)
+        with unset_fake_temporarily():
+            real = laid_out(value, self.size)
         made = fake.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic))
         proof.keep(made, SampleLayout(0))
         return made
@@ -296,8 +300,7 @@ class _OwnChoices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        own = (getattr(func, "__module__", None) or "torch").partition(".")[0] == "torch"
-        own = own and not any(map(_is_code, tree_leaves((args, kwargs))))  # which torch calls, as a distance of the model's own
+        own = _is_of_torch(func) and not any(map(_is_code, (*types, *tree_leaves((args, kwargs)))))
         guards = len(self.proof.env.guards)
         result = self.proof.called(func, args, kwargs) if own else func(*args, **kwargs)
         chosen = set(map(id, self.proof.env.guards[guards:]))
@@ -308,8 +311,21 @@ class _OwnChoices(TorchFunctionMode):
         return result
 
 
+def _is_of_torch(func: Any) -> bool:
+    """An operation of somebody else's is in a namespace of torch's, too."""
+    name = (
+        getattr(func, "_qualified_op_name", "aten::") if isinstance(func, OpOverloadPacket) else getattr(func, "namespace", "aten")
+    )
+    module = getattr(func, "__module__", None) or "torch"
+    return str(name).partition("::")[0] in ("aten", "prim", "prims") and str(module).partition(".")[0] == "torch"
+
+
 def _is_code(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (torch.Tensor, torch.device, type))
+    """Whether torch may call code of the model's own by it: a function, such as a distance, or a class of tensors."""
+    if isinstance(value, type):
+        kinds = (kind for kind in value.__mro__ if not issubclass(value, torch.Tensor) or "__torch_function__" in vars(kind))
+        return next((kind.__module__.partition(".")[0] not in ("torch", "builtins") for kind in kinds), False)
+    return callable(value) and not isinstance(value, (torch.Tensor, torch.device))
 
 
 def _told(error: Exception) -> str:

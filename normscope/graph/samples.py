@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from normscope.core.data import Call, Example
 from normscope.core.errors import Refusal, first_line
 from normscope.core.randomness import preserved_random_state, random_states
 from normscope.core.twins import twin_of
+from normscope.graph.batch_axis import laid_out
 from normscope.graph.double import InDouble
 from normscope.graph.exporting import in_mode, module_of, quiet
 from normscope.graph.independence import HINT, LARGER, unproved
@@ -71,7 +72,16 @@ def check_samples_independent(
     Returns None where independence is proved (see graph/independence.py), else a note that it was probed, and why, or that no batch
     was found that the model takes.
     """
-    call, module = Call.of(example), module_of(model)
+    call = Call.of(example)
+    contiguous = Call(*tree_map_only(torch.Tensor, torch.Tensor.contiguous, (call.args, call.kwargs)))
+    as_given = all(map(torch.Tensor.is_contiguous, call.tensors))
+    notes = [_checked(model, each, mode, output) for each in ([call] if as_given else [call, contiguous])]
+    return next(filter(None, notes), None)
+
+
+def _checked(model: torch.nn.Module | ExportedProgram, call: Call, mode: str, output: str | int | None) -> str | None:
+    """The same for batches that lie in memory as this one does."""
+    module = module_of(model)
 
     def choose(returned: Any) -> Any:
         return chosen_output(returned, output)
@@ -130,11 +140,13 @@ class _Run:
         def made(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.dim():
                 return value
-            value = value[torch.arange(size) % len(value)]
+            laid = laid_out(value, size).copy_(value[torch.arange(size) % len(value)])
             if not value.is_floating_point():
-                return value
-            value = value.to(self.dtype or value.dtype).nan_to_num(0, 0, 0)  # else nothing would be seen to change
-            return torch.cat([value[:1], _random(1.0)(value[1:], generator)]) if spread else value
+                return laid
+            laid = laid.to(self.dtype or value.dtype)
+            laid.nan_to_num_(0, 0, 0)  # else nothing would be seen to change
+            laid[1:] = _random(1.0)(laid[1:], generator) if spread else laid[1:]
+            return laid
 
         return Call(*tree_map(made, (self.call.args, self.call.kwargs)))
 

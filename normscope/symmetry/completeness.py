@@ -21,7 +21,7 @@ ROUNDOFF = 2.0**-30  # of an output, for a step as long as all parameters togeth
 IDLE = 8  # batches in a row that add no rank: then no input will
 STREAMS = 2  # of random inputs: a rank that one input in thousands shows, where it is ill-conditioned, is rounding
 SPREAD = 2.0  # of random inputs: wide enough to reach both sides of every kink
-DISTANCES = (0.2, 0.4, 0.6, 0.8)  # of the points from the model's parameters
+DISTANCES = (0.2, 0.4, 0.6, 0.8, 1.5, 2.0, 3.0, 4.0, 1.5, 2.0)  # of the points from the model's parameters, as far as needed
 SIZES = (1e-3, 4.0)  # of a parameter's entries (root mean square): others are scaled to 1, or rounding and saturation hide ranks
 SEED = 0
 
@@ -87,6 +87,8 @@ def _near(value: torch.Tensor, distance: float, generator: torch.Generator) -> t
     if size > 0 and not SIZES[0] <= size <= SIZES[1]:
         value = value / size
     noise = torch.randn(2, *value.shape, generator=generator, dtype=torch.float64)
+    if distance > 1 and value.dim() <= 1:  # with biases and gains near 1, few units are dead, and few never bend
+        return 1 + 0.3 * noise[0]
     return value * (1 + distance * noise[0]) + distance * noise[1]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -341,7 +342,45 @@ class Jumping(nn.Module):
         return nn.functional.linear(x, self.w * (self.w.int() == self.w)) * torch.relu(x[:, :1] - 0.95)
 
 
-@pytest.mark.parametrize("model", [Jumping(), nn.utils.parametrizations.orthogonal(nn.Linear(3, 1))])
+class Bent(nn.Module):
+    """A scale made of its parameter by a function that bends where entries are equal, or zero, or one."""
+
+    def __init__(self, w: list[float], function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.w, self.function = nn.Parameter(torch.tensor(w)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(x, (3,), self.function(self.w))
+
+
+BENT = {
+    "a minimum": ([1.0] * 3, lambda w: torch.minimum(w, w[0])),
+    "a choice": ([1.0] * 3, lambda w: torch.where(w[0] >= w[2], w, w[2].expand(3))),
+    "a running maximum": ([1.0] * 3, lambda w: w.flip(0).cummax(0)[0]),
+    "a limit": ([1.0] * 3, lambda w: w.clamp(max=1)[:1].expand(3)),
+    "ReLU": ([0.0] * 3, lambda w: w.relu()[1:2].expand(3)),
+    "steps": ([1.0] * 3, lambda w: w.floor()[:1].expand(3)),
+    "the largest": ([1.0] * 3, lambda w: w * torch.zeros(3).scatter(0, w.topk(1).indices, 1.0)),
+    "a bump": ([1e6, 0.0, 0.0], lambda w: w * (1 + 10 * torch.relu(1 - w.abs()))),
+}
+
+
+@pytest.mark.parametrize(
+    "model", [Jumping(), nn.utils.parametrizations.orthogonal(nn.Linear(3, 1)), *(Bent(*BENT[name]) for name in BENT)]
+)
 def test_what_happens_at_the_stored_numbers_alone_counts(model):
     rows = ns.certify.weight_sensitivities(model, torch.zeros(1, 3), region=ns.Ball(torch.zeros(3), 1.0))
     assert rows[0].bound == math.inf and "no rule for weights" in rows[0].reason
+
+
+def test_what_is_linear_in_a_parameter_has_a_bound():
+    """Masks of pruned weights, slices, transposes and casts."""
+    mask = torch.tensor([1.0, 0.0, 1.0])
+    for function in (
+        lambda w: w * mask,
+        lambda w: w.flip(0),
+        lambda w: torch.cat([w[1:], w[:1]]),
+        lambda w: w.double().float()[None][0],
+    ):
+        rows = ns.certify.weight_sensitivities(Bent([1.0, 2.0, 3.0], function), torch.randn(1, 3))
+        assert rows[0].bound.finite, rows[0].reason

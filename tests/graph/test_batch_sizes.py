@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._sympy.functions import FloatPow, ToFloat
 
 import normscope as ns
 from normscope.core.data import Call
 from normscope.core.errors import Refusal
 from normscope.graph import samples
+from normscope.graph.batch_axis import laid_out
 from normscope.graph.independence import SIZE, _differs
 from normscope.graph.samples import _is_same_program, _Run, check_samples_independent
 from tests.graph.test_samples import WIDE, Net, example, exported
@@ -144,6 +146,77 @@ def test_what_runs_is_tried_once_more_where_another_program_is_proved(monkeypatc
     monkeypatch.setattr(samples, "unproved", lambda *_: None)
     with pytest.raises(Refusal, match="other samples of its batch"):
         check_samples_independent(Net(lambda x: x + torch.relu(x.mean(0) - 1e3)), example(), "eval")
+
+
+@pytest.mark.parametrize(
+    ("made", "strides"),
+    [
+        (torch.zeros(2, 3, 4), (12, 4, 1)),
+        (torch.zeros(1, 3, 4).transpose(1, 2), (12, 1, 4)),
+        (torch.zeros(4, 2).T, (1, 7)),
+        (torch.zeros(3, 2, 4).transpose(0, 1), (4, 28, 1)),
+        (torch.zeros(2, 3, 5, 6).to(memory_format=torch.channels_last), (90, 1, 18, 3)),
+        (torch.zeros(2, 8)[:, ::2], (8, 2)),
+        (torch.zeros(2, 1).expand(2, 3), (3, 1)),
+        (torch.zeros(3), (1,)),
+    ],
+)
+def test_batches_lie_in_memory_as_the_example_does(made, strides):
+    batch = laid_out(made, 7)
+    assert batch.shape == (7, *made.shape[1:]) and batch.stride() == strides
+    assert 0 in made.stride() or laid_out(made, len(made)).stride() == made.stride()
+
+
+@pytest.mark.parametrize("mixed", [lambda x: x.roll(1, 0), lambda x: x + torch.relu(x.mean(0) - 1e3)])
+def test_a_model_that_mixes_samples_in_one_layout_alone_is_refused(mixed):
+    rows = torch.randn(3, 3, 4, dtype=torch.float64).transpose(1, 2)
+    for wanted in (True, False):
+        with pytest.raises(Refusal):
+            ns.lipschitz(Net(lambda x, wanted=wanted: mixed(x) if x.is_contiguous() == wanted else x), rows)
+
+
+class Distance:
+    def __new__(cls, a, b):
+        apart = (a - b).flatten(1).norm(dim=-1)
+        return apart - apart.mean() if len(a) > 70 else apart
+
+
+class Crowded(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.linear and len(args[0]) > 70:
+            args = (args[0] - args[0].mean(0), *args[1:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+CROWDED = Crowded(torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: torch.nn.functional.triplet_margin_with_distance_loss(
+            x, 2 * x, 4 * x, distance_function=Distance, reduction="none"
+        ),
+        lambda x: torch.nn.functional.linear(x, CROWDED),
+    ],
+)
+def test_code_that_torch_calls_is_not_torch_s_own(step):
+    with pytest.raises(Refusal, match="branches on the size of the batch"):
+        check_samples_independent(Net(step), example(), "eval")
+
+
+def test_a_failure_on_the_size_that_the_model_catches_ends_the_proof():
+    def step(x):
+        try:
+            crowd = {100: True}.get(x.shape[0], False)
+        except TypeError:
+            crowd = False
+        return x - x.mean(0) if crowd else x
+
+    note = check_samples_independent(Net(step), example(), "eval")
+    assert note is not None and "hash raised TypeError" in note
 
 
 def test_other_steps_for_one_sample_are_noted():
