@@ -19,7 +19,7 @@ import torch
 
 from normscope._watch.budget import BESIDE, Budget
 from normscope._watch.layers import WatchedLayer, is_plain
-from normscope._watch.preparation import held_by
+from normscope._watch.preparation import given_to
 from normscope._watch.scaling import may_skip, scale_left_to
 from normscope._watch.transfer import HOST
 from normscope._watch.unrecorded import aside
@@ -78,14 +78,11 @@ class EveryStep:
 
     @aside
     def gradients(self, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """Of a step, as the optimizer uses them: after clipping and unscaling, and of the parameters that it holds.
-
-        If it holds none of them, as one of master copies does, all are read.
-        """
+        """Of a step, as the optimizer uses them: after clipping and unscaling, and of the parameters that it holds."""
         start = self.budget.clock()
         learning_rate, scale, skippable = optimizer.param_groups[0].get("lr"), scale_left_to(optimizer), may_skip(optimizer)
         names, found = [], []
-        for name, parameter in (held_by(optimizer, parameters) or parameters).items():
+        for name, parameter in given_to(optimizer, parameters).items():
             gradient = parameter.grad
             if gradient is not None and (type(gradient) is torch.Tensor or is_plain(gradient)):
                 names.append(name)

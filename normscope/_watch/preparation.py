@@ -116,6 +116,12 @@ def held_by(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Ten
     return {name: parameter for name, parameter in parameters.items() if id(parameter) in held}
 
 
+def given_to(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """The parameters whose gradients an optimizer is given: those that it holds, or all where it holds others, such as copies."""
+    own, held = held_by(optimizer, parameters), {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return own if len(own) == len(held) else parameters
+
+
 def _sharding(parameters: Mapping[str, torch.Tensor], layer: WatchedLayer) -> dict[str, Any]:
     """The fields of a layer that say how its weight is cut."""
     cut = placement(parameters[layer.parameter]) if layer.parameter else None

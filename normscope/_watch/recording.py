@@ -87,7 +87,7 @@ class Watch:
             check_report(options.symmetries, self.model)
         self.processes = TrainingProcesses.here(self.model, self.run)
         undo.callback(self.processes.leave)
-        self.reaction, self.losses = Reaction(self.guard, self.actions), Losses()
+        self.reaction, self.losses = Reaction(self.guard, self.actions), Losses(options.scaler)
         self.sinks = Sinks(self.guard)
         undo.callback(self.sinks.close)
         self.sinks.open(options.sinks, self.run)
@@ -180,8 +180,6 @@ class Watch:
     def _say_until(self) -> None:
         """What the last steps showed, and until when findings of single steps held."""
         if self.every is not None:
-            if not self.losses.scaled:  # else its step may have been skipped
-                self._judge(self.losses.coming, self.step_number + 1)
             self.every.finish()
             self._write_kept(self.step_number + 1) if self.reaction.begun or self._late else None
             for finding in self.every.chronicle.untold():
@@ -224,6 +222,8 @@ class Watch:
                     for name, value in given.items():
                         self.guard.run(name, complete, self._pending, name, value)
                     self.guard.run("rows", self._emit)
+        elif not (self.losses.after or self.losses.scaled):  # a scaler may skip the step
+            self._judge(given, self.step_number + 1)
         if self.reaction.begun:
             self._react()
 
@@ -235,6 +235,7 @@ class Watch:
         if skips(self.optimizer):  # as a GradScaler skips it for others: then there is no step
             return
         closed = has_closure(args, kwargs)
+        self.sampler.held = {}  # of a step whose closure raised
         if self.sampler.active:
             with self.budget.charged():
                 self.guard.run("rows", self.sampler.hold if closed and self.sampler.table is None else self._look_before)
@@ -249,7 +250,8 @@ class Watch:
         """The loss of the step to come, and the gradients that it is made with."""
         if not self.steps:
             self.guard.run("losses", self.losses.settle, self.sampler.passes, self.options.scaler)
-        self._judge(self.losses.coming, self.step_number + 1)
+        if self.losses.scaled or not self.steps:  # others were judged when they came
+            self._judge(self.losses.coming, self.step_number + 1)
         if self.every is not None and (self.sampler.active or self.every.affordable()):
             self.guard.run("gradient norms", self.every.gradients, self.step_number + 1, self.parameters, self.optimizer)
 

@@ -56,7 +56,7 @@ class Sampler:
         self.gradients = GradientView(parameters, lambda f, *a: self.look("gradients", f, *a), self._backward_began)
         self._routes: list[Routes] = []  # one for each backward pass of the first sample
         self._shards: dict[int, Any] | None = None
-        self._held: dict[int, torch.Tensor] = {}  # id → copy of a parameter as it was before the step
+        self.held: dict[int, torch.Tensor] = {}  # id → copy of a parameter as it was before the step
         self._findable = [name for name in parameters if parameter_at(model, name) is not None]  # FSDP1 renames some
 
     def look(self, what: str, function: Callable[..., None], *args: Any) -> None:
@@ -134,12 +134,12 @@ class Sampler:
     @aside
     def hold(self) -> None:
         """Before a step whose closure makes the first pass: the layers are not known yet, and afterwards the weights have moved."""
-        self._held = {id(parameter): local(parameter).clone() for parameter in self.parameters.values()}
+        self.held = {id(parameter): local(parameter).clone() for parameter in self.parameters.values()}
 
     @aside
     def before(self, scaler: torch.amp.GradScaler | None) -> None:
         """The weights as they are now, or as they were when `hold` was called."""
-        held, self._held = self._held, {}
+        held, self.held = self.held, {}
         self._transfer = Transfer()
         self._notice_replaced()
         scaler = scaler or active_scaler()

@@ -34,8 +34,9 @@ def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         dtype = torch.float64
     if not (on_host and dtype == torch.float32):
         return torch.stack(torch._foreach_norm(list(tensors), 2, dtype))
-    large = [index for index, tensor in enumerate(tensors) if tensor.numel() > LARGE]
-    together = [tensor for tensor in tensors if tensor.numel() <= LARGE] if large else list(tensors)
+    large = [index for index, tensor in enumerate(tensors) if tensor.numel() > LARGE or tensor.dtype == torch.float64]
+    apart = set(large)
+    together = [tensor for index, tensor in enumerate(tensors) if index not in apart] if large else list(tensors)
     found = torch.stack(torch._foreach_norm(together, 2, dtype)).double() if together else torch.zeros(0, dtype=torch.float64)
     values = found.numpy()
     if large:
